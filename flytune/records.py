@@ -1,0 +1,152 @@
+"""What the stages hand on: small frozen records, stored as JSON beside the data they speak of."""
+
+from pathlib import Path
+from typing import Self
+
+
+from flytune.strict import Strict
+
+
+class Record(Strict):
+    """A record that is kept as a JSON file."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+class Shard(Strict):
+    """One parquet file of tokenized samples: columns input_ids and labels, lists of int32, equally long."""
+
+    file: str
+    """Relative to the manifest: train/00000.parquet."""
+    samples: int
+    tokens: int
+    sha256: str
+
+
+class SplitCounts(Strict):
+    """One split (train or heldout) as it was stored."""
+
+    samples: int
+    tokens: int
+    trained_tokens: int
+    """Tokens with a label, that is, those the loss is taken over."""
+    shards: list[Shard]
+
+
+class Bin(Strict):
+    """Samples whose length in tokens, before any cut, is in [low, high)."""
+
+    low: int
+    high: int
+    samples: int
+
+
+class Manifest(Record):
+    """manifest.json of a prepared data set, written last: a folder without one is not whole."""
+
+    source: str
+    format: str
+    rows: int
+    """Read from the source."""
+    truncated: int
+    dropped_too_long: int
+    dropped_untrained: int
+    """Without one trained token left (an answer that was cut off whole, or empty)."""
+    max_length: int
+    longest: int
+    """Tokens of the longest sample before any cut."""
+    histogram: list[Bin]
+    train: SplitCounts
+    heldout: SplitCounts
+    tokenizer_sha256: str
+    content_sha256: str
+    """Over the shards' hashes in order; equal content has an equal one."""
+
+
+class Step(Strict):
+    """One logged optimizer step."""
+
+    step: int
+    epoch: float
+    loss: float
+    """Mean over the trained tokens of the global batch, in nats."""
+    learning_rate: float
+    grad_norm: float | None
+    seconds: float
+    """Since the previous logged step (since the start of training, for the first)."""
+    tokens: int
+    """Read since the previous logged step, over all processes, padding not counted."""
+    memory_bytes: int
+    """Peak so far of the fullest process; see TrainingResult.memory_kind."""
+
+
+class TrainingResult(Record):
+    """training.json: what a training run did."""
+
+    steps: list[Step]
+    seconds: float
+    """Of the training loop, loading and saving not included."""
+    tokens: int
+    world_size: int
+    memory_kind: str
+    """`GPU memory allocated` or `host memory (RSS)`."""
+    trained_parameters: int
+    total_parameters: int
+    heldout_loss: float | None
+    """Of the live model on the first held-out samples, before export; the gate holds the export against it."""
+    resumed_from_step: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all processes, padding not counted."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class Score(Strict):
+    """Held-out loss of one model: nats a token, over trained tokens only, with a 95 % confidence interval."""
+
+    loss: float
+    loss_low: float
+    loss_high: float
+    perplexity: float
+    perplexity_low: float
+    perplexity_high: float
+
+
+class Answer(Strict):
+    """One held-out prompt, answered greedily."""
+
+    prompt: str
+    reference: str
+    base: str
+    tuned: str
+
+
+class Metrics(Record):
+    """metrics.json: base and tuned model on the same held-out tokens."""
+
+    base: Score
+    tuned: Score
+    loss_difference: float
+    """tuned - base, paired by sample; negative is better."""
+    loss_difference_low: float
+    loss_difference_high: float
+    samples: int
+    tokens: int
+    """Trained tokens scored."""
+    loaded_as: str
+    """How base and tuned model were loaded: the dtype, or `nf4` for an adapter on a 4-bit base."""
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the tuned model's loss is lower beyond doubt: the whole interval lies below zero."""
+        return self.loss_difference_high < 0
+
+

@@ -1,0 +1,81 @@
+"""Hardware shapes: one row of shapes.yaml is one kind of machine, and one train task in the console."""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from flytune.errors import RecipeError
+from flytune.strict import Strict, load_yaml, mistakes
+
+SHAPES_FILE = Path(__file__).resolve().parent.parent / "shapes.yaml"
+GIB = 2**30
+
+
+class Shape(Strict):
+    """The machines of one run: `nodes` equal pods."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
+    accelerator: str
+    """`cpu`, or the GPU's name as the recipes wish for it."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    processes: Annotated[int, Field(ge=1)]
+    """A node: one for each GPU; on a cpu shape, gloo ranks."""
+    gpu_memory_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Of one GPU; 0 on a cpu shape."""
+    bf16: bool = True
+    """Whether the accelerator computes in bfloat16 (not before NVIDIA's Ampere)."""
+    cpu: Annotated[int, Field(ge=1)]
+    memory_gib: Annotated[int, Field(ge=1)]
+    """Host memory of a node, /dev/shm included."""
+    shared_memory_gib: Annotated[int, Field(ge=1)]
+    """The memory-backed /dev/shm of a node."""
+    disk_gib: Annotated[int, Field(ge=1)]
+    """Scratch disk of a node (ephemeral-storage)."""
+    nvme: bool = False
+    """Whether that disk is NVMe, as offload to it asks."""
+    price_per_hour: Annotated[float, Field(ge=0)]
+    """US dollars for one node."""
+    spot: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.accelerator != "cpu"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    @property
+    def total_price_per_hour(self) -> float:
+        """US dollars an hour for all nodes."""
+        return self.nodes * self.price_per_hour
+
+    @property
+    def identifier(self) -> str:
+        """The name as it stands in a Python task name."""
+        return self.name.replace("-", "_")
+
+
+class Shapes(Strict):
+    """The content of shapes.yaml."""
+
+    shapes: Annotated[list[Shape], Field(min_length=1)]
+
+
+@cache
+def load_shapes(path: Path = SHAPES_FILE) -> tuple[Shape, ...]:
+    """All rows, cheapest first.
+
+    Raises:
+        RecipeError: the file is missing or lists all its mistakes; a name stands twice.
+    """
+    try:
+        shapes = Shapes.model_validate({"shapes": load_yaml(path)}).shapes
+    except ValidationError as error:
+        raise RecipeError.of(str(path), mistakes(error, Shapes)) from None
+    names = [shape.name for shape in shapes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once; a name is a task in the console")
+    return tuple(sorted(shapes, key=lambda shape: (shape.total_price_per_hour, shape.world_size, shape.name)))

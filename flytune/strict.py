@@ -1,0 +1,80 @@
+"""Strict, frozen pydantic models whose mistakes are told all at once, with dotted paths and suggestions."""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from flytune.errors import RecipeError
+
+
+class Strict(BaseModel):
+    """A model that refuses unknown keys and never changes after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        RecipeError: the file does not exist, is not text, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        beside = sorted(str(found) for found in Path(path).parent.glob("*.yaml"))
+        hint = f"; there are: {', '.join(beside)}" if beside else ""
+        raise RecipeError(f"{path}: no such file{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line for each mistake pydantic found while it read `model`, in the order of the file."""
+    return [f"{dotted(item['loc'])}: {_describe(item, model)}" for item in error.errors()]
+
+
+def dotted(loc: tuple[int | str, ...]) -> str:
+    """`('data', 'columns', 0)` as `data.columns[0]`."""
+    parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return parts.lstrip(".") or "(top)"
+
+
+def _describe(item: ErrorDetails, model: type[BaseModel]) -> str:
+    if item["type"] == "extra_forbidden":
+        known = list(_section(model, item["loc"][:-1]).model_fields)
+        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
+        return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"
+    if item["type"] == "missing":
+        return "missing; the recipe must say it" if model.__name__ == "Recipe" else "missing"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return message
+    return f"{message[0].lower()}{message[1:]}; found {item['input']!r:.60}"
+
+
+def _section(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that stands at `loc` below `model`."""
+    for part in loc:
+        field = model.model_fields.get(str(part))
+        if field is not None:
+            model = next(_models(field.annotation), model)
+    return model
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+        return
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)
