@@ -1,0 +1,136 @@
+"""A tiny Llama with a tokenizer of its own, both trained on the spot: for tests, and for runs that must be short."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from demo.chat import chatml
+from demo.whole import whole
+from flytune.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
+SPECIAL_TOKENS = [END_OF_TEXT, "<|im_start|>", "<|im_end|>", PAD]
+
+BLOCK, BATCH, LEARNING_RATE = 128, 8, 4e-3
+
+_log = logging.getLogger(__name__)
+
+
+def build(out: Path, corpus: Iterable[str], steps: int = 200, seed: int = 0, vocab_size: int = 4096) -> Path:
+    """Makes the model folder `out` (config, safetensors, tokenizer with a chat template); returns it.
+
+    Args:
+        out: left as it is where it exists.
+        corpus: texts; the tokenizer is trained on all of them, the model on a random part.
+        steps: optimizer steps of BATCH x BLOCK tokens; 0 leaves the weights random.
+        seed: of the weights and of the order of the text.
+        vocab_size: tokens at most, special ones and the 256 bytes included.
+    """
+    import torch
+
+    if (out / "config.json").exists():
+        return out
+    texts = list(corpus)
+    tokenizer = train_tokenizer(texts, vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _random_model(tokenizer)
+        if steps:
+            _pretrain(model, _blocks(tokenizer, texts), steps)
+    with whole(out) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return out
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
+    """A byte-level BPE tokenizer: eos <|im_end|>, pad <|pad|>, ChatML; it adds no token by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=END_OF_TEXT,
+        eos_token="<|im_end|>",
+        pad_token=PAD,
+        extra_special_tokens=["<|im_start|>"],
+        model_max_length=1024,
+    )
+    tokenizer.chat_template = chatml()
+    return tokenizer
+
+
+def _random_model(tokenizer: "PreTrainedTokenizerBase") -> "LlamaForCausalLM":
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    return LlamaForCausalLM(config)
+
+
+def _blocks(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> "torch.Tensor":
+    """All texts, end to end, as rows of BLOCK tokens: [rows, BLOCK]."""
+    import torch
+
+    ids = [token for row in tokenizer([text + END_OF_TEXT for text in texts])["input_ids"] for token in row]
+    if len(ids) < BLOCK:
+        raise DataError(f"the corpus has {len(ids)} tokens; pre-training needs {BLOCK} at least: give more text, or steps=0")
+    rows = len(ids) // BLOCK
+    return torch.tensor(ids[: rows * BLOCK]).view(rows, BLOCK)
+
+
+def _pretrain(model: "LlamaForCausalLM", blocks: "torch.Tensor", steps: int) -> None:
+    """Plain next-token training with AdamW and a one-cycle learning rate."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps + 1, pct_start=0.1)
+    model.train()
+    loss = torch.tensor(0.0)
+    with tqdm(_batches(blocks, steps), desc="pre-training the tiny model", total=steps, unit="step", disable=steps < 20) as bar:
+        for batch in bar:
+            loss = model(input_ids=batch, labels=batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            bar.set_postfix(loss=f"{loss.item():.2f}", refresh=False)
+    _log.info("tiny model: %d steps, last loss %.2f nats a token", steps, loss.item())
+
+
+def _batches(blocks: "torch.Tensor", steps: int) -> Iterator["torch.Tensor"]:
+    """`steps` random batches, [BATCH, BLOCK] each."""
+    import torch
+
+    for _ in range(steps):
+        yield blocks[torch.randint(len(blocks), (BATCH,))]

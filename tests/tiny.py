@@ -1,0 +1,58 @@
+"""The smallest model, recipe and data that a whole run can be made of; for fixtures."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from demo import tiny_model
+
+SENTENCES = [
+    "Return the sum of two numbers.",
+    "Open the file and return a stream; raise OSError if it cannot be opened.",
+    "Describe this Python function of the module `json`:",
+    "Serialize an object to a JSON formatted string.",
+    "The quick brown fox jumps over the lazy dog.",
+    "Split the path into a pair: head and tail, where tail is everything after the final slash.",
+    "Return True if all elements of the iterable are true, or if the iterable is empty.",
+    "What is the capital of France? Paris is the capital of France.",
+]
+
+
+def tiny_base(folder: Path) -> Path:
+    """A Llama of about 0.9M random weights and 512 tokens at most, below `folder`; about a second."""
+    return tiny_model.build(folder / "tiny", SENTENCES, steps=0, vocab_size=512)
+
+
+def write_pairs(path: Path, n: int) -> Path:
+    """`n` different instruction/input/output rows as JSON Lines."""
+    draw = random.Random(0)
+    rows = []
+    for index in range(n):
+        left, right = draw.randrange(100), draw.randrange(100)
+        instruction, output = f"Question {index}: add the numbers.", f"The sum is {left + right}."
+        rows.append({"instruction": instruction, "input": f"{left} and {right}", "output": output})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A recipe for three full-weight steps on cpu-1, with dotted `changes`: {"method": "lora", "training.max_steps": 2}."""
+    recipe: dict[str, Any] = {
+        "name": "tiny",
+        "model": {"name_or_path": str(base), "dtype": "float32", "attn_implementation": "sdpa"},
+        "data": {"path": str(data), "max_length": 128, "heldout_fraction": 0.2},
+        "method": "full",
+        "sharding": "none",
+        "training": {"learning_rate": 1e-3, "global_batch_size": 4, "max_steps": 3, "gradient_checkpointing": False},
+        "evaluation": {"max_samples": 8, "batch_size": 4, "sample_answers": 1, "max_new_tokens": 8},
+        "hardware": {"shape": "cpu-1"},
+    }
+    for path, value in (changes or {}).items():
+        *sections, last = path.split(".")
+        place = recipe
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return recipe
