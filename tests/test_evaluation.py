@@ -1,0 +1,264 @@
+import math
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from tests.stages import copy_tree, recipe_for, write_dataset, write_trained
+from tests.tiny import tiny_base
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flytune import evaluation, loading
+from flytune.errors import DataError, ExportError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def dataset(base, tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("dataset"), base)
+
+
+@pytest.fixture(scope="module")
+def rows(dataset):
+    return evaluation.heldout_rows(dataset, 100)
+
+
+@pytest.fixture(scope="module", params=["full", "lora", "qlora"])
+def scored(request, base, dataset, tmp_path_factory):
+    """Recipe, trained folder and metrics of each method."""
+    recipe = recipe_for(base, request.param, **{"evaluation.sample_answers": 3, "evaluation.max_samples": 100})
+    trained = write_trained(tmp_path_factory.mktemp(request.param), recipe, dataset)
+    return recipe, trained, evaluation.score(recipe, trained, dataset)
+
+
+def by_hand(model, row) -> list[float]:
+    """The loss of each labelled token, in float64, from a forward pass of its own."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0].double()
+    return [
+        -torch.log_softmax(logits[at - 1], dim=0)[label].item()
+        for at, label in enumerate(row["labels"])
+        if at and label != -100
+    ]
+
+
+def test_loss_equals_a_naive_loop(base, rows):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    nll, tokens = evaluation.heldout_loss(model, rows, pad_token_id=3, batch_size=5)
+    for at, row in enumerate(rows):
+        expected = by_hand(model, row)
+        assert tokens[at] == len(expected)
+        assert nll[at] / tokens[at] == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+
+
+def test_padding_and_batches_change_nothing(base, rows):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    alone, _ = evaluation.heldout_loss(model, rows, pad_token_id=3, batch_size=1)
+    for pad in (0, 3):
+        together, _ = evaluation.heldout_loss(model, rows, pad_token_id=pad, batch_size=len(rows))
+        assert numpy.abs(alone - together).max() < 1e-3
+
+
+def test_models_that_cannot_slice_logits_give_the_same(base, rows):
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = AutoModelForCausalLM.from_pretrained(base)
+
+        def forward(self, input_ids, attention_mask, use_cache):
+            return self.inner(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+
+    model = Plain()
+    plain, _ = evaluation.heldout_loss(model, rows, 3, 4)
+    sliced, _ = evaluation.heldout_loss(model.inner, rows, 3, 4)
+    assert numpy.allclose(plain, sliced, atol=1e-3)
+
+
+def test_the_first_token_and_untrained_rows_are_not_scored(base):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, -100, -100]}, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
+    nll, tokens = evaluation.heldout_loss(model, rows, 3, 1)
+    assert tokens.tolist() == [0, 2]
+    assert nll[0] == 0 < nll[1]
+
+
+def test_a_training_model_goes_on_training(base, rows):
+    model = AutoModelForCausalLM.from_pretrained(base).train()
+    evaluation.heldout_loss(model, rows[:1], 3, 1)
+    assert model.training
+
+
+def test_scores_agree_with_a_naive_loop_over_both_models(scored, rows):
+    recipe, trained, metrics = scored
+    tolerance = 1e-4 if recipe.model.dtype == "float32" else 2e-2
+    for score, model in (
+        (metrics.base, loading.base_model(recipe, recipe.model.dtype)),
+        (metrics.tuned, loading.exported_model(recipe, trained)),
+    ):
+        losses = [loss for row in rows for loss in by_hand(model, row)]
+        assert score.loss == pytest.approx(sum(losses) / len(losses), abs=tolerance)
+        assert score.perplexity == pytest.approx(math.exp(score.loss))
+        assert score.loss_low <= score.loss <= score.loss_high
+        assert metrics.tokens == len(losses)
+
+
+def test_training_shows(scored):
+    recipe, _, metrics = scored
+    assert metrics.is_better
+    assert metrics.loss_difference == pytest.approx(metrics.tuned.loss - metrics.base.loss)
+    assert metrics.samples == 12
+    assert metrics.loaded_as == {"full": "float32", "lora": "float32", "qlora": "nf4"}[recipe.method.name]
+
+
+def test_answers_stand_side_by_side(scored):
+    _, _, metrics = scored
+    assert len(metrics.answers) == 3
+    for answer in metrics.answers:
+        assert "Add" in answer.prompt
+        assert answer.reference.startswith("The sum is")
+        assert "<|im_end|>" not in answer.tuned + answer.base + answer.reference
+
+
+def test_batched_answers_equal_single_ones(base, dataset, tmp_path):
+    changes = {"evaluation.sample_answers": 3, "evaluation.max_new_tokens": 12}
+    trained = write_trained(tmp_path, recipe_for(base, "full"), dataset)
+    alone, together = (
+        evaluation.score(recipe_for(base, "full", **changes, **{"evaluation.batch_size": size}), trained, dataset).answers
+        for size in (1, 8)
+    )
+    assert alone == together
+
+
+def test_text_without_a_prompt_is_cut_in_half(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokens = tokenizer("The quick brown fox jumps over the lazy dog.")["input_ids"]
+    questions = evaluation._Questions.of(
+        recipe_for(base, "full").evaluation, [{"input_ids": tokens, "labels": tokens}], tokenizer
+    )
+    prompt, reference = questions.prompts[0]
+    assert len(prompt) == len(tokens) // 2
+    assert prompt + reference == tokens
+
+
+def test_only_the_first_samples_count(base, dataset, rows):
+    assert evaluation.heldout_rows(dataset, 7) == rows[:7]
+    assert len(rows) == 12
+
+
+def samples(n: int):
+    draw = numpy.random.default_rng(1)
+    tokens = draw.integers(5, 50, n)
+    base = tokens * draw.normal(3.0, 0.4, n)
+    tuned = base - tokens * draw.normal(0.2, 0.1, n)
+    return numpy.stack([base, tuned, tuned - base], axis=1), tokens
+
+
+def test_interval_contains_the_point_and_tightens():
+    widths = []
+    for n in (20, 200, 2000):
+        points, low, high = evaluation.bootstrap(*samples(n))
+        assert all(a < point < b for a, point, b in zip(low, points, high, strict=True))
+        widths.append(high[0] - low[0])
+    assert widths[0] > 2 * widths[1] > 4 * widths[2]
+
+
+def test_interval_is_deterministic_and_paired():
+    first, second = evaluation.bootstrap(*samples(50)), evaluation.bootstrap(*samples(50))
+    assert first == second
+    points, low, high = first
+    # Base and tuned share what is hard about a sample: their difference is known better than either.
+    assert high[2] - low[2] < (high[0] - low[0]) / 2
+    assert points[2] == pytest.approx(points[1] - points[0])
+
+
+def test_interval_covers_the_truth_as_often_as_it_says():
+    draw = numpy.random.default_rng(0)
+    hits = 0
+    for seed in range(200):
+        tokens = draw.integers(10, 30, 100)
+        nll = (tokens * draw.normal(2.0, 0.5, 100))[:, None]
+        _, low, high = evaluation.bootstrap(nll, tokens, resamples=400, seed=seed)
+        hits += low[0] <= 2.0 <= high[0]
+    assert 180 <= hits <= 198
+
+
+def test_one_sample_proves_nothing():
+    points, low, high = evaluation.bootstrap(*samples(1))
+    assert low[2] == -sys.float_info.max
+    assert high[2] == sys.float_info.max
+    assert points[2] < 0
+
+
+def test_perplexity_of_a_huge_loss_is_still_json():
+    score = evaluation._score(2000.0, -sys.float_info.max, sys.float_info.max)
+    assert score.perplexity == sys.float_info.max
+    assert type(score).model_validate_json(score.model_dump_json()) == score
+
+
+@pytest.mark.parametrize(
+    ("missing", "name"), [("model.safetensors", "model/*.safetensors"), ("config.json", "model/config.json")]
+)
+def test_a_trained_folder_that_is_not_whole(missing, name, base, dataset, tmp_path):
+    (tmp_path / "model").mkdir()
+    for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
+        if file != missing:
+            (tmp_path / "model" / file).write_text("{}")
+    with pytest.raises(ExportError, match=rf"not a whole full export: no {name.replace('*', '.')}; train again"):
+        evaluation.score(recipe_for(base, "full"), tmp_path, dataset)
+
+
+def test_a_damaged_dataset(base, dataset, tmp_path):
+    with pytest.raises(DataError, match="no manifest.json, so preparing it never finished; prepare the data again"):
+        evaluation.heldout_rows(tmp_path, 5)
+    copy = copy_tree(dataset, tmp_path / "copy")
+    (copy / "heldout" / "00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"heldout/00001.parquet cannot be read"):
+        evaluation.heldout_rows(copy, 100)
+    (copy / "heldout" / "00001.parquet").unlink()
+    with pytest.raises(DataError, match=r"heldout/00001.parquet stands in manifest.json but is not there"):
+        evaluation.heldout_rows(copy, 100)
+    (copy / "manifest.json").write_text('{"rows": 3}')
+    with pytest.raises(DataError, match=r"manifest.json: not a manifest"):
+        evaluation.heldout_rows(copy, 100)
+
+
+def test_an_empty_heldout_part(base, tmp_path):
+    folder = write_dataset(tmp_path / "data", base, heldout=0)
+    with pytest.raises(DataError, match="no held-out token to score; raise data.heldout_fraction or name data.heldout_path"):
+        evaluation.heldout_rows(folder, 100)
+
+
+def test_a_base_that_is_gone(base, dataset, tmp_path):
+    trained = write_trained(tmp_path, recipe_for(base, "lora"), dataset, steps=1)
+    gone = Path("no") / "such" / "folder"
+    with pytest.raises(ExportError, match="adapter on base model no/such/folder: cannot be loaded"):
+        evaluation.score(recipe_for(gone, "lora"), trained, dataset)
+    with pytest.raises(ExportError, match="base model no/such/folder: cannot be loaded"):
+        evaluation._base(recipe_for(gone, "full"))
+
+
+def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    recipe = recipe_for(base, "lora")
+    file = write_trained(tmp_path, recipe, dataset, steps=1) / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors.pop(sorted(tensors)[0])
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ExportError, match="cannot be loaded: Found missing adapter keys"):
+        evaluation.score(recipe, tmp_path, dataset)
+
+
+def test_weights_that_diverged(base, dataset, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    recipe = recipe_for(base, "full")
+    file = write_trained(tmp_path, recipe, dataset, steps=1) / "model" / "model.safetensors"
+    save_file({name: tensor * math.nan for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(ExportError, match="tuned model: the loss of held-out sample 0 is nan .8 of 8 are not finite"):
+        evaluation.score(recipe, tmp_path, dataset)
