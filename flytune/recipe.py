@@ -44,7 +44,7 @@ class Data(Strict):
     revision: str | None = None
     format: Literal["auto", "messages", "prompt_completion", "instruction", "text"] = "auto"
     """`auto` looks at the columns of the first row."""
-    columns: dict[str, str] = {}
+    columns: dict[str, str] = Field(default={})
     """Where the data names its columns otherwise: {instruction: question, output: answer}."""
     chat_template: str | None = None
     """A Jinja file, where the tokenizer has no chat template or not the wanted one."""
@@ -114,7 +114,7 @@ class Training(Strict):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     optim: Literal["auto", "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"] = "auto"
     """`auto`: paged_adamw_8bit for qlora, adamw_torch_fused otherwise."""
-    gradient_checkpointing: bool = True
+    activation_checkpointing: bool = True
     logging_steps: Positive = 1
     seed: int = 42
 

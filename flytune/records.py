@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Self
 
-
 from flytune.strict import Strict
 
 
@@ -16,6 +15,45 @@ class Record(Strict):
     @classmethod
     def read(cls, path: Path) -> Self:
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+class Component(Strict):
+    """One line of the memory table: bytes in the memory of one process (one GPU; on a cpu shape, one rank)."""
+
+    name: str
+    bytes: int
+
+
+class Plan(Record):
+    """plan.json: what a run is made of. Frozen; nothing is ever written back into it."""
+
+    recipe: str
+    """The recipe's name."""
+    key: str
+    """The recipe's key."""
+    shape: str
+    accelerator: str
+    nodes: int
+    processes: int
+    """A node; 1 under device_map, whatever the number of GPUs."""
+    world_size: int
+    global_batch_size: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    memory: list[Component]
+    """Estimated, of one process, with the micro batch above."""
+    memory_available_bytes: int
+    """Of one GPU; on a cpu shape, a rank's share of the node's memory less /dev/shm."""
+    total_parameters: int
+    trained_parameters: int
+    price_per_hour: float
+    """US dollars for all nodes."""
+    reasons: list[str]
+    """Why the values are what they are, a sentence each."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(component.bytes for component in self.memory)
 
 
 class Shard(Strict):
@@ -148,5 +186,3 @@ class Metrics(Record):
     def is_better(self) -> bool:
         """Whether the tuned model's loss is lower beyond doubt: the whole interval lies below zero."""
         return self.loss_difference_high < 0
-
-

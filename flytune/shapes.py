@@ -79,3 +79,15 @@ def load_shapes(path: Path = SHAPES_FILE) -> tuple[Shape, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once; a name is a task in the console")
     return tuple(sorted(shapes, key=lambda shape: (shape.total_price_per_hour, shape.world_size, shape.name)))
+
+
+def shape_named(name: str) -> Shape:
+    """The row of that name.
+
+    Raises:
+        RecipeError: there is none (the plan was made with another shapes.yaml).
+    """
+    for shape in load_shapes():
+        if shape.name == name:
+            return shape
+    raise RecipeError(f"{SHAPES_FILE.name}: no row {name}; there are {', '.join(shape.name for shape in load_shapes())}")

@@ -45,7 +45,7 @@ def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -
         "data": {"path": str(data), "max_length": 128, "heldout_fraction": 0.2},
         "method": "full",
         "sharding": "none",
-        "training": {"learning_rate": 1e-3, "global_batch_size": 4, "max_steps": 3, "gradient_checkpointing": False},
+        "training": {"learning_rate": 1e-3, "global_batch_size": 4, "max_steps": 3, "activation_checkpointing": False},
         "evaluation": {"max_samples": 8, "batch_size": 4, "sample_answers": 1, "max_new_tokens": 8},
         "hardware": {"shape": "cpu-1"},
     }

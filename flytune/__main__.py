@@ -1,0 +1,7 @@
+"""`python -m flytune`, where the console script is not installed."""
+
+import sys
+
+from flytune.cli import main
+
+sys.exit(main())

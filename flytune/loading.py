@@ -1,0 +1,73 @@
+"""Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from flytune.recipe import Recipe
+
+
+def base_model(recipe: Recipe, dtype: str, **load_arguments: Any) -> Any:
+    """The recipe's base model in `dtype`; for qlora in NF4 with double quantization, ready for an adapter.
+
+    `load_arguments` go to from_pretrained (device_map, max_memory). Only safetensors are read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if recipe.method.name == "qlora":
+        load_arguments["quantization_config"] = quantization()
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.model.name_or_path,
+        revision=recipe.model.revision,
+        dtype=dtype,
+        attn_implementation=recipe.model.attn_implementation,
+        trust_remote_code=recipe.model.trust_remote_code,
+        use_safetensors=True,
+        **load_arguments,
+    )
+    if recipe.method.name == "qlora":
+        from peft import prepare_model_for_kbit_training
+
+        # Norms and embeddings become float32, in training as at every reload: without it a reload computes otherwise.
+        # Checkpointing is the Trainer's to switch on.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return model
+
+
+def quantization() -> Any:
+    """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in bfloat16."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
+    """What training exported into `trained`: its model/, or the base model with its adapter/ on top."""
+    if (trained / "adapter").is_dir():
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(base_model(recipe, recipe.model.dtype, **load_arguments), str(trained / "adapter"))
+
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(trained / "model"),
+        dtype=recipe.model.dtype,
+        attn_implementation=recipe.model.attn_implementation,
+        trust_remote_code=recipe.model.trust_remote_code,
+        use_safetensors=True,
+        **load_arguments,
+    )
+
+
+def quiet() -> None:
+    """Keeps the libraries' notices about CPUs out of the log; call it before they are imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

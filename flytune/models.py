@@ -1,0 +1,130 @@
+"""A base model as its config.json describes it: sizes for the planner, read without torch and without the weights."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flytune.errors import RecipeError
+from flytune.recipe import Method, Model
+from flytune.strict import Strict
+
+# Model types whose MLP has two matrices (up, down) instead of Llama's three (gate, up, down).
+_UNGATED = {"gpt_neox", "phi", "starcoder2"}
+
+
+class Geometry(Strict):
+    """Sizes of a decoder in Llama's layout; counts are parameters."""
+
+    model_type: str
+    dtype: str | None
+    """That the published weights are stored in."""
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    linears: list[tuple[int, int]]
+    """(in, out) of each linear layer of one decoder layer: attention and MLP, every expert, no router."""
+    tie_word_embeddings: bool
+    extra: int
+    """Norms, biases and routers of all layers, and the last norm."""
+
+    @property
+    def linear_parameters(self) -> int:
+        """In all decoder layers: what NF4 quantizes."""
+        return self.num_hidden_layers * sum(rows * columns for rows, columns in self.linears)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Input embedding, and the head where it has weights of its own."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    @property
+    def parameters(self) -> int:
+        return self.linear_parameters + self.embedding_parameters + self.extra
+
+    def trained(self, method: Method) -> int:
+        """Parameters that `method` trains: all, or r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021)."""
+        if method.name == "full":
+            return self.parameters
+        # Named targets are counted as if all linear layers were meant: an upper bound, a few MB off at most.
+        return self.num_hidden_layers * sum(method.r * (rows + columns) for rows, columns in self.linears)
+
+
+def read_geometry(model: Model) -> Geometry:
+    """The sizes of a base model, from the config.json of its folder or of the hub.
+
+    Raises:
+        RecipeError: the folder or the file is not there, the hub cannot be asked, the repository is gated and no token
+            is set, or the config is not one of a decoder in Llama's layout.
+    """
+    path = config_file(model)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecipeError(f"model.name_or_path: {path}: not JSON: {error}") from None
+    return geometry(config, model.name_or_path)
+
+
+def config_file(model: Model) -> Path:
+    """Where the model's config.json lies on this machine; fetched from the hub if need be."""
+    where = f"model.name_or_path: {model.name_or_path}"
+    folder = Path(model.name_or_path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+            raise RecipeError(f"{where}: the folder has no config.json; it holds {found}")
+        return folder / "config.json"
+    if folder.is_absolute() or model.name_or_path.startswith((".", "~")) or model.name_or_path.count("/") != 1:
+        raise RecipeError(f"{where}: no such folder (seen from {Path.cwd().name}/), and not a hub id of the form owner/name")
+
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model.name_or_path, "config.json", revision=model.revision))
+    except GatedRepoError:
+        token = "the token's account has not been granted access" if os.environ.get("HF_TOKEN") else "no HF_TOKEN is set"
+        raise RecipeError(f"{where}: gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise RecipeError(f"{where}: no such folder, and no such repository on the hub (or private: set HF_TOKEN)") from None
+    except LocalEntryNotFoundError:
+        raise RecipeError(f"{where}: no such folder, and the hub cannot be reached (offline?)") from None
+    except (HfHubHTTPError, OSError) as error:
+        raise RecipeError(f"{where}: the hub did not give config.json: {' '.join(str(error).split())[:200]}") from None
+
+
+def geometry(config: dict[str, Any], name: str) -> Geometry:
+    """The sizes that a config.json names.
+
+    Raises:
+        RecipeError: it lacks one of them.
+    """
+    config = config.get("text_config") or config
+    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    if missing := [key for key in needed if not isinstance(config.get(key), int)]:
+        raise RecipeError(
+            f"model.name_or_path: {name}: its config.json ({config.get('model_type', 'no model_type')}) does not say "
+            f"{', '.join(missing)}; Flytune plans decoder models in Llama's layout"
+        )
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    key_value = (config.get("num_key_value_heads") or heads) * head
+    attention = [(hidden, heads * head), (hidden, key_value), (hidden, key_value), (heads * head, hidden)]
+    experts = config.get("num_local_experts") or config.get("num_experts") or 1
+    width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    up = 1 if config.get("model_type") in _UNGATED else 2
+    mlp = ([(hidden, width)] * up + [(width, hidden)]) * experts
+    biases = heads * head + 2 * key_value if config.get("attention_bias") or config.get("model_type") == "qwen2" else 0
+    # Qwen 3 norms queries and keys, a weight for each channel of a head.
+    norms = 2 * hidden + (2 * head if config.get("model_type", "").startswith("qwen3") else 0)
+    router = hidden * experts if experts > 1 else 0
+    return Geometry(
+        model_type=config.get("model_type", "?"),
+        dtype=config.get("dtype") or config.get("torch_dtype"),
+        hidden_size=hidden,
+        num_hidden_layers=config["num_hidden_layers"],
+        vocab_size=config["vocab_size"],
+        linears=attention + mlp,
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        extra=config["num_hidden_layers"] * (norms + biases + router) + hidden,
+    )

@@ -1,0 +1,48 @@
+"""One process, layers spread over the GPUs of one node (accelerate's device_map)."""
+
+from typing import Any, ClassVar
+
+from flytune.models import Geometry
+from flytune.recipe import Recipe
+from flytune.shapes import GIB, Shape
+from flytune.strategies.strategy import Strategy, unsharded_states
+
+# Of each GPU: what is left for activations, logits and the CUDA context after accelerate has placed the layers.
+WEIGHT_SHARE = 0.7
+
+
+class DeviceMap(Strategy):
+    """Naive model parallelism: one GPU works at a time, each holds a run of layers."""
+
+    name = "device_map"
+    refuses: ClassVar = {
+        "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
+        "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
+    }
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        if shape.nodes > 1:
+            return f"is one process on one node, and the shape has {shape.nodes} nodes"
+        if not shape.is_gpu and shape.processes > 1:
+            return f"is one process, and the shape has {shape.processes} ranks on its CPU"
+        return None
+
+    def processes(self, shape: Shape) -> int:
+        return 1
+
+    def gpus_per_process(self, shape: Shape) -> int:
+        return shape.processes
+
+    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
+        return unsharded_states(geometry, recipe, self.load_dtype(recipe))
+
+    def load_arguments(self, shape: Shape) -> dict[str, Any]:
+        if not shape.is_gpu:
+            return {"device_map": {"": "cpu"}}
+        if shape.processes == 1:
+            return {"device_map": {"": 0}}
+        memory = int(shape.gpu_memory_gib * WEIGHT_SHARE * GIB)
+        return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), memory)}
+
+    def check(self, trainer: Any) -> str | None:
+        return None if getattr(trainer.model, "is_loaded_in_4bit", False) else "the base model is not in 4 bits"

@@ -1,0 +1,96 @@
+"""What a sharding says about itself: where it works, what it holds in memory, what it tells the Trainer."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flytune.models import Geometry
+from flytune.recipe import Recipe
+from flytune.shapes import Shape
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# NF4 with double quantization: 4 bits, 8 bits for each block of 64, 32 bits for each 256 blocks (Dettmers et al. 2023, §3).
+NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+
+
+class Strategy:
+    """One way of laying model and optimizer over processes. Subclasses say only what differs."""
+
+    name: ClassVar[str]
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Methods that cannot work with it, with the reason."""
+    offloads: ClassVar[tuple[str, ...]] = ("none",)
+    """Values of sharding.offload that it has."""
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        """Why it cannot run on `shape`, if it cannot."""
+        return None
+
+    def processes(self, shape: Shape) -> int:
+        """Processes on a node."""
+        return shape.processes
+
+    def gpus_per_process(self, shape: Shape) -> int:
+        return 1
+
+    def load_dtype(self, recipe: Recipe) -> str:
+        """The dtype that the base model's weights are loaded in.
+
+        A full fine-tune keeps float32 weights and computes in recipe.model.dtype by autocast: bfloat16 weights lose
+        updates smaller than 1/256 of a weight. A frozen base is loaded as it will be computed with.
+        """
+        return "float32" if recipe.method.name == "full" else recipe.model.dtype
+
+    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
+        """Bytes of one process, by component: weights, gradients, optimizer, and what the sharding adds."""
+        raise NotImplementedError
+
+    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        """Keyword arguments of TRL's SFTConfig."""
+        return {}
+
+    def load_arguments(self, shape: Shape) -> dict[str, Any]:
+        """Keyword arguments of from_pretrained."""
+        return {}
+
+    def before_load(self, device_type: str) -> None:
+        """Runs once the arguments are built and their device was touched, before the model is loaded."""
+
+    def gather(self, parameter: Any) -> Any:
+        """The whole parameter; called by all processes at once, its value is used by the first."""
+        return parameter
+
+    def check(self, trainer: Any) -> str | None:
+        """What is wrong with the built trainer, if it is not sharded as promised."""
+        return None
+
+
+def weight_bytes(geometry: Geometry, recipe: Recipe, dtype: str) -> float:
+    """All weights of the base model as they lie in memory."""
+    if recipe.method.name == "qlora":
+        return geometry.linear_parameters * NF4_BYTES + (geometry.parameters - geometry.linear_parameters) * 2
+    return float(geometry.parameters * BYTES[dtype])
+
+
+def unsharded_states(geometry: Geometry, recipe: Recipe, dtype: str) -> dict[str, float]:
+    """Weights, gradients and optimizer states of a process that holds everything itself.
+
+    What is trained is kept in float32 with float32 gradients, and two Adam moments in float32 (in 8 bits for the 8-bit
+    optimizers, Dettmers et al. 2022). Adapters come on top of the base model.
+    """
+    trained = geometry.trained(recipe.method)
+    states = {"weights": weight_bytes(geometry, recipe, dtype), "gradients": 4.0 * trained}
+    states["optimizer"] = (2.0 if "8bit" in optimizer(recipe) else 8.0) * trained
+    if recipe.method.name != "full":
+        states["adapters"] = 4.0 * trained
+    elif recipe.model.dtype != "float32":
+        # Autocast keeps a 16-bit copy of each linear layer's weights until the forward pass is over.
+        states["autocast copies"] = 2.0 * (geometry.linear_parameters + geometry.embedding_parameters)
+    return states
+
+
+def optimizer(recipe: Recipe) -> str:
+    """The optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
+    if recipe.training.optim != "auto":
+        return recipe.training.optim
+    return "paged_adamw_8bit" if recipe.method.name == "qlora" else "adamw_torch_fused"

@@ -1,0 +1,109 @@
+"""DeepSpeed ZeRO: optimizer states (1), gradients (2) and parameters (3) are partitioned over the processes.
+
+Memory per parameter follows Rajbhandari et al. 2020 (ZeRO), §3 and figure 1: 16-bit weights and gradients, and 12 bytes
+of float32 master weights and Adam moments; with float32 weights DeepSpeed keeps the master copy all the same.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flytune.models import Geometry
+from flytune.recipe import Recipe
+from flytune.shapes import Shape
+from flytune.strategies.strategy import BYTES, Strategy
+
+CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
+_SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}
+
+
+class Zero(Strategy):
+    """One stage."""
+
+    stage: int
+    refuses: ClassVar = {"qlora": "4-bit weights cannot be partitioned as full weights are; a 4-bit base stays whole"}
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        if shape.world_size < 2:
+            return "partitions over processes, and the shape has one"
+        if recipe.sharding.offload != "none" and not shape.is_gpu:
+            return "offloads from a GPU, and the shape has none"
+        if recipe.sharding.offload == "nvme" and not shape.nvme:
+            return "offloads to NVMe, and the shape's disk is none"
+        if "8bit" in recipe.training.optim:
+            return "has its own optimizer states; set training.optim to auto"
+        return None
+
+    def load_dtype(self, recipe: Recipe) -> str:
+        # DeepSpeed makes the float32 master weights itself.
+        return recipe.model.dtype
+
+    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
+        trained, width = geometry.trained(recipe.method), BYTES[recipe.model.dtype]
+        adapters = 0 if recipe.method.name == "full" else trained
+        weights = float((geometry.parameters + adapters) * width)
+        gradients, optimizer = float(trained * width), 12.0 * trained
+        bucket = _bucket_elements(self.config(recipe)) * width
+        on_device = recipe.sharding.offload == "none"
+        states = {
+            "weights": weights / world_size if self.stage == 3 else weights,
+            "gradients": gradients / world_size if self.stage >= 2 else gradients,
+            "optimizer": optimizer / world_size if on_device else 0.0,
+            "buckets": float(min(bucket, gradients)),
+        }
+        if self.stage == 3:
+            live = self.config(recipe)["zero_optimization"]["stage3_max_live_parameters"]
+            states["gathered parameters"] = float(min(live * width, weights))
+        return states
+
+    def config(self, recipe: Recipe) -> dict[str, Any]:
+        """The DeepSpeed configuration; `auto` values are the Trainer's to fill in."""
+        name = f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json"
+        return dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+
+    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        return {"deepspeed": self.config(recipe), "ddp_backend": None if shape.is_gpu else "gloo"}
+
+    def before_load(self, device_type: str) -> None:
+        if device_type == "cuda":
+            return
+        import deepspeed
+
+        # zero.Init needs the process group, and DeepSpeed would look for MPI, then compile its shared-memory op.
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+    def check(self, trainer: Any) -> str | None:
+        stage = trainer.model_wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0
+        return None if stage == self.stage else f"DeepSpeed runs at stage {stage}"
+
+
+def _bucket_elements(config: dict[str, Any]) -> int:
+    zero = config["zero_optimization"]
+    size = zero.get("reduce_bucket_size", 500_000_000)
+    # `auto` is hidden_size squared: smaller than any model here is sensitive to.
+    return int(zero.get("allgather_bucket_size", 0)) + (0 if size == "auto" else int(size))
+
+
+class Zero1(Zero):
+    """Optimizer states."""
+
+    name, stage = "zero1", 1
+
+
+class Zero2(Zero):
+    """Optimizer states and gradients."""
+
+    name, stage = "zero2", 2
+
+
+class Zero3(Zero):
+    """Optimizer states, gradients and parameters."""
+
+    name, stage, offloads = "zero3", 3, ("none", "cpu", "nvme")
+
+    def gather(self, parameter: Any) -> Any:
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()

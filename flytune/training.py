@@ -1,0 +1,191 @@
+"""The one training loop: TRL's SFTTrainer on a prepared data set, laid out as the recipe's strategy says."""
+
+import logging
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from flytune import data, evaluation, export, loading
+from flytune.errors import TrainingError
+from flytune.recipe import Recipe
+from flytune.recording import Recorder, callback
+from flytune.records import Manifest, Plan, TrainingResult
+from flytune.shapes import Shape
+from flytune.strategies import strategy_of
+from flytune.strategies.strategy import optimizer
+
+log = logging.getLogger(__name__)
+
+# Held-out samples on which the live model is scored before export; the evaluation holds the export against them.
+GATE_SAMPLES = 8
+
+
+def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> TrainingResult:
+    """Trains and exports one run. Every process of the run calls it; the first one writes `out`.
+
+    Args:
+        dataset: a prepared data set, on this machine's disk.
+        out: a new folder; receives model/ or adapter/, and training.json last.
+
+    Raises:
+        TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
+    """
+    loading.quiet()
+    if shape.accelerator == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    manifest = Manifest.read(dataset / "manifest.json")
+    checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
+    recorder = Recorder(strategy_of(recipe))
+    trainer = build(recipe, plan, shape, dataset, checkpoints, recorder)
+    resumed = _last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None
+    started = time.monotonic()
+    _train(trainer, str(resumed) if resumed else None)
+    seconds = time.monotonic() - started
+
+    heldout_loss = _live_loss(trainer, recipe, dataset)
+    export.write(trainer, recipe, dataset / "tokenizer", out)
+    parameters = [(parameter.requires_grad, _elements(parameter)) for parameter in trainer.model.parameters()]
+    result = TrainingResult(
+        steps=recorder.steps,
+        seconds=seconds,
+        tokens=sum(step.tokens for step in recorder.steps),
+        world_size=trainer.args.world_size,
+        memory_kind="host memory (RSS)" if shape.accelerator == "cpu" else "GPU memory allocated",
+        trained_parameters=sum(size for trained, size in parameters if trained),
+        total_parameters=sum(size for _, size in parameters),
+        heldout_loss=heldout_loss,
+        resumed_from_step=int(resumed.name.rpartition("-")[2]) if resumed else 0,
+    )
+    if trainer.is_world_process_zero():
+        result.write(out / "training.json")
+        # Their use is over; a next run of the same recipe is meant to train.
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    return result
+
+
+def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder) -> Any:
+    """The SFTTrainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load)."""
+    from transformers import AutoTokenizer
+    from trl import SFTTrainer
+
+    strategy = strategy_of(recipe)
+    args = arguments(recipe, plan, shape, checkpoints)
+    if args.world_size != plan.world_size:
+        raise TrainingError(
+            f"rank {args.process_index}: the plan is for {plan.world_size} processes, {args.world_size} were started; "
+            "the run does not go on: its global batch would not be the recipe's"
+        )
+    strategy.before_load(args.device.type)
+    model = loading.base_model(recipe, strategy.load_dtype(recipe), **strategy.load_arguments(shape))
+    model.config.use_cache = False
+    trainer = SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=data.load(dataset, "train"),
+        processing_class=AutoTokenizer.from_pretrained(str(dataset / "tokenizer")),
+        peft_config=_peft_config(recipe),
+        callbacks=[callback(recorder)],
+    )
+    if recipe.method.name == "qlora":
+        import torch
+
+        # TRL makes the adapter bfloat16; a resume would load it in float32 and compute otherwise.
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+    recorder.trainer = trainer
+    return trainer
+
+
+def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
+    """The SFTConfig that recipe, plan and strategy make together."""
+    from trl import SFTConfig
+
+    training, save_steps = recipe.training, recipe.checkpoints.save_steps
+    return SFTConfig(
+        output_dir=str(checkpoints),
+        learning_rate=training.learning_rate,
+        num_train_epochs=training.num_train_epochs,
+        max_steps=training.max_steps or -1,
+        per_device_train_batch_size=plan.per_device_train_batch_size,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        lr_scheduler_type=training.lr_scheduler_type,
+        warmup_steps=training.warmup_steps,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        optim=optimizer(recipe),
+        seed=training.seed,
+        activation_checkpointing=training.activation_checkpointing,
+        bf16=recipe.model.dtype == "bfloat16",
+        fp16=recipe.model.dtype == "float16",
+        use_cpu=not shape.is_gpu,
+        logging_steps=training.logging_steps,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        save_strategy="steps" if save_steps else "no",
+        save_steps=save_steps or 500,
+        save_total_limit=recipe.checkpoints.save_total_limit,
+        report_to="none",
+        # The data is prepared: labels are in it, and no sample is longer than data.max_length.
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        dataloader_pin_memory=shape.is_gpu,
+        **strategy_of(recipe).arguments(recipe, shape),
+    )
+
+
+def _peft_config(recipe: Recipe) -> Any:
+    if recipe.method.name == "full":
+        return None
+    from peft import LoraConfig
+
+    method = recipe.method
+    return LoraConfig(
+        r=method.r,
+        lora_alpha=method.lora_alpha,
+        lora_dropout=method.lora_dropout,
+        target_modules=method.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _train(trainer: Any, resume_from: str | None) -> None:
+    import torch
+
+    try:
+        trainer.train(resume_from_checkpoint=resume_from)
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"rank {trainer.args.process_index}: out of GPU memory at step {trainer.state.global_step + 1}; the run does not "
+            f"go on by itself. Lower data.max_length, or shard more (sharding: zero3), or choose a larger shape: {error}"
+        ) from error
+
+
+def _live_loss(trainer: Any, recipe: Recipe, dataset: Path) -> float:
+    """Held-out loss of the live model, in nats a trained token, on the first GATE_SAMPLES samples."""
+    rows = data.load(dataset, "heldout").select_columns(["input_ids", "labels"])
+    rows = [row for row, _ in zip(rows, range(GATE_SAMPLES), strict=False)]
+    trainer.model_wrapped.eval()
+    with trainer.compute_loss_context_manager():
+        nll, tokens = evaluation.heldout_loss(trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, batch_size=4)
+    return float(nll.sum() / tokens.sum())
+
+
+def _elements(parameter: Any) -> int:
+    """Elements of a parameter: ZeRO-3 leaves an empty one behind, 4-bit packs two into a byte."""
+    if hasattr(parameter, "ds_numel"):
+        return int(parameter.ds_numel)
+    return int(math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel())
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end (trainer_state.json comes last), if any."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    if last:
+        log.info("going on from %s", last)
+    return last

@@ -1,0 +1,24 @@
+"""Evaluate, in a task of its own, from the exported files: one Flyte task for each row of shapes.yaml, on one of its nodes."""
+
+from typing import Any
+
+from flytekit.types.directory import FlyteDirectory
+
+from flytune import evaluation
+from flytune.recipe import Recipe
+from flytune.records import Metrics
+from flytune.shapes import load_shapes
+from images import TRAIN as IMAGE
+from tasks.folders import fetch
+from tasks.pods import declare
+
+
+def evaluate_model(recipe: Recipe, trained: FlyteDirectory, dataset: FlyteDirectory) -> Metrics:
+    """Base and tuned model on the same held-out tokens, and their answers side by side."""
+    return evaluation.score(recipe, fetch(trained), fetch(dataset))
+
+
+EVALUATE: dict[str, Any] = {
+    shape.name: declare(evaluate_model, f"evaluate_model_{shape.identifier}", shape, globals(), container_image=IMAGE)
+    for shape in load_shapes()
+}

@@ -1,0 +1,38 @@
+"""Flyte's directories as folders on this machine's disk."""
+
+import tempfile
+from pathlib import Path
+
+from flytekit import current_context
+from flytekit.types.directory import FlyteDirectory
+
+from flytune.errors import DataError
+
+
+def fetch(directory: FlyteDirectory) -> Path:
+    """A directory's local folder, downloaded once however many workers of the node ask for it at the same time.
+
+    Raises:
+        DataError: it was there once and is no more (a cached local result whose temporary folder was cleared).
+    """
+    from filelock import FileLock
+
+    folder = Path(directory.path)
+    lock, done = (folder.with_name(folder.name + suffix) for suffix in (".lock", ".fetched"))
+    if directory.remote_source is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            if not done.exists():
+                directory.download()
+                done.touch()
+    if not any(folder.glob("*")):
+        raise DataError(
+            f"{folder.name}: the stored folder is empty or gone; if it is a cached local result, clear the cache with "
+            "`pyflyte local-cache clear` and run again"
+        )
+    return folder
+
+
+def fresh(name: str) -> Path:
+    """A path for a new folder of this attempt; the folder does not exist yet."""
+    return Path(tempfile.mkdtemp(prefix="flytune-", dir=current_context().working_directory)) / name

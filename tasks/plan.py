@@ -1,0 +1,28 @@
+"""Plan, on a CPU, before anything is rented: what cannot fit or cannot be read is refused here."""
+
+from typing import NamedTuple
+
+from flytekit import Resources, task
+
+from flytune import data, planner
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Plan
+from flytune.strategies import route
+from images import LIGHT
+
+
+class Planned(NamedTuple):
+    """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only."""
+
+    plan: Plan
+    route: str
+    shape: str
+    request: DataRequest
+
+
+@task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"))
+def make_plan(recipe: Recipe) -> Planned:
+    """Plans a recipe, and names the content that its data has now."""
+    plan = planner.make(recipe)
+    request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+    return Planned(plan, route(recipe, plan), plan.shape, request)

@@ -1,0 +1,22 @@
+"""Store: one artifact, whole or not at all."""
+
+from flytekit import Deck, Resources, task
+from flytekit.types.directory import FlyteDirectory
+
+from flytune import artifact
+from flytune.recipe import Recipe
+from flytune.records import Metrics, Plan
+from images import LIGHT
+from tasks.folders import fetch, fresh
+
+
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), enable_deck=True, deck_fields=())
+def store_artifact(
+    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, trained: FlyteDirectory, metrics: Metrics
+) -> FlyteDirectory:
+    """The artifact, with its report as a file and as this task's deck; published where the recipe says."""
+    folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name))
+    Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
+    if recipe.publish.address:
+        artifact.publish(folder, recipe.publish.address, f"{recipe.name}-{recipe.key()}")
+    return FlyteDirectory(str(folder))

@@ -1,0 +1,51 @@
+"""Train: one Flyte task for each row of shapes.yaml, declared with that row's machines.
+
+A row with several processes is an Elastic (torchrun) task; on one node it has a second task of one process, without
+Elastic, for device_map. TRAIN maps routes to tasks.
+"""
+
+from typing import Any
+
+from flytekit.types.directory import FlyteDirectory
+from flytekitplugins.kfpytorch import Elastic
+
+from flytune import training
+from flytune.recipe import Recipe
+from flytune.records import Plan
+from flytune.shapes import Shape, load_shapes, shape_named
+from flytune.strategies import ONE_PROCESS
+from images import TRAIN as IMAGE
+from tasks.folders import fetch, fresh
+from tasks.pods import declare
+
+# Seconds that nodes of one run may come up apart; read_timeout would stay at torch's 60 otherwise.
+_RENDEZVOUS = {"timeout": 1800, "join_timeout": 1800, "read_timeout": 1800}
+
+
+def train(recipe: Recipe, plan: Plan, dataset: FlyteDirectory) -> FlyteDirectory:
+    """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process."""
+    out = fresh("trained")
+    training.fit(recipe, plan, shape_named(plan.shape), fetch(dataset), out)
+    return FlyteDirectory(str(out))
+
+
+def _elastic(shape: Shape) -> Elastic:
+    return Elastic(
+        nnodes=shape.nodes,
+        nproc_per_node=shape.processes,
+        monitor_interval=1,
+        rdzv_configs=dict(_RENDEZVOUS),
+        # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
+        increase_shared_mem=False,
+    )
+
+
+TRAIN: dict[str, Any] = {}
+for _shape in load_shapes():
+    if _shape.world_size > 1:
+        TRAIN[_shape.name] = declare(
+            train, f"train_{_shape.identifier}", _shape, globals(), container_image=IMAGE, task_config=_elastic(_shape)
+        )
+    if _shape.nodes == 1 and (_shape.is_gpu or _shape.processes == 1):
+        _route = _shape.name + (ONE_PROCESS if _shape.processes > 1 else "")
+        TRAIN[_route] = declare(train, f"train_{_route.replace('-', '_')}", _shape, globals(), container_image=IMAGE)

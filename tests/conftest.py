@@ -1,0 +1,39 @@
+"""Every test gets folders of its own, and none reaches a hub."""
+
+import os
+import shutil
+from pathlib import Path
+
+# Before any library reads them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@pytest.fixture(scope="session")
+def hub_cache(tmp_path_factory):
+    """A Hugging Face cache that holds the config.json of each model in tests/configs, at every revision recipes name."""
+    from flytune.recipe import Recipe
+
+    cache = tmp_path_factory.mktemp("hub")
+    recipes = [Recipe.from_yaml(path) for path in (Path(__file__).parent.parent / "recipes").glob("*.yaml")]
+    for model in (recipe.model for recipe in recipes):
+        kept = CONFIGS / f"{model.name_or_path.replace('/', '--')}.json"
+        if kept.is_file():
+            folder = cache / f"models--{model.name_or_path.replace('/', '--')}" / "snapshots" / model.revision
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(kept, folder / "config.json")
+    return cache
+
+
+@pytest.fixture
+def hub(hub_cache, monkeypatch):
+    """Makes huggingface_hub look into that cache, offline."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub_cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

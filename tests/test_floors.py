@@ -1,0 +1,112 @@
+"""The floors of the house: an import may only point down. See docs/design.md."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Highest first. A module may import project modules of a lower floor, and of its own.
+FLOORS = [
+    {"workflows"},
+    {"tasks"},
+    {"images"},
+    {
+        "flytune.training",
+        "flytune.data",
+        "flytune.evaluation",
+        "flytune.export",
+        "flytune.artifact",
+        "flytune.cli",
+        "flytune.__main__",
+    },
+    {"flytune.planner", "flytune.loading", "flytune.recording", "flytune.report", "flytune.heldout"},
+    {"flytune.memory"},
+    {"flytune.strategies"},
+    {"flytune.models"},
+    {"flytune.recipe", "flytune.shapes", "flytune.records"},
+    {"flytune.strict", "flytune.errors"},
+]
+PROJECT = {"workflows", "tasks", "images", "flytune", "demo", "tests", "benchmarks"}
+# What a laptop waits for, or a CPU pod does not have.
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets", "pyarrow", "numpy"}
+HEAVY |= {"matplotlib", "huggingface_hub", "safetensors", "fsspec", "tokenizers", "jinja2"}
+FILES = sorted(path for top in ("flytune", "tasks", "workflows", "images") for path in (ROOT / top).rglob("*.py"))
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module):
+    for height, names in enumerate(FLOORS):
+        if any(module == name or module.startswith(name + ".") for name in names):
+            return height
+    return None
+
+
+def imports(path, top_only):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                submodule = ROOT / node.module.replace(".", "/") / alias.name
+                is_module = submodule.is_dir() or submodule.with_suffix(".py").is_file()
+                yield (f"{node.module}.{alias.name}" if is_module else node.module), node
+
+
+def test_files_were_found():
+    assert len(FILES) > 20
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_point_down(path):
+    module = module_of(path)
+    mine = floor_of(module)
+    if module == "flytune":
+        return
+    assert mine is not None, f"{module} stands on no floor: give it one in FLOORS"
+    for name, _ in imports(path, top_only=False):
+        if name.split(".")[0] in PROJECT:
+            theirs = floor_of(name)
+            assert theirs is not None, f"{module} imports {name}, which stands on no floor"
+            assert theirs >= mine, f"{module} imports {name}, which stands above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_heavy_imports_stand_inside_functions_and_project_imports_at_the_top(path):
+    top = {id(node) for _, node in imports(path, top_only=True)}
+    for name, node in imports(path, top_only=False):
+        package = name.split(".")[0]
+        if id(node) in top:
+            assert package not in HEAVY, f"{path.name}:{node.lineno}: import {name} inside the function that uses it"
+        else:
+            assert package not in PROJECT, (
+                f"{path.name}:{node.lineno}: import {name} at the top: fast registration ships what is loaded"
+            )
+
+
+def test_the_root_is_no_package():
+    assert not (ROOT / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("module", ["tasks.plan", "tasks.prepare", "tasks.store"])
+def test_a_cpu_pod_imports_its_task_without_torch(module):
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_no_file_outgrows_its_reader():
+    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 250] == []
+
+
+def test_flytune_knows_nothing_of_flyte():
+    for path in (ROOT / "flytune").rglob("*.py"):
+        assert not {name.split(".")[0] for name, _ in imports(path, top_only=False)} & {"flytekit", "flytekitplugins"}

@@ -1,0 +1,311 @@
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune import memory, models, planner
+from flytune.cli import main
+from flytune.errors import DoesNotFit, RecipeError
+from flytune.recipe import Recipe
+from flytune.shapes import GIB, Shape, load_shapes, shape_named
+from flytune.strategies import ONE_PROCESS, STRATEGIES, pair_problem, route, strategy_of
+from tests.test_recipe import RECIPES, content
+
+CONFIGS = Path(__file__).parent / "configs"
+LLAMA_8B = json.loads((CONFIGS / "meta-llama--Llama-3.1-8B-Instruct.json").read_text())
+SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
+
+
+def recipe_of(**changes):
+    return Recipe.model_validate(content(**changes))
+
+
+def plan_of(config=SMALL, **changes):
+    return planner.make(recipe_of(**changes), geometry=models.geometry(config, "a/b"))
+
+
+def shape_of(**changes):
+    row = {"name": "s", "accelerator": "X", "processes": 1, "gpu_memory_gib": 80, "cpu": 4, "memory_gib": 64}
+    return Shape(**(row | {"shared_memory_gib": 8, "disk_gib": 500, "price_per_hour": 1.0} | changes))
+
+
+def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
+    # The ancestor divided by the micro batch alone, and so trained on 24 times the batch under 3 nodes of 8 GPUs.
+    plan = plan_of(
+        model={"name_or_path": "a/b", "dtype": "float32"},
+        sharding="zero3",
+        training={"learning_rate": 1e-4, "global_batch_size": 48},
+        hardware={"shape": "v100-8x3"},
+    )
+    assert plan.world_size == 24
+    assert plan.per_device_train_batch_size * plan.gradient_accumulation_steps == 2
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4096), st.sampled_from(["ddp", "zero1", "zero2", "zero3"]))
+def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
+    recipe = recipe_of(sharding=sharding, training={"learning_rate": 1e-4, "global_batch_size": batch})
+    shape = shape_of(nodes=nodes, processes=processes)
+    found = planner._on(recipe, shape, models.geometry(SMALL, "a/b"))
+    world = nodes * processes
+    if world == 1 or batch % world:
+        assert isinstance(found, str)
+    else:
+        assert found.per_device_train_batch_size * found.gradient_accumulation_steps * found.world_size == batch
+        assert found.world_size == world
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
+    with pytest.raises(DoesNotFit, match=r"global_batch_size 12 is no multiple of its 8 processes; 8 or 16 would be"):
+        plan_of(sharding="ddp", training={"learning_rate": 1e-4, "global_batch_size": 12}, hardware={"shape": "h100-8"})
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_planned(path, hub):
+    recipe = Recipe.from_yaml(path)
+    # The demo's models are made on the spot; their sizes are those of SmolLM2-135M.
+    demo = SMALL | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    local = recipe.model.name_or_path.startswith(".")
+    plan = planner.make(
+        recipe, geometry=models.geometry(demo | {"num_key_value_heads": 3, "vocab_size": 49152}, "x") if local else None
+    )
+    assert plan.memory_bytes <= plan.memory_available_bytes
+    assert plan.shape in path.read_text(), "the header names the planned shape"
+
+
+@pytest.mark.parametrize(
+    ("method", "sharding", "said"),
+    [
+        (
+            "qlora",
+            "zero3",
+            "method qlora with sharding zero3: 4-bit weights cannot be partitioned.*nearest that works: device_map",
+        ),
+        ("full", "device_map", "method full with sharding device_map: .*nearest that works: zero3"),
+        ("qlora", "ddp", "method qlora with sharding ddp: .*nearest that works: device_map"),
+        ("full", {"name": "zero2", "offload": "nvme"}, "sharding.offload nvme with zero2: .*nearest that has: zero3"),
+    ],
+)
+def test_pairs_that_cannot_work_are_refused_with_the_nearest_that_can(method, sharding, said):
+    with pytest.raises(RecipeError, match=said):
+        plan_of(method=method, sharding=sharding)
+
+
+def test_each_method_has_the_shardings_that_were_promised():
+    works = {
+        method: {name for name in STRATEGIES if pair_problem(recipe_of(method=method, sharding=name)) is None}
+        for method in ("full", "lora", "qlora")
+    }
+    assert works["full"] == works["lora"] == {"none", "ddp", "zero1", "zero2", "zero3"}
+    assert works["qlora"] == {"device_map"}
+
+
+def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus():
+    with pytest.raises(DoesNotFit, match="device_map is one process on one node, and the shape has 2 nodes"):
+        plan_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8x2"})
+    recipe = recipe_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8"})
+    plan = planner.make(recipe, geometry=models.geometry(SMALL, "a/b"))
+    assert (plan.world_size, plan.processes) == (1, 1)
+    assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
+    arguments = strategy_of(recipe).load_arguments(shape_named("a100-80gb-8"))
+    assert set(arguments["max_memory"]) == set(range(8))
+    assert 0 < arguments["max_memory"][0] < 80 * GIB
+
+
+def test_dtypes_that_cannot_work_are_refused():
+    with pytest.raises(RecipeError, match="model.dtype: float16, but owner/name was trained in bfloat16"):
+        plan_of(LLAMA_8B, model={"name_or_path": "owner/name", "dtype": "float16"})
+    with pytest.raises(DoesNotFit, match="T4 does not compute in bfloat16"):
+        plan_of(hardware={"shape": "t4-1"})
+    with pytest.raises(RecipeError, match="qlora computes in bfloat16"):
+        plan_of(method="qlora", sharding="device_map", model={"name_or_path": "a/b", "dtype": "float32"})
+    with pytest.raises(RecipeError, match="FlashAttention computes in 16 bits"):
+        plan_of(model={"name_or_path": "a/b", "dtype": "float32", "attn_implementation": "flash_attention_2"})
+
+
+def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
+    with pytest.raises(DoesNotFit) as caught:
+        plan_of(LLAMA_8B, sharding="none")
+    text = str(caught.value)
+    assert "  a10g-1: needs " in text
+    assert "most of it optimizer" in text or "most of it weights" in text
+    assert "  h100-8: none is one process, and the shape has 8" in text
+    assert "it would fit with sharding: zero3 (on " in text
+
+
+def test_offload_needs_what_it_offloads_to():
+    zero3_nvme = {"name": "zero3", "offload": "nvme"}
+    batch = {"learning_rate": 1e-4, "global_batch_size": 48}
+    float32 = {"name_or_path": "a/b", "dtype": "float32"}
+    with pytest.raises(DoesNotFit, match="offloads to NVMe, and the shape's disk is none"):
+        plan_of(model=float32, sharding=zero3_nvme, training=batch, hardware={"shape": "v100-8x3"})
+    on_gpu = plan_of(LLAMA_8B, sharding="zero3", hardware={"shape": "h100-8"})
+    offloaded = plan_of(LLAMA_8B, sharding=zero3_nvme, hardware={"shape": "h100-8"})
+    optimizer = next(component.bytes for component in on_gpu.memory if component.name == "optimizer")
+    assert optimizer == pytest.approx(12 * on_gpu.total_parameters / 8, rel=1e-6)
+    assert "optimizer" not in {component.name for component in offloaded.memory}
+
+
+def test_wishes_that_no_row_has_name_the_rows():
+    with pytest.raises(RecipeError, match="hardware.shape: tpu: no such row in shapes.yaml; there are cpu-1"):
+        plan_of(hardware={"shape": "tpu"})
+    with pytest.raises(RecipeError, match="no row of shapes.yaml has accelerator H100, max_price_per_hour 1"):
+        plan_of(hardware={"accelerator": "H100", "max_price_per_hour": 1})
+
+
+def test_auto_takes_the_cheapest_gpu_and_cpus_only_when_asked():
+    assert plan_of(sharding="none").shape == "l4-1"
+    assert plan_of(sharding="none", hardware={"accelerator": "cpu"}).shape == "cpu-1"
+    assert plan_of(sharding="zero2", hardware={"accelerator": "cpu"}).shape == "cpu-2"
+
+
+# 1,711,376,384 and 8,030,261,248 and 7,615,616,512 are the sizes that the hub shows for the published safetensors.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("HuggingFaceTB--SmolLM2-1.7B-Instruct", 1_711_376_384),
+        ("meta-llama--Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("Qwen--Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_published_models_are_counted_exactly(name, parameters):
+    assert models.geometry(json.loads((CONFIGS / f"{name}.json").read_text()), name).parameters == parameters
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
+def test_parameters_are_counted_as_transformers_builds_them(kind):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {key: value for key, value in SMALL.items() if key != "model_type"} | {"tie_word_embeddings": False, "head_dim": 16}
+    config = AutoConfig.for_model(kind, **sizes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = models.geometry(config.to_dict(), kind).parameters
+    assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_adapters_are_counted_as_peft_builds_them():
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {key: value for key, value in SMALL.items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes))
+    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert models.geometry(SMALL, "x").trained(recipe_of(method={"name": "lora", "r": 8}).method) == trained
+
+
+def test_a_model_that_cannot_be_read_is_told_apart(tmp_path, hub):
+    def said(name):
+        with pytest.raises(RecipeError) as caught:
+            models.read_geometry(recipe_of(model={"name_or_path": name}).model)
+        return str(caught.value)
+
+    assert "no such folder" in said(str(tmp_path / "none"))
+    assert "no such folder" in said("./none")
+    assert "no such folder, and the hub cannot be reached" in said("owner/unknown")
+    (tmp_path / "model.gguf").touch()
+    assert "the folder has no config.json; it holds model.gguf" in said(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    assert "not JSON" in said(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    assert "does not say hidden_size" in said(str(tmp_path))
+
+
+class RefusingHub(http.server.BaseHTTPRequestHandler):
+    """Stands in for the hub: answers as it does for a gated, and for an unknown, repository."""
+
+    def do_HEAD(self):
+        self.send_response(403 if "gated" in self.path else 401)
+        self.send_header("X-Error-Code", "GatedRepo" if "gated" in self.path else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def refusing_hub(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RefusingHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_gated_and_an_unknown_model_say_what_to_do(refusing_hub, monkeypatch):
+    for token, name, said in (
+        ("", "owner/gated", "gated on the hub, and no HF_TOKEN is set; ask for access"),
+        ("hf_x", "owner/gated", "the token's account has not been granted access"),
+        ("", "owner/unknown", "no such repository on the hub"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(RecipeError, match=said) as caught:
+            models.read_geometry(recipe_of(model={"name_or_path": name}).model)
+        assert "hf_x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_memory_follows_the_zero_paper(stage):
+    recipe, geometry = recipe_of(sharding=f"zero{stage}"), models.geometry(LLAMA_8B, "x")
+    states, count = strategy_of(recipe).states(geometry, recipe, 64), geometry.parameters
+    assert states["optimizer"] == 12 * count / 64
+    assert states["gradients"] == 2 * count / (64 if stage >= 2 else 1)
+    assert states["weights"] == 2 * count / (64 if stage == 3 else 1)
+
+
+def test_more_context_needs_more_memory_and_checkpointing_less():
+    geometry, strategy, shape = models.geometry(LLAMA_8B, "x"), STRATEGIES["zero3"], shape_named("h100-8")
+
+    def activations(length, checkpointing):
+        recipe = recipe_of(
+            sharding="zero3",
+            data={"path": "x", "max_length": length},
+            training={"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": checkpointing},
+        )
+        return next(c.bytes for c in memory.components(recipe, geometry, strategy, shape, 1) if c.name == "activations")
+
+    assert activations(2048, True) == 2 * activations(1024, True)
+    assert activations(2048, True) < activations(2048, False) / 5
+
+
+def test_shapes_are_read_strictly(tmp_path):
+    (tmp_path / "shapes.yaml").write_text("- {name: a, accelerator: cpu, procesess: 1}")
+    with pytest.raises(RecipeError, match=r"shapes\[0\].procesess: unknown key; did you mean processes\?"):
+        load_shapes(tmp_path / "shapes.yaml")
+    row = "- {name: a, accelerator: cpu, processes: 1, cpu: 1, memory_gib: 4"
+    row += ", shared_memory_gib: 1, disk_gib: 9, price_per_hour: 0}"
+    (tmp_path / "twice.yaml").write_text(f"{row}\n{row}\n")
+    with pytest.raises(RecipeError, match="a: each name may stand once"):
+        load_shapes(tmp_path / "twice.yaml")
+    with pytest.raises(RecipeError, match="no row x; there are cpu-1"):
+        shape_named("x")
+
+
+def test_the_command_line_plans_and_refuses(capsys, hub, tmp_path):
+    path = str(next(path for path in RECIPES if path.stem == "qwen2.5-7b-full-zero3"))
+    assert main(["plan", path]) == 0
+    shown = capsys.readouterr().out
+    assert "a100-80gb-8" in shown
+    assert "optimizer" in shown
+    assert main(["plan", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 8
+    assert main(["plan", str(tmp_path / "none.yaml")]) == 1
+    assert "RecipeError: " in capsys.readouterr().err
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Recipe"

@@ -1,0 +1,119 @@
+"""Every registered task as a cluster would get it: serialized, with its resources, Elastic and pod template."""
+
+import pytest
+from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit.tools.translator import get_serializable
+
+from flytune.shapes import load_shapes, shape_named
+from flytune.strategies import ONE_PROCESS
+from tasks.evaluate import EVALUATE
+from tasks.plan import make_plan
+from tasks.prepare import prepare_data
+from tasks.store import store_artifact
+from tasks.train import TRAIN
+from workflows.finetune import finetune
+
+SETTINGS = SerializationSettings(
+    project="p", domain="d", version="v", image_config=ImageConfig(default_image=Image(name="default", fqn="i", tag="t"))
+)
+
+
+def proto(task):
+    from collections import OrderedDict
+
+    return get_serializable(OrderedDict(), SETTINGS, task).template.to_flyte_idl()
+
+
+def limits(pod):
+    return pod["containers"][0]["resources"]["limits"]
+
+
+@pytest.mark.parametrize("shape", load_shapes(), ids=lambda shape: shape.name)
+def test_a_shape_is_a_train_task_with_its_machines(shape):
+    from google.protobuf.json_format import MessageToDict
+
+    task = TRAIN[shape.name]
+    template = proto(task)
+    pod = MessageToDict(template.k8s_pod.pod_spec)
+    assert template.id.name == f"tasks.train.train_{shape.identifier}"
+    asked = limits(pod)
+    assert asked["cpu"] == str(shape.cpu)
+    assert asked["memory"] == f"{shape.memory_gib}Gi"
+    assert asked["ephemeral-storage"] == f"{shape.disk_gib}Gi"
+    assert asked.get("gpu", asked.get("nvidia.com/gpu")) == (str(shape.processes) if shape.is_gpu else None)
+    assert pod["containers"][0]["resources"]["requests"] == asked
+    (volume,) = pod["volumes"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{shape.shared_memory_gib}Gi"}
+    assert pod["containers"][0]["volumeMounts"] == [{"name": volume["name"], "mountPath": "/dev/shm"}]
+    assert template.config["primary_container_name"] == pod["containers"][0]["name"]
+    if shape.is_gpu:
+        assert template.extended_resources.gpu_accelerator.device.startswith("nvidia-")
+    if shape.nodes > 1:
+        custom = MessageToDict(template.custom)
+        assert template.type == "pytorch"
+        assert custom["elasticConfig"]["nprocPerNode"] == shape.processes
+        assert custom["elasticConfig"]["minReplicas"] == custom["elasticConfig"]["maxReplicas"] == shape.nodes
+        assert custom["workerReplicas"]["replicas"] == shape.nodes
+    else:
+        assert template.type == "python-task"
+    if shape.world_size > 1:
+        elastic = task.task_config
+        assert (elastic.nnodes, elastic.nproc_per_node) == (shape.nodes, shape.processes)
+        assert elastic.increase_shared_mem is False
+        assert elastic.rdzv_configs["read_timeout"] > 60
+
+
+def test_device_map_runs_in_one_process_without_elastic_on_every_single_node_of_gpus():
+    for shape in load_shapes():
+        route = shape.name + (ONE_PROCESS if shape.processes > 1 else "")
+        if shape.is_gpu and shape.nodes == 1:
+            assert TRAIN[route].task_config is None
+            assert TRAIN[route].get_config(SETTINGS) == {"primary_container_name": "primary"}
+        else:
+            assert shape.name + ONE_PROCESS not in TRAIN
+
+
+@pytest.mark.parametrize("shape", load_shapes(), ids=lambda shape: shape.name)
+def test_a_shape_is_an_evaluate_task_on_one_node(shape):
+    template = proto(EVALUATE[shape.name])
+    assert template.type == "python-task"
+    assert template.id.name == f"tasks.evaluate.evaluate_model_{shape.identifier}"
+
+
+def test_pods_find_their_tasks_by_module_and_name():
+    import importlib
+
+    for task in [*TRAIN.values(), *EVALUATE.values()]:
+        module, _, name = task.name.rpartition(".")
+        assert getattr(importlib.import_module(module), name) is task
+        assert task.get_command(SETTINGS)[-4:] == ["task-module", module, "task-name", name]
+
+
+def test_pod_templates_are_not_shared():
+    templates = [id(task.pod_template) for task in [*TRAIN.values(), *EVALUATE.values()]]
+    assert len(set(templates)) == len(templates)
+
+
+def test_small_tasks_ask_for_no_gpu_and_prepare_is_cached():
+    for task in (make_plan, prepare_data, store_artifact):
+        assert not [entry for entry in proto(task).container.resources.requests if entry.name == 3]
+    assert proto(prepare_data).metadata.discoverable
+    assert proto(prepare_data).metadata.discovery_version
+    assert not proto(make_plan).metadata.discoverable
+
+
+def test_the_workflow_routes_to_every_task():
+    from collections import OrderedDict
+
+    entities = OrderedDict()
+    get_serializable(entities, SETTINGS, finetune)
+    names = {entity.name for entity in entities if hasattr(entity, "name")}
+    assert {task.name for task in [*TRAIN.values(), *EVALUATE.values()]} <= names
+
+
+def test_the_schedule_is_registered_asleep():
+    from workflows.schedules import finetune_weekly
+
+    assert finetune_weekly.schedule.cron_schedule.schedule == "0 2 * * 1"
+    assert not finetune_weekly.should_auto_activate
+    assert shape_named("a10g-8").processes == 8
