@@ -1,0 +1,188 @@
+import re
+import sys
+import xml.etree.ElementTree as ET
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from flytune import charts, evaluation, report
+from flytune.records import Answer, Metrics, Shard
+from tests.stages import manifest, plan_for, recipe_for, training_result
+
+EVIL = "<script>alert('a')</script> & \"quotes\""
+
+
+def metrics(difference=(-0.62, -0.66, -0.58), samples=133) -> Metrics:
+    return Metrics(
+        base=evaluation._score(3.68, 3.6, 3.77),
+        tuned=evaluation._score(3.06, 2.99, 3.13),
+        loss_difference=difference[0],
+        loss_difference_low=difference[1],
+        loss_difference_high=difference[2],
+        samples=samples,
+        tokens=4312,
+        loaded_as="nf4",
+        answers=[Answer(prompt=EVIL, reference=EVIL, base=EVIL, tuned="")],
+        seconds=74.0,
+    )
+
+
+@cache
+def page(steps=40, method="qlora", **changes) -> str:
+    recipe = recipe_for(Path("models/base"), method, description=EVIL, **changes)
+    shards = {
+        split: [Shard(file=f"{split}/00000.parquet", samples=count, tokens=count * 60, sha256="a")]
+        for split, count in (("train", 6512), ("heldout", 133))
+    }
+    rows = [{"input_ids": [0] * (20 + number % 130)} for number in range(400)]
+    data = manifest(rows, shards).model_copy(update={"source": EVIL})
+    return report.render(recipe, plan_for(recipe), data, training_result(steps), metrics())
+
+
+class Tags(HTMLParser):
+    """What a browser would build: start tags, ids, and what was left open."""
+
+    VOID = ("meta", "path", "use", "rect", "link", "img", "br")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, name: str) -> list[dict]:
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+
+def test_is_one_whole_page_without_anything_outside():
+    text = page()
+    tags = Tags(text)
+    assert tags.open == []
+    assert text.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.tags}
+    reached = [value for _, attrs in tags.tags for name, value in attrs.items() if name in ("src", "href", "xlink:href")]
+    assert all(value.startswith("#") for value in reached)
+    assert re.findall(r"url\((?!#)|@import", text) == []
+
+
+def test_ids_stand_once_and_labels_point_to_one():
+    tags = Tags(page())
+    ids = [attrs["id"] for _, attrs in tags.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {attrs["aria-labelledby"] for _, attrs in tags.tags if "aria-labelledby" in attrs} <= set(ids)
+
+
+def test_what_users_wrote_is_escaped():
+    tags = Tags(page())
+    assert tags.all("script") == []
+    # Description, data source, prompt, reference, the base's answer, and the recipe's YAML.
+    assert tags.text.count("<script>alert('a')</script>") >= 6
+
+
+def test_has_all_pictures_and_says_what_they_show():
+    pictures = [attrs for attrs in Tags(page()).all("svg") if attrs.get("role") == "img"]
+    labels = " | ".join(attrs["aria-label"] for attrs in pictures)
+    assert len(pictures) == 5
+    for shown in (
+        "Training loss",
+        "Learning rate",
+        "Tokens per second",
+        "Memory of one process",
+        "Histogram of sample lengths",
+    ):
+        assert shown in labels
+    assert all("viewbox" in attrs for attrs in pictures)
+
+
+def test_pictures_are_xml_in_the_pages_colours():
+    training = training_result(40)
+    for svg in (charts.loss(training, metrics()), charts.learning_rate(training), charts.throughput(training)):
+        ET.fromstring(svg.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1))
+        assert "var(--blue)" in svg
+        assert "DejaVu" not in svg
+        assert not re.search(r"#0[1-5]0[1-5]0[1-5]", svg)
+
+
+def test_figures_and_reasons_are_there():
+    text = Tags(page()).text
+    for shown in (
+        "39.6",
+        "21.3",
+        "36.6 to 43.4",
+        "−0.620",
+        "6,512",
+        "2 x 2 accumulated",
+        "1.06 GiB",
+        "under $ 0.01",
+        "(nothing)",
+    ):
+        assert shown in text
+
+
+def test_tables_have_scoped_heads():
+    heads = Tags(page()).all("th")
+    assert len(heads) > 20
+    assert all(attrs.get("scope") in ("row", "col") for attrs in heads)
+
+
+def test_is_the_same_each_time_and_small():
+    assert page() == page.__wrapped__()
+    assert len(page(steps=5000).encode()) < 300_000
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_short_runs_have_a_report_too(steps):
+    assert Tags(page(steps=steps)).open == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "samples", "words"),
+    [
+        ((-0.6, -0.7, -0.5), 133, "from 39.6 to 21.3: better, beyond chance."),
+        ((0.6, 0.5, 0.7), 133, "worse, beyond chance."),
+        ((-0.1, -0.3, 0.1), 133, "no difference that chance could not explain."),
+        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "one held-out sample proves nothing."),
+    ],
+)
+def test_verdict(difference, samples, words):
+    assert report.verdict(metrics(difference, samples)).endswith(words)
+
+
+def test_an_interval_that_cannot_be_known():
+    assert report.interval(metrics((-0.1, -sys.float_info.max, sys.float_info.max)), "loss_difference") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(21.34, "21.3"), (0.01234, "0.0123"), (-0.62, "−0.620"), (12345.6, "12,346"), (1.79e308, "1.79e+308"), (0, "0.00")],
+)
+def test_numbers(value, text):
+    assert report.number(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.25, "4.2 s"), (47, "47 s"), (357, "5 min 57 s"), (7650, "2 h 7 min")])
+def test_durations(seconds, text):
+    assert report.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512, "512 bytes"), (3 * 2**20, "3 MiB"), (1.42 * 2**30, "1.42 GiB"), (2**41, "2,048 GiB")]
+)
+def test_sizes(count, text):
+    assert charts.size(count) == text
