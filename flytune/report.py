@@ -37,7 +37,7 @@ def environment(escape: bool) -> Any:
         keep_trailing_newline=True,
     )
     found.filters |= {"number": number, "number_of": "{:,}".format, "size": charts.size, "price": price}
-    found.filters |= {"interval": interval, "duration": duration}
+    found.filters |= {"interval": interval, "duration": duration, "cell": cell}
     found.globals |= {"verdict": verdict, "share": share}
     return found
 
@@ -81,6 +81,11 @@ def duration(seconds: float) -> str:
 def price(dollars: float) -> str:
     """`$ 1.25`."""
     return f"$ {dollars:,.2f}" if dollars >= 0.01 or not dollars else "under $ 0.01"
+
+
+def cell(text: str) -> str:
+    """As it may stand in a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def share(part: float, whole: float) -> str:

@@ -1,0 +1,274 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flytune import artifact, evaluation
+from flytune.errors import ExportError
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from tests.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
+from tests.test_report import metrics as made_up
+from tests.tiny import tiny_base
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tiny_base(tmp_path_factory.mktemp("base"))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Tiny\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(base, tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("dataset"), base)
+
+
+@pytest.fixture(scope="module")
+def recipe(base):
+    return recipe_for(base, "lora", description="Adds numbers.", **{"data.path": "s3://bucket/pairs.jsonl"})
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, dataset, tmp_path_factory):
+    """A trained folder; tests that harm it take a copy."""
+    return write_trained(tmp_path_factory.mktemp("trained"), recipe, dataset, steps=2)
+
+
+@pytest.fixture
+def trained(whole, tmp_path):
+    return copy_tree(whole, tmp_path / "trained")
+
+
+def store(recipe, dataset, trained, out) -> Path:
+    return artifact.store(recipe, plan_for(recipe), dataset, trained, made_up(), out)
+
+
+@pytest.fixture(scope="module")
+def stored(recipe, dataset, whole, tmp_path_factory):
+    return store(recipe, dataset, whole, tmp_path_factory.mktemp("artifact"))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_holds_what_is_needed_and_nothing_else(stored, recipe):
+    assert {name for name in names(stored) if "/" not in name} == {
+        "README.md",
+        "artifact.json",
+        "manifest.json",
+        "metrics.json",
+        "plan.json",
+        "recipe.yaml",
+        "report.html",
+        "training.json",
+    }
+    assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json", "adapter/tokenizer.json"} <= names(stored)
+    assert {Path(name).suffix for name in names(stored)} <= {".json", ".md", ".yaml", ".html", ".safetensors", ".jinja"}
+
+
+def test_everything_reads_back(stored, recipe):
+    assert Recipe.from_yaml(stored / "recipe.yaml") == recipe
+    assert Metrics.read(stored / "metrics.json") == made_up()
+    assert Plan.read(stored / "plan.json") == plan_for(recipe)
+    assert Manifest.read(stored / "manifest.json").max_length == 128
+    assert TrainingResult.read(stored / "training.json").world_size == 2
+
+
+def test_contents_name_every_file_with_its_hash(stored):
+    import hashlib
+
+    contents = artifact.Contents.read(stored / "artifact.json").files
+    assert {item.file for item in contents} == names(stored) - {"artifact.json"}
+    for item in contents:
+        data = (stored / item.file).read_bytes()
+        assert (item.size, item.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_weights_are_linked_and_inputs_stay_as_they_were(recipe, dataset, trained, tmp_path):
+    before = {name: (trained / name).read_bytes() for name in names(trained)}
+    out = store(recipe, dataset, trained, tmp_path / "out")
+    assert {name: (trained / name).read_bytes() for name in names(trained)} == before
+    weights, config = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
+    assert os.path.samefile(trained / weights, out / weights)
+    assert not os.path.samefile(trained / config, out / config)
+
+
+def test_never_stores_into_a_used_folder(recipe, dataset, trained, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ExportError, match="out: not empty; an artifact is stored into a new folder"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("adapter/training_args.bin", "a pickle; weights are stored as safetensors alone"),
+        ("adapter/adapter_model.pt", "a pickle"),
+        ("adapter/extra.pkl", "a pickle"),
+        ("optimizer.safetensors", "state of a running training, which is no part of a model"),
+        ("checkpoint-12/model.safetensors", "state of a running training"),
+        ("adapter/trainer_state.json", "state of a running training"),
+        ("adapter/.cache/x.json", "a cache"),
+        ("adapter/__pycache__/x.json", "a cache"),
+    ],
+)
+def test_refuses_what_is_no_model(file, reason, recipe, dataset, trained, tmp_path):
+    (trained / file).parent.mkdir(exist_ok=True)
+    (trained / file).write_bytes(b"x")
+    with pytest.raises(ExportError, match=f"^{re.escape(file)}: {reason}.*nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_refuses_empty_and_cut_files(recipe, dataset, trained, tmp_path):
+    weights = trained / "adapter" / "adapter_model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1000])
+    with pytest.raises(
+        ExportError, match=rf"adapter_model.safetensors: cut short .* {len(data):,} bytes, it has {len(data) - 1000:,}"
+    ):
+        store(recipe, dataset, trained, tmp_path / "out")
+    weights.write_bytes(b"no safetensors at all")
+    with pytest.raises(ExportError, match=r"adapter_model.safetensors: cut short or damaged"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    weights.write_bytes(data)
+    (trained / "adapter" / "adapter_config.json").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"^adapter/adapter_config.json: empty; nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_refuses_a_folder_without_weights_or_with_two(recipe, dataset, trained, tmp_path):
+    copy_tree(trained / "adapter", trained / "model")
+    with pytest.raises(ExportError, match="holds both model/ and adapter/; nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    for folder in ("model", "adapter"):
+        (trained / folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"holds neither model/ nor adapter/ with \*.safetensors; nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_refuses_a_shard_that_is_missing(recipe, dataset, trained, tmp_path):
+    index = {"weight_map": {"a": "adapter_model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (trained / "adapter" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ExportError, match=r"adapter/model-00002-of-00002.safetensors: stands in .*index.json but is not there"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_refuses_stages_that_did_not_finish(recipe, dataset, trained, tmp_path):
+    (trained / "training.json").unlink()
+    with pytest.raises(ExportError, match=r"training.json: not there, so what it speaks of is not whole"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    (trained / "training.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"training.json: not a TrainingResult \(.* mistakes\)"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def front_matter(stored: Path) -> dict:
+    return yaml.safe_load((stored / "README.md").read_text().split("---")[1])
+
+
+def test_card_front_matter(stored, recipe, dataset, whole, tmp_path):
+    matter = front_matter(stored)
+    assert matter["license"] == "apache-2.0"
+    assert matter["library_name"] == "peft"
+    # A folder is no id that the hub could link to.
+    assert "base_model" not in matter
+    hub = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": "owner/base"})})
+    matter = front_matter(store(hub, dataset, whole, tmp_path / "hub"))
+    assert (matter["base_model"], matter["base_model_relation"]) == ("owner/base", "adapter")
+    assert "license" not in matter
+
+
+def test_card_text(stored):
+    text = (stored / "README.md").read_text()
+    for shown in ("Adds numbers.", "39.6", "21.3 (19.9 to 22.9)", "−0.620 (−0.660 to −0.580)", "32 trained on, 12 held out"):
+        assert shown in text
+    assert "pyflyte run workflows/finetune.py finetune --recipe recipe.yaml" in text
+    assert "{{" not in text
+    assert "\n\n\n" not in text
+
+
+def test_no_temporary_path_is_told(stored, base, dataset, whole):
+    for page in ("README.md", "report.html"):
+        text = (stored / page).read_text().replace(str(base), "BASE")
+        assert str(stored) not in text
+        assert str(dataset) not in text
+        assert str(whole) not in text
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_code_of_the_card_gives_the_figure_of_the_report(method, base, dataset, tmp_path):
+    changes = {"evaluation.sample_answers": 0, "evaluation.max_samples": 10}
+    recipe = recipe_for(base, method, **changes)
+    trained = write_trained(tmp_path / "trained", recipe, dataset)
+    metrics = evaluation.score(recipe, trained, dataset)
+    out = artifact.store(recipe, plan_for(recipe), dataset, trained, metrics, tmp_path / "out")
+    blocks = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    (out / "dataset").symlink_to(dataset)
+    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=out, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    printed = float(done.stdout.split("perplexity ")[1])
+    assert printed == pytest.approx(metrics.tuned.perplexity, rel=1e-4 if method != "qlora" else 1e-2)
+    assert abs(printed - metrics.base.perplexity) > 0.05 * metrics.base.perplexity
+
+
+def test_publish_to_a_folder_and_again(stored, tmp_path):
+    address = str(tmp_path / "models")
+    assert artifact.publish(stored, address, "tiny-1") == f"{address}/tiny-1"
+    assert names(tmp_path / "models" / "tiny-1") == names(stored)
+    before = {name: (tmp_path / "models" / "tiny-1" / name).stat().st_mtime_ns for name in names(stored)}
+    artifact.publish(stored, address, "tiny-1")
+    assert {name: (tmp_path / "models" / "tiny-1" / name).stat().st_mtime_ns for name in names(stored)} == before
+
+
+def test_publish_goes_on_where_it_was_cut_off(stored, tmp_path):
+    artifact.publish(stored, str(tmp_path), "tiny")
+    for lost in ("artifact.json", "README.md"):
+        (tmp_path / "tiny" / lost).unlink()
+    kept = (tmp_path / "tiny" / "plan.json").stat().st_mtime_ns
+    artifact.publish(stored, str(tmp_path), "tiny")
+    assert names(tmp_path / "tiny") == names(stored)
+    assert (tmp_path / "tiny" / "plan.json").stat().st_mtime_ns == kept
+
+
+@pytest.mark.parametrize("file", ["artifact.json", "plan.json", "notes.txt"])
+def test_publish_overwrites_nothing(file, stored, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / file).write_text("mine")
+    with pytest.raises(ExportError, match=r"tiny: holds .*nothing is overwritten: remove it, or change the recipe's name"):
+        artifact.publish(stored, str(tmp_path), "tiny")
+    assert names(tmp_path / "tiny") == {file}
+    assert (tmp_path / "tiny" / file).read_text() == "mine"
+
+
+def test_publish_to_memory(stored):
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    try:
+        for _ in range(2):
+            assert artifact.publish(stored, "memory://bucket/models/", "tiny") == "memory://bucket/models/tiny"
+        assert {path.removeprefix("/bucket/models/tiny/") for path in files.find("/bucket/models/tiny")} == names(stored)
+    finally:
+        files.rm("/bucket", recursive=True)
+
+
+def test_publish_to_an_address_that_is_none(stored):
+    with pytest.raises(
+        ExportError, match=r"publish.address: nosuch://bucket: cannot be written to: ValueError: Protocol not known"
+    ):
+        artifact.publish(stored, "nosuch://bucket", "tiny")
+
+
+def test_publish_what_is_not_whole(tmp_path):
+    with pytest.raises(ExportError, match=r"artifact.json: not there"):
+        artifact.publish(tmp_path, str(tmp_path / "out"), "tiny")
