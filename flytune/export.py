@@ -43,10 +43,11 @@ def write(trainer: Any, recipe: Recipe, tokenizer: Path, out: Path) -> Path:
 def _write_model(model: Any, state: dict[str, Any], recipe: Recipe, folder: Path) -> None:
     persistent = model.state_dict().keys()
     state |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
-    model.config.dtype = recipe.model.dtype
-    # The cache is off during checkpointed training; a model that is used needs it.
-    model.config.use_cache = True
     model.save_pretrained(str(folder), state_dict=state, max_shard_size=MAX_SHARD_SIZE)
+    # save_pretrained writes the live model's dtype, float32 in a full fine-tune; the files hold the recipe's. The cache is
+    # off during checkpointed training; a model that is used needs it.
+    model.config.dtype, model.config.use_cache = recipe.model.dtype, True
+    model.config.save_pretrained(str(folder))
 
 
 def _write_adapter(model: Any, state: dict[str, Any], folder: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flytune import data, evaluation, export, loading
+from flytune import data, export, heldout, loading
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
@@ -167,11 +167,9 @@ def _train(trainer: Any, resume_from: str | None) -> None:
 
 def _live_loss(trainer: Any, recipe: Recipe, dataset: Path) -> float:
     """Held-out loss of the live model, in nats a trained token, on the first GATE_SAMPLES samples."""
-    rows = data.load(dataset, "heldout").select_columns(["input_ids", "labels"])
-    rows = [row for row, _ in zip(rows, range(GATE_SAMPLES), strict=False)]
-    trainer.model_wrapped.eval()
+    rows, pad = heldout.heldout_rows(dataset, GATE_SAMPLES), trainer.processing_class.pad_token_id
     with trainer.compute_loss_context_manager():
-        nll, tokens = evaluation.heldout_loss(trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, batch_size=4)
+        nll, tokens = heldout.heldout_loss(trainer.model_wrapped, rows, pad, batch_size=4)
     return float(nll.sum() / tokens.sum())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 # Before any library reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest

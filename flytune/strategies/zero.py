@@ -69,9 +69,10 @@ class Zero(Strategy):
             return
         import deepspeed
 
-        # zero.Init needs the process group, and DeepSpeed would look for MPI, then compile its shared-memory op.
-        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+        # DeepSpeed would compile its shared-memory op now (18 s; a stale lock hangs for ever), and look for MPI.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # zero.Init, which shards the model at load, needs the process group.
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
     def check(self, trainer: Any) -> str | None:
         stage = trainer.model_wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0

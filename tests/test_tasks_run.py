@@ -1,0 +1,144 @@
+"""The workflow as users run it: `pyflyte run`, Elastic workers and all, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from flytekit.types.directory import FlyteDirectory
+
+from flytune import data
+from flytune.errors import DataError
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Metrics, Plan, TrainingResult
+from tasks.folders import fetch
+from tasks.prepare import prepare_data
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 80)
+
+
+def pyflyte(recipe, folder):
+    """Runs a recipe in a home and a temporary directory of its own."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    (folder / "tmp").mkdir()
+    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp")}
+    command = [str(Path(sys.executable).with_name("pyflyte")), "run", "workflows/finetune.py", "finetune", "--recipe", str(path)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights"),
+    [
+        ({"sharding": "zero2", "hardware.shape": "cpu-2"}, "model/model.safetensors"),
+        ({"method": "qlora", "sharding": "device_map", "model.dtype": "bfloat16"}, "adapter/adapter_model.safetensors"),
+    ],
+    ids=["full-zero2-elastic", "qlora-one-process"],
+)
+def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
+    recipe = tiny_recipe(*inputs, changes | {"publish.address": str(tmp_path / "store")})
+    done = pyflyte(recipe, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (artifact,) = (tmp_path / "store").iterdir()
+    files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
+    records = {"recipe.yaml", "plan.json", "metrics.json", "training.json", "manifest.json", "report.html", "README.md"}
+    assert records | {weights} <= files
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pkl"))]
+    # Whoever holds the artifact can run it again.
+    assert Recipe.from_yaml(artifact / "recipe.yaml") == Recipe.model_validate(recipe)
+    plan = Plan.read(artifact / "plan.json")
+    assert TrainingResult.read(artifact / "training.json").world_size == plan.world_size == (2 if "zero2" in str(changes) else 1)
+    assert Metrics.read(artifact / "metrics.json").tuned.perplexity > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training.learning_rat": 1}, "training.learning_rat: unknown key; did you mean learning_rate?"),
+        ({"method": "qlora", "sharding": "zero3"}, "method qlora with sharding zero3"),
+        ({"data.path": "none.jsonl"}, "none.jsonl"),
+        ({"model.name_or_path": "./none"}, "no such folder"),
+    ],
+)
+def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, said, inputs, tmp_path):
+    done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
+    assert done.returncode != 0
+    assert said in "".join((done.stdout + done.stderr).replace("│", "").split("\n")).replace("  ", " ") or said in done.stderr
+    assert "prepare_data" not in done.stdout.lower()
+
+
+@pytest.fixture
+def local_cache(tmp_path, monkeypatch):
+    from flytekit.core import local_cache
+
+    monkeypatch.setattr(local_cache, "CACHE_LOCATION", str(tmp_path / "cache"))
+    monkeypatch.setattr(local_cache.LocalTaskCache, "_initialized", False)
+
+
+def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
+    base, rows = inputs
+    copy = tmp_path / "pairs.jsonl"
+    copy.write_bytes(rows.read_bytes())
+
+    def prepared(**changes):
+        recipe = Recipe.model_validate(tiny_recipe(base, copy, changes))
+        request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+        return Path(prepare_data(request=request).path)
+
+    first = prepared()
+    assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, "nothing that matters changed"
+    assert prepared(**{"data.max_length": 64}) != first
+    copy.write_text(copy.read_text().replace("Question 1:", "Question one:"))
+    assert prepared() != first, "the same path with other content"
+
+
+def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
+    downloads = []
+
+    def download():
+        downloads.append(1)
+        (tmp_path / "local").mkdir()
+        with (tmp_path / "local" / "x").open("wb") as file:
+            for _ in range(20):
+                file.write(b"0" * 100_000)
+                file.flush()
+                time.sleep(0.01)
+
+    def worker(sizes):
+        # Each worker has its own object, as after unpickling.
+        directory = FlyteDirectory(str(tmp_path / "local"), downloader=download, remote_directory=False)
+        directory._remote_source = "s3://bucket/x"
+        sizes.append((fetch(directory) / "x").stat().st_size)
+
+    sizes = []
+    workers = [threading.Thread(target=worker, args=(sizes,)) for _ in range(6)]
+    for thread in workers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    assert sizes == [2_000_000] * 6
+    assert len(downloads) == 1
+
+
+def test_a_cached_folder_that_is_gone_says_what_to_do(tmp_path):
+    with pytest.raises(DataError, match="clear the cache with `pyflyte local-cache clear`"):
+        fetch(FlyteDirectory(str(tmp_path / "gone")))
+
+
+def test_the_recipe_is_one_value_for_the_console():
+    from flytekit.core.type_engine import TypeEngine
+
+    schema = TypeEngine.to_literal_type(Recipe)
+    assert json.loads(json.dumps(dict(schema.metadata)))["title"] == "Recipe"

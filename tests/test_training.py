@@ -1,0 +1,251 @@
+"""Real training of a tiny model, for every pair of method and sharding that the table allows."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from flytune import data, export, heldout, loading, planner, recording, training
+from flytune.errors import ExportError, TrainingError
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import TrainingResult
+from flytune.shapes import shape_named
+from flytune.strategies import STRATEGIES, pair_problem
+from tests import ranks
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
+
+# Equal losses are those of one computation in another order of summation (float32).
+SAME = 1e-5
+SINGLE = {"none", "device_map"}
+
+
+def pairs():
+    recipe = {"name": "r", "model": {"name_or_path": "a"}, "data": {"path": "b"}}
+    recipe |= {"training": {"learning_rate": 1e-4, "global_batch_size": 4}}
+    for method in ("full", "lora", "qlora"):
+        for sharding in STRATEGIES:
+            if pair_problem(Recipe.model_validate(recipe | {"method": method, "sharding": sharding})) is None:
+                yield method, sharding
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    base, rows = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
+    recipe = Recipe.model_validate(tiny_recipe(base, rows))
+    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
+    return folder
+
+
+def recipe_for(inputs, method, sharding, **changes):
+    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
+    changes = {"method": method, "sharding": sharding, "training.global_batch_size": 8} | changes
+    changes |= {"hardware.shape": "cpu-1" if sharding in SINGLE else "cpu-2"}
+    changes |= {"model.dtype": "bfloat16"} if sharding == "device_map" else {}
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+
+
+def fit(recipe, inputs, out, die_at=None):
+    """One run; with `die_at`, every rank is killed when that step was logged."""
+    if die_at:
+        record = recording.Recorder.record
+
+        def record_and_die(self, step, epoch, logs):
+            record(self, step, epoch, logs)
+            if step == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        recording.Recorder.record = record_and_die
+    plan = planner.make(recipe)
+    return training.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def world(recipe):
+    return planner.make(recipe).world_size
+
+
+@pytest.fixture(scope="session")
+def runs(inputs, tmp_path_factory):
+    """Runs each pair once, when first asked for."""
+    done = {}
+
+    def run(method, sharding):
+        if (method, sharding) not in done:
+            out = tmp_path_factory.mktemp("run") / "trained"
+            recipe = recipe_for(inputs, method, sharding)
+            done[method, sharding] = recipe, ranks.run(world(recipe), fit, recipe, inputs, out), out
+        return done[method, sharding]
+
+    return run
+
+
+def reloaded_loss(recipe, inputs, trained):
+    model = loading.exported_model(recipe, trained)
+    rows = heldout.heldout_rows(inputs / "dataset", training.GATE_SAMPLES)
+    nll, tokens = heldout.heldout_loss(model, rows, 0, batch_size=4)
+    return float(nll.sum() / tokens.sum())
+
+
+@pytest.mark.parametrize(("method", "sharding"), list(pairs()))
+def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_trained(method, sharding, runs, inputs):
+    recipe, result, trained = runs(method, sharding)
+    assert isinstance(result, TrainingResult)
+    assert [step.step for step in result.steps] == [1, 2, 3]
+    assert result == TrainingResult.read(trained / "training.json")
+    single = "device_map" if method == "qlora" else "none"
+    alone = runs(method, single)[1]
+    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
+    assert result.tokens == alone.tokens
+    # Trained: the last loss is below the first, on new samples.
+    assert result.steps[-1].loss < result.steps[0].loss
+    assert export.verify(trained / ("model" if method == "full" else "adapter")) > 0
+    # bfloat16 rounds differently where batches are padded otherwise.
+    bound = 5e-3 if recipe.model.dtype == "bfloat16" else 1e-4
+    assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(result.heldout_loss, abs=bound)
+
+
+def test_the_exported_folder_holds_the_model_and_nothing_else(runs):
+    for method, sharding in (("full", "zero3"), ("lora", "zero2")):
+        _, _, trained = runs(method, sharding)
+        files = {path.name for path in trained.rglob("*") if path.is_file()}
+        assert "training.json" in files
+        assert "tokenizer.json" in files
+        assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+        assert not files & {"optimizer.bin", "trainer_state.json", "scheduler.pt"}
+
+
+def test_tied_weights_are_written_once(runs):
+    from safetensors import safe_open
+
+    for sharding in ("none", "zero2", "zero3"):
+        with safe_open(str(runs("full", sharding)[2] / "model" / "model.safetensors"), framework="pt") as tensors:
+            assert [name for name in tensors.keys() if "lm_head" in name] == []  # noqa: SIM118 (not a dict)
+
+
+def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(inputs, tmp_path):
+    import json
+
+    recipe = recipe_for(inputs, "full", "none", **{"model.dtype": "bfloat16", "training.learning_rate": 1e-5})
+    result = ranks.run(1, fit, recipe, inputs, tmp_path / "trained")
+    config = json.loads((tmp_path / "trained" / "model" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert result.steps[-1].loss > 0
+    assert STRATEGIES["none"].load_dtype(recipe) == "float32"
+
+
+@pytest.mark.parametrize(("method", "sharding"), [("full", "none"), ("full", "zero2"), ("lora", "zero3"), ("qlora", "device_map")])
+def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(method, sharding, inputs, tmp_path):
+    changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "checkpoints.folder": str(tmp_path / "calm")}
+    calm = recipe_for(inputs, method, sharding, **changes)
+    undisturbed = ranks.run(world(calm), fit, calm, inputs, tmp_path / "undisturbed")
+    recipe = recipe_for(inputs, method, sharding, **(changes | {"checkpoints.folder": str(tmp_path / "checkpoints")}))
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "killed", 3)
+    assert not (tmp_path / "killed").exists()
+    resumed = ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps[2:]]
+    assert resumed.heldout_loss == undisturbed.heldout_loss
+    assert not list((tmp_path / "checkpoints").glob("*/checkpoint-*")), "their use is over"
+
+
+def test_a_loss_that_is_no_number_ends_the_run(inputs, tmp_path):
+    wild = {"training.learning_rate": 1e30, "training.max_grad_norm": 1e30, "training.max_steps": 6}
+    recipe = recipe_for(inputs, "full", "none", **wild)
+    with pytest.raises(ranks.RankFailed, match=r"TrainingError: step \d: the loss is (nan|inf); the run does not go on"):
+        ranks.run(1, fit, recipe, inputs, tmp_path / "trained")
+    assert not (tmp_path / "trained").exists()
+
+
+def wrong_world(recipe, inputs, out):
+    plan = planner.make(recipe).model_copy(update={"world_size": 2})
+    training.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def test_a_wrong_number_of_processes_is_refused(inputs, tmp_path):
+    with pytest.raises(ranks.RankFailed, match="rank 0: the plan is for 2 processes, 1 were started"):
+        ranks.run(1, wrong_world, recipe_for(inputs, "full", "none"), inputs, tmp_path / "trained")
+
+
+def unsharded(recipe, inputs, out):
+    STRATEGIES["zero2"].arguments = STRATEGIES["ddp"].arguments
+    fit(recipe, inputs, out)
+
+
+def test_a_sharding_that_did_not_take_hold_is_an_error(inputs, tmp_path):
+    with pytest.raises(ranks.RankFailed, match="sharding zero2 did not take hold: DeepSpeed runs at stage 0"):
+        ranks.run(2, unsharded, recipe_for(inputs, "full", "zero2"), inputs, tmp_path / "trained")
+
+
+def test_out_of_memory_says_what_to_do():
+    import torch
+
+    class Trainer:
+        """Stands for a trainer on a GPU that is full, which cannot be had here."""
+
+        args = type("Args", (), {"process_index": 3})
+        state = type("State", (), {"global_step": 6})
+
+        def train(self, resume_from_checkpoint):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(TrainingError, match="rank 3: out of GPU memory at step 7; the run does not go on by itself. Lower"):
+        training._train(Trainer(), None)
+
+
+@pytest.fixture
+def exported(runs, tmp_path):
+    import shutil
+
+    def copy(method, sharding):
+        source = runs(method, sharding)[2] / ("model" if method == "full" else "adapter")
+        return Path(shutil.copytree(source, tmp_path / method))
+
+    return copy
+
+
+def damage(folder, change):
+    from safetensors.torch import load_file, save_file
+
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if "q_proj" in name)
+    change(tensors, name)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors, name: tensors[name].zero_(), "all zero"),
+        (lambda tensors, name: tensors[name].view(-1)[:2].fill_(float("nan")), "2 of .* values are not finite"),
+        (lambda tensors, name: tensors.update({name: tensors[name][:4].clone()}), r"expected shape \[.*\], found \[4, "),
+        (lambda tensors, name: tensors.update({name: tensors[name][:0].clone()}), r"found \[0, "),
+        (lambda tensors, name: tensors.pop(name), "expected by the configuration, found in no file"),
+        (lambda tensors, name: tensors.update({"extra": tensors[name].clone()}), "extra: the model has no such tensor"),
+    ],
+)
+def test_the_gate_names_the_damaged_tensor(change, said, exported):
+    folder = exported("full", "none")
+    name = damage(folder, change)
+    with pytest.raises(ExportError, match=f"{said}.*; nothing was stored") as caught:
+        export.verify(folder)
+    assert name in str(caught.value) or "extra" in said
+
+
+def test_the_gate_refuses_an_adapter_that_was_never_trained_or_is_half(exported):
+    folder = exported("lora", "none")
+    damage(folder, lambda tensors, name: [tensors[key].zero_() for key in tensors if "lora_B" in key])
+    with pytest.raises(ExportError, match="lora_B.*all zero"):
+        export.verify(folder)
+
+
+def test_the_gate_refuses_a_file_cut_short(exported):
+    for method in ("full", "lora"):
+        folder = exported(method, "none")
+        (file,) = folder.glob("*.safetensors")
+        file.write_bytes(file.read_bytes()[:1000])
+        with pytest.raises(ExportError, match="cut short or damaged"):
+            export.verify(folder)
