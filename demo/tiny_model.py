@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 SPECIAL_TOKENS = [END_OF_TEXT, "<|im_start|>", "<|im_end|>", PAD]
 
-BLOCK, BATCH, LEARNING_RATE = 128, 8, 4e-3
+BLOCK, BATCH, LEARNING_RATE = 128, 4, 2.5e-3
 
 _log = logging.getLogger(__name__)
 
 
-def build(out: Path, corpus: Iterable[str], steps: int = 200, seed: int = 0, vocab_size: int = 4096) -> Path:
+def build(out: Path, corpus: Iterable[str], steps: int = 150, seed: int = 0, vocab_size: int = 4096) -> Path:
     """Makes the model folder `out` (config, safetensors, tokenizer with a chat template); returns it.
 
     Args:
@@ -65,7 +65,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe,
         bos_token=END_OF_TEXT,
         eos_token="<|im_end|>",
@@ -101,11 +101,12 @@ def _blocks(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> "torch.Te
     """All texts, end to end, as rows of BLOCK tokens: [rows, BLOCK]."""
     import torch
 
-    ids = [token for row in tokenizer([text + END_OF_TEXT for text in texts])["input_ids"] for token in row]
+    rows = tokenizer([text + END_OF_TEXT for text in texts], verbose=False)["input_ids"]
+    ids = [token for row in rows for token in row]
     if len(ids) < BLOCK:
         raise DataError(f"the corpus has {len(ids)} tokens; pre-training needs {BLOCK} at least: give more text, or steps=0")
-    rows = len(ids) // BLOCK
-    return torch.tensor(ids[: rows * BLOCK]).view(rows, BLOCK)
+    whole_blocks = len(ids) // BLOCK
+    return torch.tensor(ids[: whole_blocks * BLOCK]).view(whole_blocks, BLOCK)
 
 
 def _pretrain(model: "LlamaForCausalLM", blocks: "torch.Tensor", steps: int) -> None:

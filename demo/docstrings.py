@@ -1,0 +1,125 @@
+"""Instruction pairs from the docstrings of the installed Python standard library: signature in, description out.
+
+The sources are parsed, never imported. A Python release always gives the same pairs in the same order.
+"""
+
+import ast
+import inspect
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tqdm import tqdm
+
+from demo.whole import whole
+
+# Not library code, not public, or not written in plain English sentences.
+SKIPPED_FOLDERS = {
+    "site-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "pydoc_data",
+    "__pycache__",
+}
+SHORTEST, LONGEST = 20, 600
+"""Characters of an output; shorter ones say nothing ("See above."), longer ones are manuals."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Node = _Function | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A module, class, function or method that has a docstring."""
+
+    module: str
+    kind: str
+    """module, class, function or method."""
+    signature: str
+    docstring: str
+
+
+def pairs() -> Iterator[dict[str, str]]:
+    """Rows of instruction, input (the signature) and output (the docstring's first paragraph, on one line); no two equal."""
+    seen: set[tuple[str, str]] = set()
+    for item in documented():
+        if item.kind == "module":
+            continue
+        output = _first_paragraph(item.docstring)
+        if not SHORTEST <= len(output) <= LONGEST or (item.signature, output) in seen:
+            continue
+        seen.add((item.signature, output))
+        instruction = f"Describe this Python {item.kind} of the module `{item.module}`."
+        yield {"instruction": instruction, "input": item.signature, "output": output}
+
+
+def write(path: Path) -> int:
+    """Writes all pairs to `path` as JSON Lines; returns how many there are."""
+    count = 0
+    with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        for pair in pairs():
+            file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def plain_text() -> Iterator[str]:
+    """Whole docstrings, modules' included, for pre-training; no two equal."""
+    yield from dict.fromkeys(item.docstring for item in documented() if len(item.docstring) >= SHORTEST)
+
+
+@cache
+def documented() -> tuple[Documented, ...]:
+    """Everything in the standard library that has a docstring, by module and line."""
+    root = Path(sysconfig.get_path("stdlib"))
+    found: list[Documented] = []
+    for path in tqdm(sorted(root.rglob("*.py")), desc="reading docstrings", unit="file", delay=1):
+        parts = path.relative_to(root).with_suffix("").parts
+        if SKIPPED_FOLDERS.isdisjoint(parts):
+            module = ".".join(parts).removesuffix(".__init__")
+            tree = ast.parse(path.read_bytes())
+            if docstring := ast.get_docstring(tree):
+                found.append(Documented(module, "module", f"import {module}", docstring))
+            found.extend(_documented(tree, module, inside=""))
+    return tuple(found)
+
+
+def _documented(parent: ast.AST, module: str, inside: str) -> Iterator[Documented]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.If | ast.Try):
+            yield from _documented(node, module, inside)
+        if not isinstance(node, _Node):
+            continue
+        name = f"{inside}.{node.name}" if inside else node.name
+        if docstring := ast.get_docstring(node):
+            yield Documented(module, _kind(node, inside), _signature(node, name), docstring)
+        if isinstance(node, ast.ClassDef):
+            yield from _documented(node, module, name)
+
+
+def _kind(node: _Node, inside: str) -> str:
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    return "method" if inside else "function"
+
+
+def _signature(node: _Node, name: str) -> str:
+    """The definition's first line without its body: `def dumps(obj, *, indent=None)`."""
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"class {name}({bases})" if bases else f"class {name}"
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{word} {name}({ast.unparse(node.args)}){returns}"
+
+
+def _first_paragraph(docstring: str) -> str:
+    paragraph = inspect.cleandoc(docstring).split("\n\n", 1)[0]
+    return " ".join(paragraph.split())
