@@ -1,0 +1,16 @@
+"""Data: from what a recipe names to tokenized parquet shards, on a CPU and without torch.
+
+sources, hub      where the data lies, and a fingerprint of what it holds
+reading           files -> rows
+formats           rows -> chats, or prompts with completions
+rendering         -> text, and which of its characters are trained
+tokenizing        -> input_ids and labels
+preparing         -> split, shards, manifest
+shards            the stored files, written and loaded
+"""
+
+from flytune.data.preparing import prepare
+from flytune.data.shards import load
+from flytune.data.sources import fingerprint
+
+__all__ = ["fingerprint", "load", "prepare"]

@@ -1,0 +1,99 @@
+"""The Hugging Face hub: a data set's commit and rows, and what to do when the hub says no."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flytune.errors import DataError
+from flytune.recipe import Data
+
+
+def resolved_revision(name: str, revision: str | None) -> str:
+    """The commit that `revision` (the main branch when None) of a data set is at now.
+
+    A commit is returned without asking the hub. Where the hub cannot be reached a given revision is taken at its word.
+
+    Raises:
+        DataError: there is no such data set, it may not be read, or the hub cannot be reached and no revision is given.
+    """
+    if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    _refuse_folder(name)
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(name, revision=revision).sha)
+    except Exception as error:  # HTTP errors, offline mode, bad names: advice() tells them apart
+        if revision is not None and _is_unreachable(error):
+            return revision
+        pin = "; or give data.revision, if the data set is in the cache of this machine" if _is_unreachable(error) else ""
+        raise DataError(f"data.dataset_name: {name}: {advice(error, 'data set')}{pin}") from error
+
+
+def hub_rows(data: Data, name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The rows of a data set on the hub, streamed; offline, from the cache of this machine.
+
+    Raises:
+        DataError: the data set, its config, split or revision does not exist, may not be read, or breaks off.
+    """
+    _refuse_folder(name)
+    import datasets
+
+    place = f"{name}[{data.dataset_split}]"
+    try:
+        rows = datasets.load_dataset(
+            name,
+            data.dataset_config,
+            split=data.dataset_split,
+            revision=data.revision,
+            streaming=not datasets.config.HF_HUB_OFFLINE,
+        )
+        for number, row in enumerate(rows, 1):
+            yield dict(row), f"{place}, row {number}"
+    except Exception as error:  # as above; errors of whoever takes the rows are not raised in here
+        raise DataError(f"data.dataset_name: {place}: {advice(error, 'data set')}") from error
+
+
+def advice(error: Exception, what: str) -> str:
+    """One sentence on why the hub did not give `what`, and what to do about it."""
+    chain = list(_chain(error))
+    names = {type(link).__name__ for link in chain}
+    text = " ".join(str(link) for link in chain).lower()
+    if "GatedRepoError" in names or "is a gated dataset" in text:
+        token = "the account of HF_TOKEN has no access yet" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
+        return f"gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN"
+    if "RevisionNotFoundError" in names:
+        return f"the {what} has no such revision on the hub"
+    if _is_unreachable(error):
+        why = (
+            "HF_HUB_OFFLINE is set"
+            if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}
+            else "no network?"
+        )
+        return f"not on this machine, and the hub cannot be reached ({why})"
+    if names & {"RepositoryNotFoundError", "DatasetNotFoundError", "HFValidationError"}:
+        return f"no such {what} on the hub; if it is private, set HF_TOKEN"
+    return f"cannot be read: {' '.join(str(error).split())[:300]}"
+
+
+def _is_unreachable(error: Exception) -> bool:
+    unreachable = {"OfflineModeIsEnabled", "LocalEntryNotFoundError"}
+    return any(
+        type(link).__name__ in unreachable or isinstance(link, ConnectionError) or "ConnectError" in type(link).__name__
+        for link in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _refuse_folder(name: str) -> None:
+    if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or "://" in name:
+        raise DataError(
+            f"data.dataset_name: {name}: this names a data set on the hub; for a file, folder or address use data.path"
+        )

@@ -1,0 +1,175 @@
+"""Files to rows: JSON Lines, JSON, CSV, Parquet, and what `datasets.save_to_disk` wrote; one row at a time."""
+
+import csv
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from flytune.data.hub import hub_rows
+from flytune.data.sources import Source, kind, locate
+from flytune.errors import DataError
+from flytune.recipe import Data
+
+Row = tuple[dict[str, Any], str]
+"""Column to value, and where it stands: `train.jsonl:4127`."""
+_EXCERPT = 80
+_LARGEST_CELL = 2**31 - 1
+
+
+def read(data: Data) -> Iterator[Row]:
+    """The rows of a recipe's data, in order; `data.max_samples` of them at most, all when it is not set.
+
+    JSON Lines, CSV and Parquet are read piece by piece; a JSON file is held whole.
+
+    Raises:
+        DataError: the source is not there, or a row cannot be read: where it stands, and what was found.
+    """
+    rows = hub_rows(data, data.dataset_name) if data.dataset_name is not None else read_path(str(data.path), "data.path", data)
+    return islice(rows, data.max_samples)
+
+
+def read_path(path: str, key: str, data: Data) -> Iterator[Row]:
+    """The rows of all files behind `path`; `key` is the recipe's name for it."""
+    source = locate(path, key)
+    if source.saved:
+        yield from _saved(path, data.dataset_split)
+        return
+    for file, label in zip(source.files, source.labels, strict=True):
+        yield from _file(source, file, label)
+
+
+def _file(source: Source, file: str, label: str) -> Iterator[Row]:
+    reader = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet}[str(kind(file))]
+    try:
+        with source.filesystem.open(file, "rb", compression="gzip" if file.endswith(".gz") else None) as content:
+            yield from reader(content, label)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{label}: cannot be read: {error}") from None
+
+
+def _json_lines(file: Any, label: str) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        row, mistake = _object(line)
+        if mistake:
+            others = sum(bool(_object(rest)[1]) for rest in file)
+            raise DataError(f"{label}:{number}: {mistake}: {_excerpt(line)}{_more(others, 'line')}")
+        if row is not None:
+            yield row, f"{label}:{number}"
+
+
+def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The object that a line holds (None on a blank one), or what is wrong with the line."""
+    if not line.strip():
+        return None, ""
+    try:
+        value = json.loads(line.decode("utf-8-sig").rstrip())
+    except UnicodeDecodeError as error:
+        return None, f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+    except json.JSONDecodeError as error:
+        return None, f"not JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return None, f"not JSON: {error}"
+    return (value, "") if isinstance(value, dict) else (None, f"not a JSON object but {_named(value)}")
+
+
+def _json(file: Any, label: str) -> Iterator[Row]:
+    content = file.read()
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{label}: not UTF-8: byte 0x{content[error.start]:02x} at {error.start}") from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # JSON Lines under the name of JSON, as many data sets have it
+            yield from _json_lines(io.BytesIO(content), label)
+            return
+        line = content.splitlines()[error.lineno - 1] if content.strip() else b""
+        raise DataError(f"{label}:{error.lineno}: not JSON: {error.msg} at column {error.colno}: {_excerpt(line)}") from None
+    if isinstance(value, dict):
+        lists = [item for item in value.values() if isinstance(item, list)]
+        if len(lists) != 1:
+            raise DataError(
+                f"{label}: a JSON file is a list of objects, or an object with one list of them; "
+                f"found an object with {len(lists)} lists, its keys are {', '.join(value) or 'none'}"
+            )
+        value = lists[0]
+    if not isinstance(value, list):
+        raise DataError(f"{label}: a JSON file is a list of objects, or an object with one list of them; found {_named(value)}")
+    bad = [number for number, item in enumerate(value, 1) if not isinstance(item, dict)]
+    if bad:
+        found = value[bad[0] - 1]
+        raise DataError(
+            f"{label}, item {bad[0]}: not an object but {_named(found)}: {found!r:.80}{_more(len(bad) - 1, 'item')}"
+        )
+    for number, item in enumerate(value, 1):
+        yield item, f"{label}, item {number}"
+
+
+def _csv(file: Any, label: str) -> Iterator[Row]:
+    csv.field_size_limit(_LARGEST_CELL)
+    reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
+    try:
+        for row in reader:
+            where = f"{label}:{reader.reader.line_num}"
+            if None in row or None in row.values():
+                cells = sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
+                raise DataError(f"{where}: {cells} cells, but the header has {len(reader.fieldnames or ())}")
+            yield row, where
+    except csv.Error as error:
+        raise DataError(f"{label}:{reader.reader.line_num}: not CSV: {error}") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise DataError(f"{label}:{reader.reader.line_num + 1}: not UTF-8: byte 0x{byte:02x} at {error.start}") from None
+
+
+def _parquet(file: Any, label: str) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                number += 1
+                yield row, f"{label}, row {number}"
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from None
+
+
+def _saved(path: str, split: str) -> Iterator[Row]:
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(path)
+    except Exception as error:  # a folder that is not whole fails in many ways: Arrow's, JSON's, KeyError
+        raise DataError(
+            f"{path}: looks like datasets.save_to_disk but cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise DataError(f"{path}: no split {split}; there are {', '.join(saved)}; say which in data.dataset_split")
+        saved = saved[split]
+    for number, row in enumerate(saved, 1):
+        yield dict(row), f"{path}, row {number}"
+
+
+def _named(value: Any) -> str:
+    names = {list: "a list", str: "a string", bool: "true or false", type(None): "null", dict: "an object"}
+    return names.get(type(value), "a number")
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode("utf-8", errors="replace").strip()
+    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 3] + "..."
+
+
+def _more(count: int, what: str) -> str:
+    if not count:
+        return ""
+    return (
+        f" ({count} other {what} of this file is bad as well)"
+        if count == 1
+        else f" ({count} other {what}s of this file are bad as well)"
+    )

@@ -1,0 +1,161 @@
+"""Samples to text, and which of its characters are trained.
+
+No prompt is ever tokenized alone to be counted: the whole text is rendered, the characters of the answers in it are
+known, and tokens are labelled by the characters they stand for (tokenizing.py).
+
+The answers of a chat are found in one of two ways:
+
+- The template has generation marks (`{% generation %}`): what stands between them, as transformers reports it.
+- Any other template is rendered twice, plainly and with two characters for private use around each answer. Taking them
+  out again must give the plain rendering; then they stood exactly where the answers are. Where the template trims
+  answers the characters stand inside the white space that is trimmed.
+
+An empty answer trains nothing. After each other answer the end marker is trained too: the special token that the template
+puts directly behind it, or behind spaces (Llama 2), which are trained with it; never what follows, like a new line.
+Where the last answer has none, what the template puts behind that answer is cut off and a trained EOS takes its place.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from flytune.data.formats import Chat, Message, Plain
+from flytune.errors import DataError
+
+Span = tuple[int, int]
+"""Characters [start, end) of a text."""
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_PRIVATE_USE = range(0xE000, 0xF900)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One text, ready for the tokenizer."""
+
+    text: str
+    spans: list[Span]
+    """The trained characters, in order."""
+    add_special_tokens: bool
+    """Whether the tokenizer adds its own (BOS): for raw text; chat templates write theirs."""
+    append_eos: bool
+    """Whether a trained EOS token follows, unless the tokenizer has put one there."""
+
+
+def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str) -> Rendered:
+    """The text of a sample. Without `completion_only` all of it is trained.
+
+    Raises:
+        DataError: the chat template refuses the messages, or changes answers so that they cannot be found again.
+    """
+    if isinstance(sample, Plain):
+        text = sample.prompt + sample.completion
+        start = len(sample.prompt) if completion_only else 0
+        # An empty completion gets no span: EOS alone would teach to say nothing.
+        return Rendered(text, [(start, len(text))] if start < len(text) else [], True, True)
+    assert template is not None
+    if completion_only:
+        return template.answers(sample.messages, where)
+    text = template.text(sample.messages, where)
+    ends = sample.messages[-1]["role"] != "assistant" or template.is_ended(text)
+    return Rendered(text, [(0, len(text))], False, not ends)
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, with the special tokens that it may write."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._source = tokenizer.get_chat_template()
+        self._tokens = tokenizer.special_tokens_map
+        eos, bos = tokenizer.eos_token, tokenizer.bos_token
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special} | {eos}
+        # What begins a text ends no answer, unless one token does both (GPT-2's <|endoftext|>).
+        marks = "|".join(re.escape(token) for token in sorted(special - ({bos} - {eos}), key=len, reverse=True))
+        self._mark = re.compile(rf" *(?:{marks})")
+        self._last_mark = re.compile(rf"(?:{marks})\s*\Z")
+        self._marked = bool(_GENERATION.search(self._source))
+
+    def text(self, messages: list[Message], where: str) -> str:
+        """The messages, rendered."""
+        return self._render(messages, where)[0]
+
+    def is_ended(self, text: str) -> bool:
+        """Whether an end marker stands last, white space aside."""
+        return bool(self._last_mark.search(text))
+
+    def answers(self, messages: list[Message], where: str) -> Rendered:
+        """The messages, rendered, with the answers and their end markers as spans."""
+        text, blocks = self._render(messages, where, tracked=self._marked)
+        found = self._inside_marks(text, blocks) if self._marked else self._by_sentinels(text, messages, where)
+        spans, is_ended = [], True
+        for start, end in found:
+            mark = None if self._marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
+            is_ended = mark is not None or (self._marked and self.is_ended(text[start:end]))
+            spans.append((start, mark.end() if mark else end))
+        return Rendered(text if is_ended else text[: spans[-1][1]], spans, False, not is_ended)
+
+    def _inside_marks(self, text: str, blocks: list[Span]) -> list[Span]:
+        return [(start, end) for start, end in blocks if self._mark.sub("", text[start:end]).strip()]
+
+    def _by_sentinels(self, text: str, messages: list[Message], where: str) -> list[Span]:
+        everything = text + "".join(message["content"] for message in messages)
+        left, right = list(_unused(everything))
+        answers = [
+            index for index, message in enumerate(messages) if message["role"] == "assistant" and message["content"].strip()
+        ]
+        if not answers:
+            return []
+        tried: list[list[Message]] = []
+        for trims_left, trims_right in product((False, True), repeat=2):
+            marked = list(messages)
+            for index in answers:
+                content = messages[index]["content"]
+                start = len(content) - len(content.lstrip()) if trims_left else 0
+                end = len(content.rstrip()) if trims_right else len(content)
+                marked[index] = {
+                    **messages[index],
+                    "content": content[:start] + left + content[start:end] + right + content[end:],
+                }
+            if marked in tried:
+                continue
+            tried.append(marked)
+            spans = _without(self._render(marked, where)[0], left, right, text)
+            if spans is not None:
+                return spans
+        raise DataError(
+            f"{where}: the chat template changes what the assistant says, so its characters cannot be told from the rest; "
+            "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
+        )
+
+    def _render(self, messages: list[Message], where: str, tracked: bool = False) -> tuple[str, list[Span]]:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered: Any = render_jinja_template(
+                [messages], chat_template=self._source, return_assistant_tokens_mask=tracked, **self._tokens
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(str(message["role"]) for message in messages[:8])
+            raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from None
+        texts, blocks = rendered
+        return texts[0], blocks[0] if tracked else []
+
+
+def _unused(text: str) -> Iterator[str]:
+    """Two characters for private use that `text` does not hold."""
+    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in text)
+    yield next(free)
+    yield next(free)
+
+
+def _without(marked: str, left: str, right: str, plain: str) -> list[Span] | None:
+    """Where the marks stood, if `marked` without them is `plain` and they come in pairs; None otherwise."""
+    if marked.replace(left, "").replace(right, "") != plain:
+        return None
+    marks = list(re.finditer(f"[{left}{right}]", marked))
+    if "".join(mark[0] for mark in marks) != (left + right) * (len(marks) // 2):
+        return None
+    places = [mark.start() - number for number, mark in enumerate(marks)]
+    return list(zip(places[::2], places[1::2], strict=True))

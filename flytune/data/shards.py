@@ -1,0 +1,140 @@
+"""The stored form of a prepared data set: parquet shards of input_ids and labels, and the manifest beside them."""
+
+import hashlib
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from flytune.data.tokenizing import IGNORED, Encoded
+from flytune.errors import DataError
+from flytune.records import Manifest, Shard, SplitCounts
+
+MANIFEST = "manifest.json"
+SAMPLES_A_SHARD = 10_000
+TOKENS_A_SHARD = 20_000_000
+_TOKENS_A_WRITE = 500_000
+
+
+class SplitWriter:
+    """Writes one split below `folder`, a shard after the other, holding about half a million tokens."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        import pyarrow
+
+        ids = pyarrow.list_(pyarrow.int32())
+        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids})
+        self._folder, self._split = folder, split
+        self._writer: Any = None
+        self._pending: list[Encoded] = []
+        self._pending_tokens = 0
+        self._samples = self._tokens = self._trained = 0
+        self._shards: list[Shard] = []
+        (folder / split).mkdir(parents=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def add(self, sample: Encoded) -> None:
+        """One more sample, at the end."""
+        self._pending.append(sample)
+        self._pending_tokens += len(sample[0])
+        self._trained += len(sample[1]) - sample[1].count(IGNORED)
+        if self._pending_tokens >= _TOKENS_A_WRITE or self._samples + len(self._pending) >= SAMPLES_A_SHARD:
+            self._write()
+            if self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD:
+                self._close()
+
+    def counts(self) -> SplitCounts:
+        """What was written; ends the last shard."""
+        self._write()
+        self._close()
+        samples, tokens = (sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens"))
+        return SplitCounts(samples=samples, tokens=tokens, trained_tokens=self._trained, shards=self._shards)
+
+    @property
+    def _file(self) -> str:
+        return f"{self._split}/{len(self._shards):05}.parquet"
+
+    def _write(self) -> None:
+        import pyarrow
+        from pyarrow.parquet import ParquetWriter
+
+        if not self._pending:
+            return
+        if self._writer is None:
+            self._writer = ParquetWriter(self._folder / self._file, self._schema)
+        columns = [[sample[column] for sample in self._pending] for column in (0, 1)]
+        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+        self._samples += len(self._pending)
+        self._tokens += self._pending_tokens
+        self._pending, self._pending_tokens = [], 0
+
+    def _close(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        with (self._folder / self._file).open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
+        self._samples = self._tokens = 0
+
+
+def load(folder: Path, split: str) -> Any:
+    """One split (`train` or `heldout`) of a prepared data set, as a memory-mapped `datasets.Dataset`.
+
+    Its columns are input_ids and labels, lists of int32, equally long. The memory map lies in the temporary folder of the
+    machine, under the name of the content: the ranks of a node share it.
+
+    Raises:
+        DataError: preparing never finished, or files are missing or changed since.
+    """
+    counts = _counts(read_manifest(folder), split)
+    files = [folder / shard.file for shard in counts.shards]
+    if missing := [shard.file for shard, file in zip(counts.shards, files, strict=True) if not file.is_file()]:
+        raise DataError(f"{folder}: not whole: {', '.join(missing)} missing; prepare the data again")
+    import pyarrow
+    from datasets import Dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    content = hashlib.sha256("".join(shard.sha256 for shard in counts.shards).encode()).hexdigest()
+    cache = Path(tempfile.gettempdir()) / "flytune-datasets" / content[:16]
+    try:
+        dataset = Dataset.from_parquet([str(file) for file in files], cache_dir=str(cache))
+    except (DatasetGenerationError, pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{folder}: a {split} shard cannot be read: {error.__cause__ or error}; prepare the data again"
+        ) from error
+    if len(dataset) != counts.samples:
+        raise DataError(f"{folder}: {len(dataset)} {split} samples, the manifest says {counts.samples}; prepare the data again")
+    return dataset
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared data set.
+
+    Raises:
+        DataError: there is none, so preparing never finished; or it is no manifest.
+    """
+    try:
+        return Manifest.read(folder / MANIFEST)
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no {MANIFEST}, so preparing never finished; prepare the data again") from None
+    except ValidationError as error:
+        raise DataError(
+            f"{folder / MANIFEST}: not a manifest ({error.error_count()} mistakes); prepare the data again"
+        ) from None
+
+
+def _counts(manifest: Manifest, split: str) -> SplitCounts:
+    assert split in ("train", "heldout"), split
+    counts: SplitCounts = getattr(manifest, split)
+    return counts

@@ -1,0 +1,146 @@
+"""Where data lies: files, folders and fsspec addresses; and a fingerprint of what they hold."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from flytune.data.hub import resolved_revision
+from flytune.errors import DataError
+from flytune.recipe import Data
+
+KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "parquet": "parquet"}
+"""Suffix of a file to what it holds; all but Parquet may also end in .gz."""
+_KINDS_SHOWN = "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv) or Parquet (.parquet)"
+
+
+class Source(NamedTuple):
+    """Files of one path or address, in order."""
+
+    filesystem: Any
+    """An fsspec file system."""
+    files: list[str]
+    """As the file system names them."""
+    labels: list[str]
+    """As messages name them: below the path that the recipe gives."""
+    saved: bool
+    """Whether it is a folder that `datasets.save_to_disk` wrote."""
+
+
+def kind(name: str) -> str | None:
+    """What a file of this name holds (a value of KINDS), or None."""
+    return KINDS.get(name.removesuffix(".gz").rpartition(".")[2].lower())
+
+
+def locate(path: str, key: str) -> Source:
+    """The data files behind `path`; `key` is the recipe's name for it, for messages.
+
+    A folder stands for the data files that lie in it, by name, those in its own folders not included.
+
+    Raises:
+        DataError: nothing is there, it cannot be reached, or it is no data.
+    """
+    import fsspec
+
+    entries: list[tuple[str, str]] = []
+    try:
+        filesystem, root = fsspec.core.url_to_fs(path)
+        filesystem.invalidate_cache()
+        is_file = filesystem.info(root)["type"] == "file"
+        if not is_file:
+            entries = sorted((entry["name"], entry["type"]) for entry in filesystem.ls(root, detail=True))
+    except FileNotFoundError:
+        raise DataError(f"{key}: {path}: no such file or folder{_beside(path)}") from None
+    except Exception as error:  # each file system has errors of its own: credentials, network, a package that is missing
+        raise DataError(f"{key}: {path}: cannot be read: {type(error).__name__}: {error}") from error
+    if is_file and kind(root) is None:
+        raise DataError(f"{key}: {path}: unknown kind of file; known are {_KINDS_SHOWN}")
+    if is_file:
+        return Source(filesystem, [root], [path], saved=False)
+    return _folder(path, key, filesystem, entries)
+
+
+def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]) -> Source:
+    names = {name: name.rstrip("/").rpartition("/")[2] for name, _ in entries}
+    saved = bool({"state.json", "dataset_dict.json"} & set(names.values()))
+    if saved:
+        files = sorted(filesystem.find(path))
+    else:
+        files = [name for name, what in entries if what == "file" and kind(name) and not names[name].startswith((".", "_"))]
+    if not files:
+        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_holding(list(names.values()))}")
+    labels = [f"{path.rstrip('/')}/{name.rpartition('/')[2]}" for name in files]
+    return Source(filesystem, files, labels, saved)
+
+
+def fingerprint(data: Data) -> str:
+    """A hash of what lies behind a recipe's data section: 64 hex digits that change when the content does.
+
+    Local files are hashed whole. For files behind an address it is the checksum that the file system keeps, with name
+    and size; for a data set on the hub, the commit.
+
+    Raises:
+        DataError: something that the section names is not there, or cannot be reached.
+    """
+    parts: list[tuple[str, ...]] = []
+    if data.dataset_name is not None:
+        parts.append(("dataset_name", data.dataset_name, resolved_revision(data.dataset_name, data.revision)))
+    for key, path in (("path", data.path), ("heldout_path", data.heldout_path)):
+        if path is not None:
+            parts += [(key, *part) for part in _digests(locate(path, f"data.{key}"))]
+    if data.chat_template is not None:
+        parts.append(("chat_template", read_chat_template(data.chat_template)))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _digests(source: Source) -> Iterator[tuple[str, str]]:
+    local = "file" in source.filesystem.protocol
+    for file, label in tqdm(list(zip(source.files, source.labels, strict=True)), desc="fingerprint", unit=" files", delay=2):
+        name = label.rpartition("/")[2]
+        if local:
+            yield name, _file_sha256(Path(file), label)
+        else:
+            info = source.filesystem.info(file)
+            kept = next((info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c") if info.get(mark)), None)
+            yield name, f"{info.get('size')} {kept or source.filesystem.checksum(file)}"
+
+
+def _file_sha256(file: Path, label: str) -> str:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{label}: cannot be read: {error.strerror or error}") from None
+
+
+def read_chat_template(path: str) -> str:
+    """The content of the recipe's Jinja file.
+
+    Raises:
+        DataError: it is not there, or not text.
+    """
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"data.chat_template: {path}: no such file{_beside(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data.chat_template: {path}: cannot be read: {error}") from None
+
+
+def _beside(path: str) -> str:
+    """What stands where a missing path was looked for."""
+    if "://" in path:
+        return " at this address, or none that these credentials may see"
+    parent = Path(path).expanduser().absolute().parent
+    if not parent.is_dir():
+        return f"; its folder {parent} does not exist either"
+    return f"; the folder {parent} {_holding([entry.name for entry in parent.iterdir()], verb='holds')}"
+
+
+def _holding(names: list[str], verb: str = "it holds") -> str:
+    shown = sorted(names)[:8]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"{verb} {', '.join(shown)}{more}" if shown else f"{verb} nothing"

@@ -1,0 +1,100 @@
+"""The base model's tokenizer, with all that preparing and training need of it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from flytune.data.hub import advice
+from flytune.data.sources import read_chat_template
+from flytune.errors import DataError
+from flytune.recipe import Data, Model
+
+SHIPPED = "chat_templates/chatml.jinja and chat_templates/alpaca.jinja"
+
+
+def load_tokenizer(model: Model, data: Data) -> Any:
+    """A fast tokenizer with EOS, a pad token, and the recipe's chat template where it names one.
+
+    Raises:
+        DataError: it is not there, may not be read, or lacks what is needed: each with what to do.
+    """
+    tokenizer = _from_pretrained(model)
+    name = f"the tokenizer of {model.name_or_path}"
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which cannot say where in the text "
+            "a token stands; it needs a tokenizer.json: convert it once to a fast one, or choose another model"
+        )
+    if tokenizer.eos_token is None:
+        raise DataError(
+            f"model.name_or_path: {name} names no EOS token, so no answer could end; set eos_token in its tokenizer_config.json"
+        )
+    if data.pad_token is not None:
+        if data.pad_token not in tokenizer.get_vocab():
+            raise DataError(
+                f"data.pad_token: {data.pad_token!r} is not one of the tokens of {name}; it must be a single token that exists"
+                f"{_candidates(tokenizer)}"
+            )
+        tokenizer.pad_token = data.pad_token
+    if tokenizer.pad_token is None:
+        raise DataError(f"data.pad_token: {name} names no pad token; give one of its own tokens{_candidates(tokenizer)}")
+    if data.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(data.chat_template)
+        _check_template(tokenizer.chat_template, data.chat_template)
+    return tokenizer
+
+
+def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
+    """Refuses a tokenizer without chat template, for a format that goes through one.
+
+    Raises:
+        DataError: it has none; names those that are shipped.
+    """
+    if tokenizer.chat_template is None:
+        raise DataError(
+            f"data.chat_template: the tokenizer of {model.name_or_path} has no chat template, and the format {form} needs one; "
+            f"give a Jinja file: {SHIPPED} are shipped"
+        )
+    _check_template(tokenizer.get_chat_template(), f"of {model.name_or_path}")
+
+
+def _from_pretrained(model: Model) -> Any:
+    from transformers import AutoTokenizer
+
+    where = f"model.name_or_path: {model.name_or_path}"
+    folder = Path(model.name_or_path).expanduser()
+    if not folder.is_dir() and (model.name_or_path.startswith((".", "/", "~")) or model.name_or_path.count("/") > 1):
+        raise DataError(f"{where}: no such folder (seen from {Path.cwd()}), and not a hub id of the form owner/name")
+    name = str(folder) if folder.is_dir() else model.name_or_path
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
+        if folder.is_dir():
+            holds = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+            reason = " ".join(str(error).split())[:300]
+            raise DataError(f"{where}: no tokenizer can be read from this folder, which holds {holds}: {reason}") from error
+        if "trust_remote_code" in str(error):
+            raise DataError(
+                f"{where}: its tokenizer is code of its own; to run it set model.trust_remote_code: true"
+            ) from error
+        raise DataError(f"{where}: {advice(error, 'model')}") from error
+
+
+def _candidates(tokenizer: Any) -> str:
+    likely = re.compile(r"^\W.*pad.*\W$", re.IGNORECASE)
+    found = {token for token in tokenizer.get_vocab() if likely.match(token)}
+    found |= {str(token) for token in tokenizer.added_tokens_decoder.values() if "pad" in str(token).lower()}
+    names = sorted(found) + ([tokenizer.unk_token] if tokenizer.unk_token else [])
+    if not names:
+        return f", for example {tokenizer.eos_token} (labels are stored, so padding with it hides no EOS)"
+    return f", for example {' or '.join(dict.fromkeys(names[:4]))}"
+
+
+def _check_template(source: str, name: str) -> None:
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template([], chat_template=source)
+    except TemplateSyntaxError as error:
+        raise DataError(f"data.chat_template: {name}: line {error.lineno}: not a Jinja template: {error.message}") from None
