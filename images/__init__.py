@@ -1,0 +1,65 @@
+"""The two container images, by name: TRAIN for tasks that train and evaluate, LIGHT for those that plan, prepare and store.
+
+Three environment variables, read where workflows are registered:
+    FLYTUNE_IMAGES    `dockerfile` (default): images that were built from the Dockerfile and pushed;
+                      `imagespec`: flytekit builds and pushes them from the same locks, as it registers
+    FLYTUNE_REGISTRY  where they are: ghcr.io/someone
+    FLYTUNE_TAG       of the Dockerfile's images; `dev` when not set
+"""
+
+import os
+from pathlib import Path
+
+from flytekit import ImageSpec
+
+from flytune.errors import FlytuneError
+
+ROOT = Path(__file__).resolve().parent.parent
+CUDA = "13.0.1"
+"""torch 2.13 is built with CUDA 13.0; DeepSpeed refuses to compile its operators with another minor version."""
+PYTHON = "3.11"
+APT_PACKAGES = ["build-essential", "libaio-dev"]
+
+COMPILE_DEEPSPEED = Path(__file__).with_name("compile_deepspeed.sh")
+
+
+def images(kind: str, registry: str | None, tag: str) -> tuple[str | ImageSpec, str | ImageSpec]:
+    """TRAIN and LIGHT.
+
+    Raises:
+        FlytuneError: `kind` is neither `dockerfile` nor `imagespec`.
+    """
+    if kind == "dockerfile":
+        prefix = f"{registry}/" if registry else ""
+        return f"{prefix}flytune-train:{tag}", f"{prefix}flytune-light:{tag}"
+    if kind == "imagespec":
+        train = ImageSpec(
+            name="flytune-train",
+            registry=registry,
+            base_image=f"nvidia/cuda:{CUDA}-devel-ubuntu24.04",
+            python_version=PYTHON,
+            apt_packages=APT_PACKAGES,
+            packages=["pip"],
+            requirements=str(ROOT / "requirements.lock"),
+            commands=_commands(COMPILE_DEEPSPEED),
+        )
+        light = ImageSpec(
+            name="flytune-light",
+            registry=registry,
+            python_version=PYTHON,
+            requirements=str(ROOT / "requirements-light.lock"),
+        )
+        return train, light
+    raise FlytuneError(f"FLYTUNE_IMAGES={kind}: unknown; give `dockerfile` or `imagespec`")
+
+
+def _commands(script: Path) -> list[str]:
+    lines = script.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+TRAIN, LIGHT = images(
+    os.environ.get("FLYTUNE_IMAGES", "dockerfile"),
+    os.environ.get("FLYTUNE_REGISTRY") or None,
+    os.environ.get("FLYTUNE_TAG", "dev"),
+)
