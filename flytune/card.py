@@ -12,16 +12,17 @@ from flytune.records import Manifest, Metrics, Plan, TrainingResult
 
 def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult, metrics: Metrics) -> str:
     """The model card as Markdown with the hub's YAML front matter."""
-    adapter = recipe.method.name != "full"
+    matter = _front_matter(recipe)
     return report.environment(escape=False).get_template("card.md.jinja").render(
         recipe=recipe,
         plan=plan,
         manifest=manifest,
         training=training,
         metrics=metrics,
-        adapter=adapter,
+        adapter=recipe.method.name != "full",
+        has_id="base_model" in matter,
         arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
-        front_matter=yaml.safe_dump(_front_matter(recipe), sort_keys=False).strip(),
+        front_matter=yaml.safe_dump(matter, sort_keys=False).strip(),
         peak=max((step.memory_bytes for step in training.steps), default=0),
     )  # fmt: skip
 

@@ -16,13 +16,9 @@ from tqdm import tqdm
 
 from flytune import loading
 from flytune.errors import DataError, ExportError
-from flytune.heldout import IGNORED, Row, heldout_loss, heldout_rows, padded
+from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
 from flytune.recipe import Evaluation, Recipe
 from flytune.records import Answer, Metrics, Score
-
-__all__ = ["bootstrap", "heldout_loss", "heldout_rows", "score", "trained_folder"]
-
-RESAMPLES = 2000
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
@@ -68,36 +64,6 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         ],
         seconds=time.perf_counter() - started,
     )
-
-
-def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
-    """Loss per token of each column of `nll` (samples, models), with a 95 % percentile interval.
-
-    Whole samples are drawn with replacement (tokens of one sample are not independent), the same for all columns, so that
-    a column of differences is paired. Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Intervals of
-    fewer than about 20 samples are known to be too narrow; from a single one nothing follows, and the interval is unbounded.
-
-    Returns:
-        Points, lower and upper ends, in nats a token, one for each column.
-    """
-    import numpy
-
-    scored = tokens > 0
-    nll, tokens = nll[scored], tokens[scored]
-    points = nll.sum(axis=0) / tokens.sum()
-    samples = len(tokens)
-    if samples < 2:
-        unknown = [sys.float_info.max] * len(points)
-        return points.tolist(), [-end for end in unknown], unknown
-    draw = numpy.random.default_rng(seed)
-    losses: list[Any] = []
-    block = max(1, 2**22 // samples)
-    for start in range(0, resamples, block):
-        # How often each sample is drawn, instead of which: a resampled sum is then a matrix product.
-        counts = draw.multinomial(samples, [1 / samples] * samples, size=min(block, resamples - start))
-        losses.append(counts @ nll / (counts @ tokens)[:, None])
-    low, high = numpy.percentile(numpy.concatenate(losses), [2.5, 97.5], axis=0)
-    return points.tolist(), low.tolist(), high.tolist()
 
 
 def trained_folder(recipe: Recipe, trained: Path) -> Path:

@@ -1,6 +1,7 @@
 """Held-out samples, and what they cost a model: shared by training (the live model) and evaluation (the exported one)."""
 
 import inspect
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ IGNORED = -100
 """The label of a token that the loss is not taken over."""
 # Rows of logits that are turned to float32 at a time: 512 MB at a vocabulary of 128k.
 _LOGIT_ROWS = 1024
+RESAMPLES = 2000
+"""Of the bootstrap."""
 
 Row = dict[str, list[int]]
 """One sample: input_ids and labels, equally long."""
@@ -65,6 +68,36 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
     finally:
         model.train(was_training)
     return nll, tokens
+
+
+def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
+    """Loss per token of each column of `nll` (samples, models), with a 95 % percentile interval.
+
+    Whole samples are drawn with replacement (tokens of one sample are not independent), the same for all columns, so that
+    a column of differences is paired. Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Intervals of
+    fewer than about 20 samples are known to be too narrow; from a single one nothing follows, and the interval is unbounded.
+
+    Returns:
+        Points, lower and upper ends, in nats a token, one for each column.
+    """
+    import numpy
+
+    scored = tokens > 0
+    nll, tokens = nll[scored], tokens[scored]
+    points = nll.sum(axis=0) / tokens.sum()
+    samples = len(tokens)
+    if samples < 2:
+        unknown = [sys.float_info.max] * len(points)
+        return points.tolist(), [-end for end in unknown], unknown
+    draw = numpy.random.default_rng(seed)
+    losses: list[Any] = []
+    block = max(1, 2**22 // samples)
+    for start in range(0, resamples, block):
+        # How often each sample is drawn, instead of which: a resampled sum is then a matrix product.
+        counts = draw.multinomial(samples, [1 / samples] * samples, size=min(block, resamples - start))
+        losses.append(counts @ nll / (counts @ tokens)[:, None])
+    low, high = numpy.percentile(numpy.concatenate(losses), [2.5, 97.5], axis=0)
+    return points.tolist(), low.tolist(), high.tolist()
 
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:

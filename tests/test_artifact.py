@@ -217,7 +217,8 @@ def test_code_of_the_card_gives_the_figure_of_the_report(method, base, dataset, 
     done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=out, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     printed = float(done.stdout.split("perplexity ")[1])
-    assert printed == pytest.approx(metrics.tuned.perplexity, rel=1e-4 if method != "qlora" else 1e-2)
+    # Forgetting prepare_model_for_kbit_training moves it by 2e-4; other batches by 2e-6.
+    assert printed == pytest.approx(metrics.tuned.perplexity, rel=3e-5)
     assert abs(printed - metrics.base.perplexity) > 0.05 * metrics.base.perplexity
 
 
@@ -260,6 +261,41 @@ def test_publish_to_memory(stored):
         assert {path.removeprefix("/bucket/models/tiny/") for path in files.find("/bucket/models/tiny")} == names(stored)
     finally:
         files.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """An S3 bucket on this machine."""
+    import boto3
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+    for name, value in {**settings, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    boto3.client("s3").create_bucket(Bucket="models")
+    yield "s3://models"
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def test_publish_to_s3(bucket, stored, tmp_path):
+    import s3fs
+
+    for _ in range(2):
+        assert artifact.publish(stored, f"{bucket}/deep", "tiny") == "s3://models/deep/tiny"
+    found = s3fs.S3FileSystem().find("models/deep/tiny")
+    assert {path.removeprefix("models/deep/tiny/") for path in found} == names(stored)
+    other = copy_tree(stored, tmp_path / "other")
+    (other / "artifact.json").write_text((stored / "artifact.json").read_text() + "\n")
+    with pytest.raises(ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"):
+        artifact.publish(other, f"{bucket}/deep", "tiny")
+    with pytest.raises(ExportError, match=r"publish.address: s3://gone: cannot be written to: .*bucket does not exist"):
+        artifact.publish(stored, "s3://gone", "tiny")
 
 
 def test_publish_to_an_address_that_is_none(stored):
