@@ -68,6 +68,11 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     return out
 
 
+def published_name(artifact: Path, recipe: Recipe) -> str:
+    """The recipe's name and 12 hex digits of the artifact's content: each run has its own, an equal artifact the same."""
+    return f"{recipe.name}-{hashlib.sha256((artifact / CONTENTS).read_bytes()).hexdigest()[:12]}"
+
+
 def publish(artifact: Path, address: str, name: str) -> str:
     """Copies an artifact to `address`/`name`, a folder or any fsspec address, and returns that; artifact.json comes last.
 

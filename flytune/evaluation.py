@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune import loading
+from flytune import export, loading
 from flytune.errors import DataError, ExportError
 from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
 from flytune.recipe import Evaluation, Recipe
@@ -28,14 +28,14 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
 
     Raises:
         DataError: the data set is not whole, or has no held-out token to score.
-        ExportError: `trained` is not whole or does not load, the base does not load, or a loss is not finite.
+        ExportError: `trained` is not whole, not what was trained, or does not load; or a loss is not finite.
     """
     import numpy
 
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
-    trained_folder(recipe, trained)
     loading.quiet()
+    export.verify(trained_folder(recipe, trained))
     questions = _Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
     if recipe.method.name == "full":
         # One model in memory at a time.
@@ -47,6 +47,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
             base = _measure(model, questions, "base model")
         tuned = _measure(model, questions, "tuned model")
 
+    export.check_loss(recipe, trained, tuned.nll, tuned.tokens)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     return Metrics(

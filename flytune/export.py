@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import ExportError
+from flytune.heldout import GATE_SAMPLES
 from flytune.recipe import Recipe
+from flytune.records import TrainingResult
 from flytune.strategies import strategy_of
 
 MAX_SHARD_SIZE = "5GB"
+# Nats a token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
+# training and evaluation. Seen on the demo's models: docs/measured.md. A tensor that is lost costs whole nats.
+LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 
 
 def write(trainer: Any, recipe: Recipe, tokenizer: Path, out: Path) -> Path:
@@ -104,6 +109,26 @@ def verify(folder: Path) -> int:
     if not found:
         raise ExportError(f"{folder.name}: no tensors in *.safetensors; nothing was stored")
     return len(found)
+
+
+def check_loss(recipe: Recipe, trained: Path, nll: Any, tokens: Any) -> None:
+    """Holds the reloaded export's held-out loss against the live model's, as training.json recorded it before the export.
+
+    `nll` and `tokens` are those of the reloaded model, in stored order: summed nats and scored tokens of each sample.
+
+    Raises:
+        ExportError: they differ by more than rounding the weights to the recipe's dtype can explain.
+    """
+    live = TrainingResult.read(trained / "training.json").heldout_loss
+    if live is None:
+        return
+    found = float(nll[:GATE_SAMPLES].sum() / tokens[:GATE_SAMPLES].sum())
+    if not abs(found - live) <= LOSS_BOUND[recipe.model.dtype]:
+        raise ExportError(
+            f"{trained.name}: the exported model's loss on the first {GATE_SAMPLES} held-out samples is {found:.4f}, the live "
+            f"model's was {live:.4f} (bound {LOSS_BOUND[recipe.model.dtype]}): what was exported is not what was trained; "
+            "nothing was stored"
+        )
 
 
 def _model_shapes(folder: Path) -> dict[str, list[int]]:

@@ -14,6 +14,8 @@ from flytune.records import Manifest
 
 IGNORED = -100
 """The label of a token that the loss is not taken over."""
+GATE_SAMPLES = 8
+"""Held-out samples that the live model is scored on before export; the evaluation holds the export against them."""
 # Rows of logits that are turned to float32 at a time: 512 MB at a vocabulary of 128k.
 _LOGIT_ROWS = 1024
 RESAMPLES = 2000

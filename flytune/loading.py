@@ -16,7 +16,7 @@ def base_model(recipe: Recipe, dtype: str, **load_arguments: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     if recipe.method.name == "qlora":
-        load_arguments["quantization_config"] = quantization()
+        load_arguments["quantization_config"] = quantization(recipe.model.dtype)
     model = AutoModelForCausalLM.from_pretrained(
         recipe.model.name_or_path,
         revision=recipe.model.revision,
@@ -35,8 +35,8 @@ def base_model(recipe: Recipe, dtype: str, **load_arguments: Any) -> Any:
     return model
 
 
-def quantization() -> Any:
-    """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in bfloat16."""
+def quantization(dtype: str) -> Any:
+    """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in `dtype` (bfloat16, there)."""
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -44,7 +44,7 @@ def quantization() -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
     )
 
 

@@ -75,8 +75,6 @@ def _impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         )
     if recipe.model.dtype == "float32" and recipe.model.attn_implementation.startswith("flash"):
         problems.append("model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype")
-    if recipe.method.name == "qlora" and recipe.model.dtype != "bfloat16":
-        problems.append(f"model.dtype: {recipe.model.dtype}, but qlora computes in bfloat16; use bfloat16")
     if recipe.model.revision is not None and recipe.model.name_or_path.startswith((".", "/", "~")):
         problems.append("model.revision: only models on the hub have one; a folder is what it is")
     return problems

@@ -157,7 +157,7 @@ class Publish(Strict):
     """Where the artifact goes beside Flyte's own store."""
 
     address: str | None = None
-    """A folder or fsspec address; the artifact is put below it, under the run's name and key."""
+    """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""
 
 
 class Recipe(Strict):

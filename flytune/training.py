@@ -19,9 +19,6 @@ from flytune.strategies.strategy import optimizer
 
 log = logging.getLogger(__name__)
 
-# Held-out samples on which the live model is scored before export; the evaluation holds the export against them.
-GATE_SAMPLES = 8
-
 
 def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> TrainingResult:
     """Trains and exports one run. Every process of the run calls it; the first one writes `out`.
@@ -166,8 +163,9 @@ def _train(trainer: Any, resume_from: str | None) -> None:
 
 
 def _live_loss(trainer: Any, recipe: Recipe, dataset: Path) -> float:
-    """Held-out loss of the live model, in nats a trained token, on the first GATE_SAMPLES samples."""
-    rows, pad = heldout.heldout_rows(dataset, GATE_SAMPLES), trainer.processing_class.pad_token_id
+    """Held-out loss of the live model, in nats a trained token, on the gate's samples."""
+    rows = heldout.heldout_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
+    pad = trainer.processing_class.pad_token_id
     with trainer.compute_loss_context_manager():
         nll, tokens = heldout.heldout_loss(trainer.model_wrapped, rows, pad, batch_size=4)
     return float(nll.sum() / tokens.sum())

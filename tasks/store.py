@@ -18,5 +18,5 @@ def store_artifact(
     folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name))
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
     if recipe.publish.address:
-        artifact.publish(folder, recipe.publish.address, f"{recipe.name}-{recipe.key()}")
+        artifact.publish(folder, recipe.publish.address, artifact.published_name(folder, recipe))
     return FlyteDirectory(str(folder))

@@ -17,6 +17,9 @@ SETTINGS = SerializationSettings(
     project="p", domain="d", version="v", image_config=ImageConfig(default_image=Image(name="default", fqn="i", tag="t"))
 )
 
+# flyteidl.core.Resources.GPU
+RESOURCE_GPU = 2
+
 
 def proto(task):
     from collections import OrderedDict
@@ -96,7 +99,7 @@ def test_pod_templates_are_not_shared():
 
 def test_small_tasks_ask_for_no_gpu_and_prepare_is_cached():
     for task in (make_plan, prepare_data, store_artifact):
-        assert not [entry for entry in proto(task).container.resources.requests if entry.name == 3]
+        assert not [entry for entry in proto(task).container.resources.requests if entry.name == RESOURCE_GPU]
     assert proto(prepare_data).metadata.discoverable
     assert proto(prepare_data).metadata.discovery_version
     assert not proto(make_plan).metadata.discoverable

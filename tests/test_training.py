@@ -82,7 +82,7 @@ def runs(inputs, tmp_path_factory):
 
 def reloaded_loss(recipe, inputs, trained):
     model = loading.exported_model(recipe, trained)
-    rows = heldout.heldout_rows(inputs / "dataset", training.GATE_SAMPLES)
+    rows = heldout.heldout_rows(inputs / "dataset", heldout.GATE_SAMPLES)
     nll, tokens = heldout.heldout_loss(model, rows, 0, batch_size=4)
     return float(nll.sum() / tokens.sum())
 
