@@ -56,7 +56,7 @@ def callback(recorder: Recorder) -> Any:
     """The recorder as the Trainer knows it."""
     from transformers import TrainerCallback
 
-    class Recording(TrainerCallback):  # type: ignore[misc]
+    class Recording(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # Only now is the model wrapped: a sharding that silently did not happen would train wrong or not fit.
             if problem := recorder.strategy.check(recorder.trainer):

@@ -35,7 +35,8 @@ def pyflyte(recipe, folder):
     path.write_text(yaml.safe_dump(recipe))
     (folder / "tmp").mkdir()
     environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp")}
-    command = [str(Path(sys.executable).with_name("pyflyte")), "run", "workflows/finetune.py", "finetune", "--recipe", str(path)]
+    program = Path(sys.executable).with_name("pyflyte")
+    command = [program, "run", "workflows/finetune.py", "finetune", "--recipe", path]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
 
 
@@ -59,7 +60,8 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
     # Whoever holds the artifact can run it again.
     assert Recipe.from_yaml(artifact / "recipe.yaml") == Recipe.model_validate(recipe)
     plan = Plan.read(artifact / "plan.json")
-    assert TrainingResult.read(artifact / "training.json").world_size == plan.world_size == (2 if "zero2" in str(changes) else 1)
+    world_size = 2 if "zero2" in str(changes) else 1
+    assert TrainingResult.read(artifact / "training.json").world_size == plan.world_size == world_size
     assert Metrics.read(artifact / "metrics.json").tuned.perplexity > 1
 
 
