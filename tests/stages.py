@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from flytune import loading
+from flytune import heldout, loading
 from flytune.recipe import Recipe
 from flytune.records import Bin, Component, Manifest, Plan, Shard, SplitCounts, Step, TrainingResult
 from tests.tiny import tiny_recipe
@@ -100,7 +100,9 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     model.save_pretrained(str(out))
     (out / "README.md").unlink(missing_ok=True)
     AutoTokenizer.from_pretrained(str(dataset / "tokenizer")).save_pretrained(str(out))
-    training_result(steps).write(folder / "training.json")
+    nll, tokens = heldout.heldout_loss(model, heldout.heldout_rows(dataset, heldout.GATE_SAMPLES), 0, batch_size=4)
+    live = {"heldout_loss": float(nll.sum() / tokens.sum())}
+    training_result(steps).model_copy(update=live).write(folder / "training.json")
     return folder
 
 

@@ -253,11 +253,24 @@ def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
         evaluation.score(recipe, tmp_path, dataset)
 
 
+def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    recipe = recipe_for(base, "full")
+    file = write_trained(tmp_path, recipe, dataset, steps=12) / "model" / "model.safetensors"
+    tensors = load_file(file)
+    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"):
+        evaluation.score(recipe, tmp_path, dataset)
+
+
 def test_weights_that_diverged(base, dataset, tmp_path):
     from safetensors.torch import load_file, save_file
 
     recipe = recipe_for(base, "full")
     file = write_trained(tmp_path, recipe, dataset, steps=1) / "model" / "model.safetensors"
-    save_file({name: tensor * math.nan for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .8 of 8 are not finite"):
+    save_file({name: tensor * 1e20 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation.score(recipe, tmp_path, dataset)
