@@ -71,11 +71,11 @@ def callback(recorder: Recorder) -> Any:
 
 
 def peak_memory() -> int:
-    """Bytes that this process has held at most: on its GPUs together, or in host memory without any."""
+    """Bytes that this process has held at most: on its fullest GPU, or in host memory without any."""
     import torch
 
     if torch.cuda.is_available():
-        return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+        return max(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -120,7 +120,7 @@ class Step(Strict):
     tokens: int
     """Read since the previous logged step, over all processes, padding not counted."""
     memory_bytes: int
-    """Peak so far of the fullest process; see TrainingResult.memory_kind."""
+    """Peak so far of the first process: of its fullest GPU, or of its host memory; see TrainingResult.memory_kind."""
 
 
 class TrainingResult(Record):

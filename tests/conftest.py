@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 # Before any library reads them.
@@ -11,6 +12,17 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+# Flyte, torchrun and datasets leave folders in the temporary directory: they get one that goes when the tests are over.
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not _IS_WORKER:
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="flytune-tests-")
+
+
+def pytest_unconfigure(config):
+    if not _IS_WORKER:
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -1,0 +1,40 @@
+"""What only a GPU can show: `make test-gpu` on a machine that has one. The tiny model, real kernels."""
+
+import pytest
+import torch
+
+from flytune import data, export, heldout, loading, planner, training
+from flytune.recipe import DataRequest, Recipe
+from flytune.shapes import GIB, Shape
+from tests import ranks
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def this_machine() -> Shape:
+    memory = torch.cuda.get_device_properties(0).total_memory / GIB
+    row = {"name": "here", "accelerator": torch.cuda.get_device_name(0), "processes": 1, "gpu_memory_gib": memory, "cpu": 4}
+    return Shape(**row, memory_gib=32, shared_memory_gib=2, disk_gib=50, price_per_hour=1.0)
+
+
+def fit(recipe, dataset, out):
+    # Here and not in the parent: a process that has used CUDA cannot be forked.
+    shape = this_machine()
+    result = training.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
+    export.verify(next(path for path in out.iterdir() if path.is_dir()))
+    model = loading.exported_model(recipe, out, device_map={"": 0})
+    nll, tokens = heldout.heldout_loss(model, heldout.heldout_rows(dataset, heldout.GATE_SAMPLES), 0, batch_size=4)
+    return result, float(nll.sum() / tokens.sum())
+
+
+@pytest.mark.parametrize("pair", ["full none", "lora none", "qlora device_map"])
+def test_a_pair_trains_in_bfloat16_and_its_export_is_what_was_trained(pair, tmp_path):
+    method, sharding = pair.split()
+    changes = {"method": method, "sharding": sharding, "model.dtype": "bfloat16", "hardware.shape": "here"}
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes))
+    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset")
+    result, reloaded = ranks.run(1, fit, recipe, tmp_path / "dataset", tmp_path / "trained")
+    assert result.memory_kind == "GPU memory allocated"
+    assert result.steps[-1].memory_bytes > 0
+    assert reloaded == pytest.approx(result.heldout_loss, abs=export.LOSS_BOUND["bfloat16"])
