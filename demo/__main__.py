@@ -43,9 +43,9 @@ def main() -> int:
     started = time.monotonic()
     console.print("[bold]Flytune demo:[/] two fine-tunes on this machine; about five minutes, less when run again.")
     inputs.make(HOME)
-    table = Table(title="What came out", title_justify="left")
-    for column in ("run", "perplexity before", "after", "95 % interval", "tokens/s", "minutes"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    table = Table(title="Held-out perplexity of base and tuned model", title_justify="left")
+    for column in ("run", "before", "after (95 % interval)", "tokens/s", "minutes"):
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     worse, places = [], []
     for path in RECIPES:
         artifact, seconds = run(path, console)
@@ -53,9 +53,8 @@ def main() -> int:
         tuned = metrics.tuned
         table.add_row(
             path.stem,
-            f"{metrics.base.perplexity:.2f}",
-            f"{tuned.perplexity:.2f}",
-            f"{tuned.perplexity_low:.2f} to {tuned.perplexity_high:.2f}",
+            f"{metrics.base.perplexity:.1f}",
+            f"{tuned.perplexity:.1f} ({tuned.perplexity_low:.1f} to {tuned.perplexity_high:.1f})",
             f"{training.tokens_per_second:,.0f}",
             f"{seconds / 60:.1f}",
         )
