@@ -68,7 +68,8 @@ class Strategy:
 def weight_bytes(geometry: Geometry, recipe: Recipe, dtype: str) -> float:
     """All weights of the base model as they lie in memory."""
     if recipe.method.name == "qlora":
-        return geometry.linear_parameters * NF4_BYTES + (geometry.parameters - geometry.linear_parameters) * 2
+        # prepare_model_for_kbit_training makes embeddings, head and norms float32.
+        return geometry.linear_parameters * NF4_BYTES + (geometry.parameters - geometry.linear_parameters) * 4
     return float(geometry.parameters * BYTES[dtype])
 
 
