@@ -105,6 +105,16 @@ def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_traine
     assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(result.heldout_loss, abs=bound)
 
 
+@pytest.mark.parametrize("pair", ["full zero3", "lora ddp", "qlora device_map"])
+def test_activation_checkpointing_changes_no_loss(pair, runs, inputs, tmp_path):
+    method, sharding = pair.split()
+    recipe = recipe_for(inputs, method, sharding, **{"training.activation_checkpointing": True})
+    result = ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "trained")
+    kept = runs(method, sharding)[1]
+    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in kept.steps], abs=SAME)
+    assert result.heldout_loss == pytest.approx(kept.heldout_loss, abs=SAME)
+
+
 def test_the_exported_folder_holds_the_model_and_nothing_else(runs):
     for method, sharding in (("full", "zero3"), ("lora", "zero2")):
         _, _, trained = runs(method, sharding)
