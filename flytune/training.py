@@ -12,7 +12,7 @@ from flytune import data, export, heldout, loading
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
-from flytune.records import Manifest, Plan, TrainingResult
+from flytune.records import Plan, TrainingResult
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 from flytune.strategies.strategy import optimizer
@@ -33,7 +33,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     loading.quiet()
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    manifest = Manifest.read(dataset / "manifest.json")
+    manifest = data.read_manifest(dataset)
     checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
     recorder = Recorder(strategy_of(recipe))
     trainer = build(recipe, plan, shape, dataset, checkpoints, recorder)

@@ -10,7 +10,7 @@ shards            the stored files, written and loaded
 """
 
 from flytune.data.preparing import prepare
-from flytune.data.shards import load
+from flytune.data.shards import load, read_manifest
 from flytune.data.sources import fingerprint
 
-__all__ = ["fingerprint", "load", "prepare"]
+__all__ = ["fingerprint", "load", "prepare", "read_manifest"]
