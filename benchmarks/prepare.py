@@ -15,7 +15,8 @@ from rich.table import Table
 
 from demo import inputs
 from flytune import data
-from flytune.recipe import Data, DataRequest, Model
+from flytune.recipe import DataRequest
+from flytune.sections import Data, Model
 
 HOME = Path(".demo")
 ROUNDS = 3

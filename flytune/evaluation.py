@@ -17,8 +17,9 @@ from tqdm import tqdm
 from flytune import export, loading
 from flytune.errors import DataError, ExportError
 from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
-from flytune.recipe import Evaluation, Recipe
+from flytune.recipe import Recipe
 from flytune.records import Answer, Metrics, Score
+from flytune.sections import Evaluation
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import RecipeError
-from flytune.recipe import Method, Model
+from flytune.sections import Method, Model
 from flytune.strict import Strict
 
 # Model types whose MLP has two matrices (up, down) instead of Llama's three (gate, up, down).

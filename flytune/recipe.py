@@ -1,163 +1,19 @@
 """A recipe: what a person decided about one fine-tuning run, and nothing that follows from it.
 
-Recipes are read here and nowhere else: strict, frozen, all mistakes at once. Field names are upstream's
-(transformers, TRL, PEFT); what is not upstream's is intent: the global batch, never accumulation steps.
+Recipes are read here and nowhere else: strict, frozen, all mistakes at once. Their fields: flytune/sections.py.
 """
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from flytune.errors import RecipeError
+from flytune.sections import Checkpoints, Data, Evaluation, Hardware, Method, Model, Publish, Sharding, Tracking, Training
 from flytune.strict import Strict, load_yaml, mistakes
-
-Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-
-
-class Model(Strict):
-    """The base model."""
-
-    name_or_path: Annotated[str, Field(min_length=1)]
-    """A Hugging Face id, or a folder with config.json, safetensors and tokenizer files."""
-    revision: str | None = None
-    """Commit, tag or branch on the hub; a commit is the only one that never changes. Not for folders."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """The type that weights are loaded and exported in."""
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
-    trust_remote_code: bool = False
-
-
-class Data(Strict):
-    """What to train on, and how it is rendered, cut and split."""
-
-    path: str | None = None
-    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV or Parquet."""
-    dataset_name: str | None = None
-    """A data set on the Hugging Face hub, instead of `path`."""
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    revision: str | None = None
-    format: Literal["auto", "messages", "prompt_completion", "instruction", "text"] = "auto"
-    """`auto` looks at the columns of the first row."""
-    columns: dict[str, str] = Field(default={})
-    """Where the data names its columns otherwise: {instruction: question, output: answer}."""
-    chat_template: str | None = None
-    """A Jinja file, where the tokenizer has no chat template or not the wanted one."""
-    pad_token: str | None = None
-    """One of the tokenizer's own tokens, where it names no pad token."""
-    completion_only_loss: bool = True
-    """Train on the answers alone (completion, output, assistant turns); otherwise on every token."""
-    max_length: Positive = 1024
-    """Tokens of a sample at most."""
-    too_long: Literal["truncate", "drop", "error"] = "truncate"
-    """What happens to a longer sample; it is counted and reported in any case."""
-    max_samples: Positive | None = None
-    """Read only so many rows; all when not set."""
-    heldout_fraction: Fraction = 0.02
-    """The share of samples kept for evaluation; chosen by content, so that equal samples stay together."""
-    heldout_path: str | None = None
-    """A file or folder of its own for evaluation, instead of `heldout_fraction`."""
-    seed: int = 42
-    """Of the split."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.path is None) == (self.dataset_name is None):
-            raise ValueError("give exactly one of path (file, folder or address) and dataset_name (on the hub)")
-        return self
-
-
-class Method(Strict):
-    """What is trained: all weights, an adapter, or an adapter on a 4-bit base."""
-
-    name: Literal["full", "lora", "qlora"]
-    r: Positive = 16
-    lora_alpha: Positive = 32
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    target_modules: str | list[str] = "all-linear"
-
-    @model_validator(mode="after")
-    def _adapter_fields(self) -> Self:
-        given = sorted(self.model_fields_set - {"name"})
-        # A recipe that went through JSON (between tasks) carries every field; only changed ones are a decision.
-        changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
-        if self.name == "full" and changed:
-            raise ValueError(f"{', '.join(changed)}: only for lora and qlora; full trains all weights")
-        return self
-
-
-class Sharding(Strict):
-    """How model and optimizer are laid over processes."""
-
-    name: Literal["none", "ddp", "zero1", "zero2", "zero3", "device_map"]
-    offload: Literal["none", "cpu", "nvme"] = "none"
-
-
-class Training(Strict):
-    """The optimization."""
-
-    learning_rate: Annotated[float, Field(gt=0)]
-    global_batch_size: Positive
-    """Samples that one optimizer step sees, over all processes. Micro batch and accumulation follow from it."""
-    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
-    max_steps: Positive | None = None
-    """Optimizer steps at most, instead of num_train_epochs."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
-    warmup_steps: Annotated[float, Field(ge=0)] = 0.03
-    """Steps; below 1, a share of all steps."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    optim: Literal["auto", "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"] = "auto"
-    """`auto`: paged_adamw_8bit for qlora, adamw_torch_fused otherwise."""
-    activation_checkpointing: bool = True
-    logging_steps: Positive = 1
-    seed: int = 42
-
-
-class Evaluation(Strict):
-    """What is asked of the exported model, in a task of its own."""
-
-    max_samples: Positive = 500
-    """Held-out samples to score at most."""
-    batch_size: Positive = 8
-    sample_answers: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts that base and tuned model answer side by side."""
-    max_new_tokens: Positive = 128
-
-
-class Hardware(Strict):
-    """Wishes; the planner picks the shape."""
-
-    shape: str = "auto"
-    """A row of shapes.yaml, or `auto`: the cheapest that fits."""
-    accelerator: str | None = None
-    """Only shapes with it: cpu, T4, A100-80GB ..."""
-    max_price_per_hour: Annotated[float, Field(gt=0)] | None = None
-    """Of the whole shape, in the currency of shapes.yaml."""
-    spot: bool | None = None
-    """Only spot shapes (true), only others (false)."""
-
-
-class Checkpoints(Strict):
-    """Saved states of a run, from which it goes on after a failure."""
-
-    save_steps: Positive | None = None
-    """Optimizer steps between checkpoints; none are written when not set."""
-    save_total_limit: Positive = 2
-    folder: str = ".checkpoints"
-    """A folder that every attempt sees: the laptop's disk, or a file system mounted into the pods."""
-
-
-class Publish(Strict):
-    """Where the artifact goes beside Flyte's own store."""
-
-    address: str | None = None
-    """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""
 
 
 class Recipe(Strict):
@@ -174,6 +30,7 @@ class Recipe(Strict):
     evaluation: Evaluation = Evaluation()
     hardware: Hardware = Hardware()
     checkpoints: Checkpoints = Checkpoints()
+    tracking: Tracking = Tracking()
     publish: Publish = Publish()
 
     @field_validator("method", "sharding", mode="before")

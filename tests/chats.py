@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flytune.recipe import Data, DataRequest, Model
+from flytune.recipe import DataRequest
+from flytune.sections import Data, Model
 
 SPECIAL = [
     "<unk>",

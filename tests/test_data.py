@@ -11,8 +11,9 @@ import pytest
 
 from flytune import data
 from flytune.errors import DataError
-from flytune.recipe import Data, DataRequest, Model
+from flytune.recipe import DataRequest
 from flytune.records import Manifest
+from flytune.sections import Data, Model
 from tests.chats import CHATML, SPECIAL, request, stored, tokenizer_folder, write_rows
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(300)]

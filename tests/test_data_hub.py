@@ -14,7 +14,7 @@ import pytest
 
 from flytune import data
 from flytune.errors import DataError
-from flytune.recipe import Data
+from flytune.sections import Data
 from tests.chats import request, tokenizer_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -81,7 +81,8 @@ import sys
 from pathlib import Path
 from flytune import data
 from flytune.errors import DataError
-from flytune.recipe import Data, DataRequest
+from flytune.recipe import DataRequest
+from flytune.sections import Data
 
 request, out = DataRequest.model_validate_json(sys.argv[1]), Path(sys.argv[2])
 print(data.fingerprint(request.data) == data.fingerprint(Data(dataset_name="owner/pairs", revision=sys.argv[3])))

@@ -13,7 +13,7 @@ from flytune.data.formats import Chat, Plain, choose, convert
 from flytune.data.reading import read
 from flytune.data.sources import fingerprint
 from flytune.errors import DataError
-from flytune.recipe import Data
+from flytune.sections import Data
 
 ROWS = [{"instruction": f"ask {n}", "input": "", "output": f'say {n}, "so"\nön 日本'} for n in range(5)]
 

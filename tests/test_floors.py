@@ -28,6 +28,7 @@ FLOORS = [
     {"flytune.strategies"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},
+    {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]
 PROJECT = {"workflows", "tasks", "images", "flytune", "demo", "tests", "benchmarks"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.recipe import Data
+from flytune.sections import Data
 
 
 def resolved_revision(name: str, revision: str | None) -> str:

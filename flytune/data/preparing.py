@@ -18,8 +18,9 @@ from flytune.data.shards import MANIFEST, SplitWriter
 from flytune.data.tokenizer import load_tokenizer, require_chat_template
 from flytune.data.tokenizing import IGNORED, Encoded, encode
 from flytune.errors import DataError
-from flytune.recipe import Data, DataRequest
+from flytune.recipe import DataRequest
 from flytune.records import Bin, Manifest, SplitCounts
+from flytune.sections import Data
 
 logger = logging.getLogger(__name__)
 _BATCH_SAMPLES = 1000

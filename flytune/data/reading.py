@@ -11,7 +11,7 @@ from typing import Any
 from flytune.data.hub import hub_rows
 from flytune.data.sources import Source, kind, locate
 from flytune.errors import DataError
-from flytune.recipe import Data
+from flytune.sections import Data
 
 Row = tuple[dict[str, Any], str]
 """Column to value, and where it stands: `train.jsonl:4127`."""

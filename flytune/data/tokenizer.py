@@ -7,7 +7,7 @@ from typing import Any
 from flytune.data.hub import advice
 from flytune.data.sources import read_chat_template
 from flytune.errors import DataError
-from flytune.recipe import Data, Model
+from flytune.sections import Data, Model
 
 SHIPPED = "chat_templates/chatml.jinja and chat_templates/alpaca.jinja"
 

@@ -1,17 +1,27 @@
-"""All shardings, by name. A new one is a file beside this one and a line here."""
+"""All shardings, by name. A new one is a file beside this one, and its name in flytune.sections.Sharding."""
+
+import pkgutil
+from importlib import import_module
+from typing import get_args
 
 from flytune.recipe import Recipe
 from flytune.records import Plan
+from flytune.sections import Sharding
 from flytune.shapes import shape_named
-from flytune.strategies.ddp import DistributedDataParallel
-from flytune.strategies.device_map import DeviceMap
-from flytune.strategies.none import NoSharding
 from flytune.strategies.strategy import Strategy
-from flytune.strategies.zero import Zero1, Zero2, Zero3
 
-STRATEGIES: dict[str, Strategy] = {
-    strategy.name: strategy for strategy in (NoSharding(), DistributedDataParallel(), Zero1(), Zero2(), Zero3(), DeviceMap())
-}
+
+def _found() -> dict[str, Strategy]:
+    """An object of each named class in the files beside this one, in the order of Sharding's names."""
+    named: dict[str, Strategy] = {}
+    for module in pkgutil.iter_modules(__path__):
+        for kind in vars(import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(kind, type) and issubclass(kind, Strategy) and hasattr(kind, "name"):
+                named[kind.name] = kind()
+    return {name: named[name] for name in get_args(Sharding.model_fields["name"].annotation)}
+
+
+STRATEGIES = _found()
 
 # What a route's name ends in where a shape of several processes runs as one.
 ONE_PROCESS = "-one-process"
