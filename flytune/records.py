@@ -1,7 +1,9 @@
 """What the stages hand on: small frozen records, stored as JSON beside the data they speak of."""
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import Field
 
 from flytune.strict import Strict
 
@@ -57,7 +59,7 @@ class Plan(Record):
 
 
 class Shard(Strict):
-    """One parquet file of tokenized samples: columns input_ids and labels, lists of int32, equally long."""
+    """One parquet file of tokenized samples: columns input_ids and labels; packed, also seq_lengths; lists of int32."""
 
     file: str
     """Relative to the manifest: train/00000.parquet."""
@@ -73,7 +75,14 @@ class SplitCounts(Strict):
     tokens: int
     trained_tokens: int
     """Tokens with a label, that is, those the loss is taken over."""
+    blocks: Annotated[int | None, Field(exclude_if=lambda blocks: blocks is None)] = None
+    """Rows that the samples were packed into; None where each sample is a row of its own."""
     shards: list[Shard]
+
+    @property
+    def rows(self) -> int:
+        """What training draws its batches from: blocks, or samples."""
+        return self.samples if self.blocks is None else self.blocks
 
 
 class Bin(Strict):
@@ -104,6 +113,11 @@ class Manifest(Record):
     tokenizer_sha256: str
     content_sha256: str
     """Over the shards' hashes in order; equal content has an equal one."""
+
+    @property
+    def useful_share(self) -> float:
+        """Of the tokens of the packed blocks, the share that is samples; 1 where nothing is packed."""
+        return self.train.tokens / (self.train.blocks * self.max_length) if self.train.blocks else 1.0
 
 
 class Step(Strict):

@@ -24,7 +24,7 @@ FLOORS = [
         "flytune.__main__",
     },
     {"flytune.planner", "flytune.loading", "flytune.recording", "flytune.report", "flytune.card"},
-    {"flytune.memory", "flytune.charts", "flytune.heldout"},
+    {"flytune.memory", "flytune.charts", "flytune.heldout", "flytune.collating"},
     {"flytune.strategies"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},

@@ -5,6 +5,7 @@ reading           files -> rows
 formats           rows -> chats, or prompts with completions
 rendering         -> text, and which of its characters are trained
 tokenizing        -> input_ids and labels
+packing           -> blocks of whole samples, where the recipe asks for it
 preparing         -> split, shards, manifest
 shards            the stored files, written and loaded
 """

@@ -43,7 +43,9 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     """Reads, renders, tokenizes and splits the data of `request` into the new or empty folder `out`.
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, and
-    manifest.json last. Equal requests give equal bytes. Memory does not grow with the data (but see reading.read).
+    manifest.json last. With data.packing a row of train is a block of samples, and a column seq_lengths says how long each is;
+    held-out samples are never packed, for they are scored one by one. Equal requests give equal bytes. Memory does not grow
+    with the data (but see reading.read).
 
     Raises:
         DataError: whatever about the data or the tokenizer the run could not work with.
@@ -55,7 +57,8 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     counts: dict[Split, SplitCounts] = {}
     with ExitStack() as open_writers:
         writers: dict[Split, SplitWriter] = {
-            split: open_writers.enter_context(SplitWriter(out, split)) for split in ("train", "heldout")
+            "train": open_writers.enter_context(SplitWriter(out, "train", data.max_length if data.packing else None)),
+            "heldout": open_writers.enter_context(SplitWriter(out, "heldout")),
         }
         for split, sample in _samples(request, tokenizer, tally):
             writers[split].add(sample)
@@ -67,6 +70,8 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     manifest.write(partial)
     partial.replace(out / MANIFEST)
     logger.info("prepared %d rows: %d train, %d held-out samples", tally.rows, manifest.train.samples, manifest.heldout.samples)
+    if manifest.train.blocks is not None:
+        logger.info("packed into %d blocks, %.2f %% of them samples", manifest.train.blocks, 100 * manifest.useful_share)
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""The stored form of a prepared data set: parquet shards of input_ids and labels, and the manifest beside them."""
+"""The stored form of a prepared data set: parquet shards of samples, or of blocks of them, and the manifest beside them."""
 
 import hashlib
 import tempfile
@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from flytune.data.packing import Block, Window
 from flytune.data.tokenizing import IGNORED, Encoded
 from flytune.errors import DataError
 from flytune.records import Manifest, Shard, SplitCounts
@@ -19,18 +20,23 @@ _TOKENS_A_WRITE = 500_000
 
 
 class SplitWriter:
-    """Writes one split below `folder`, a shard after the other, holding about half a million tokens."""
+    """Writes one split below `folder`, a shard after the other, holding about half a million tokens.
 
-    def __init__(self, folder: Path, split: str) -> None:
+    With `block_length` a row is a block of samples (see packing, whose window it holds as well), with a column seq_lengths.
+    """
+
+    def __init__(self, folder: Path, split: str, block_length: int | None = None) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
-        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids})
+        packed = {"seq_lengths": ids} if block_length else {}
+        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **packed})
+        self._window = Window(block_length) if block_length else None
         self._folder, self._split = folder, split
         self._writer: Any = None
-        self._pending: list[Encoded] = []
+        self._pending: list[Encoded | Block] = []
         self._pending_tokens = 0
-        self._samples = self._tokens = self._trained = 0
+        self._rows = self._samples = self._tokens = self._trained = self._blocks = 0
         self._shards: list[Shard] = []
         (folder / split).mkdir(parents=True)
 
@@ -42,21 +48,28 @@ class SplitWriter:
             self._writer.close()
 
     def add(self, sample: Encoded) -> None:
-        """One more sample, at the end."""
-        self._pending.append(sample)
-        self._pending_tokens += len(sample[0])
-        self._trained += len(sample[1]) - sample[1].count(IGNORED)
-        if self._pending_tokens >= _TOKENS_A_WRITE or self._samples + len(self._pending) >= SAMPLES_A_SHARD:
-            self._write()
-            if self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD:
-                self._close()
+        """One more sample."""
+        for row in [sample] if self._window is None else self._window.add(sample):
+            self._add(row)
 
     def counts(self) -> SplitCounts:
         """What was written; ends the last shard."""
+        for row in self._window.flush() if self._window else ():
+            self._add(row)
         self._write()
         self._close()
         samples, tokens = (sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens"))
-        return SplitCounts(samples=samples, tokens=tokens, trained_tokens=self._trained, shards=self._shards)
+        blocks = self._blocks if self._window else None
+        return SplitCounts(samples=samples, tokens=tokens, trained_tokens=self._trained, blocks=blocks, shards=self._shards)
+
+    def _add(self, row: Encoded | Block) -> None:
+        self._pending.append(row)
+        self._pending_tokens += len(row[0])
+        self._trained += len(row[1]) - row[1].count(IGNORED)
+        if self._pending_tokens >= _TOKENS_A_WRITE or self._rows + len(self._pending) >= SAMPLES_A_SHARD:
+            self._write()
+            if self._rows >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD:
+                self._close()
 
     @property
     def _file(self) -> str:
@@ -70,10 +83,12 @@ class SplitWriter:
             return
         if self._writer is None:
             self._writer = ParquetWriter(self._folder / self._file, self._schema)
-        columns = [[sample[column] for sample in self._pending] for column in (0, 1)]
+        columns = list(zip(*self._pending, strict=True))
         arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
-        self._samples += len(self._pending)
+        self._rows += len(self._pending)
+        self._samples += sum(len(column) for column in columns[2]) if self._window else len(self._pending)
+        self._blocks += len(self._pending)
         self._tokens += self._pending_tokens
         self._pending, self._pending_tokens = [], 0
 
@@ -85,14 +100,15 @@ class SplitWriter:
         with (self._folder / self._file).open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
-        self._samples = self._tokens = 0
+        self._rows = self._samples = self._tokens = 0
 
 
 def load(folder: Path, split: str) -> Any:
     """One split (`train` or `heldout`) of a prepared data set, as a memory-mapped `datasets.Dataset`.
 
-    Its columns are input_ids and labels, lists of int32, equally long. The memory map lies in the temporary folder of the
-    machine, under the name of the content: the ranks of a node share it.
+    Its columns are input_ids and labels, lists of int32, equally long; where `train` is packed, also seq_lengths, the lengths
+    of the samples that a row holds one after the other. The memory map lies in the temporary folder of the machine, under
+    the name of the content: the ranks of a node share it.
 
     Raises:
         DataError: preparing never finished, or files are missing or changed since.
@@ -113,8 +129,9 @@ def load(folder: Path, split: str) -> Any:
         raise DataError(
             f"{folder}: a {split} shard cannot be read: {error.__cause__ or error}; prepare the data again"
         ) from error
-    if len(dataset) != counts.samples:
-        raise DataError(f"{folder}: {len(dataset)} {split} samples, the manifest says {counts.samples}; prepare the data again")
+    if len(dataset) != counts.rows:
+        kind = "samples" if counts.blocks is None else "blocks"
+        raise DataError(f"{folder}: {len(dataset)} {split} {kind}, the manifest says {counts.rows}; prepare the data again")
     return dataset
 
 
