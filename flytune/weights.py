@@ -1,0 +1,218 @@
+"""The tensors of a folder of safetensors files, under the names that a transformers model gives its parameters.
+
+Files are read with pread, not mapped: mapped pages would count as the reading process's memory until the file is closed.
+Renaming and conversion (fused experts, merged projections) are transformers' own, run for one parameter at a time.
+"""
+
+import copy
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flytune.errors import TrainingError
+
+logger = logging.getLogger(__name__)
+
+# What is held at a time of a tensor that is copied into its place.
+CHUNK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process holds of a parameter, and where it goes."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    index: tuple[slice, ...]
+    """The part, a slice for each dimension of `shape`."""
+    local: Any
+    """The tensor to be filled, of the part's shape."""
+
+
+class Files:
+    """The tensors of a folder, by name; one file is open at a time.
+
+    Raises:
+        TrainingError: there are no safetensors files, or one is missing, cut, or not what the index says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: tuple[Path, Any] | None = None
+        self.file_of: dict[str, Path] = {}
+        """The file of each tensor."""
+        expected = _index(folder)
+        for path in sorted({folder / name for name in expected.values()}) or [folder / "model.safetensors"]:
+            self.file_of |= dict.fromkeys(self._file(path).keys(), path)
+        for key, name in expected.items():
+            if key not in self.file_of:
+                raise TrainingError(f"{folder / name}: holds no {key}, which model.safetensors.index.json says; {_AGAIN}")
+
+    def __getitem__(self, key: str) -> Any:
+        """The tensor, not read yet: it has get_shape(), and reads what it is indexed with."""
+        return self._file(self.file_of[key]).get_slice(key)
+
+    def _file(self, path: Path) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if self._open is None or self._open[0] != path:
+            try:
+                self._open = (path, safe_open(path, framework="pt", backend="pread"))
+            except FileNotFoundError:
+                raise TrainingError(f"{path}: no such file; {_AGAIN}") from None
+            except (SafetensorError, OSError) as error:
+                raise TrainingError(f"{path}: cut, or no safetensors file ({error}); {_AGAIN}") from None
+        return self._open[1]
+
+
+_AGAIN = "download or export the model again"
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """Names of tensors and of their files from the index; empty where one file holds all."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    if not (folder / "model.safetensors").is_file():
+        others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        found = f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)" if others else "no weights"
+        raise TrainingError(f"{folder}: has neither model.safetensors nor model.safetensors.index.json; found {found}")
+    return {}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter that lies in a file as it is."""
+
+    files: Files
+    key: str
+
+    @property
+    def order(self) -> tuple[Path, str]:
+        return self.files.file_of[self.key], self.key
+
+    def read(self, part: Part) -> None:
+        """Fills `part` in chunks of CHUNK_BYTES, so that little more than the part is ever in memory."""
+        from safetensors import SafetensorError
+
+        stored = self.files[self.key]
+        if tuple(stored.get_shape()) != part.shape:
+            raise TrainingError(
+                f"{self.order[0]}: {self.key} has the shape {stored.get_shape()}, and the model's {part.name}"
+                f" {list(part.shape)}; config.json and weights are not of the same model"
+            )
+        if not part.local.numel():
+            return
+        try:
+            if not part.shape:
+                part.local.copy_(stored[...])
+                return
+            rows = max(1, CHUNK_BYTES // max(1, part.local[0].numel() * part.local.element_size()))
+            first, *rest = part.index
+            for start in range(0, len(part.local), rows):
+                stop = min(start + rows, len(part.local))
+                part.local[start:stop].copy_(stored[(slice(first.start + start, first.start + stop), *rest)])
+        except (SafetensorError, OSError) as error:
+            raise TrainingError(f"{self.order[0]}: {self.key} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A parameter that transformers makes of tensors with other names (fused experts, say)."""
+
+    files: Files
+    model: Any
+    """As much of the model as conversions ask for: config, get_parameter."""
+    transform: Any
+    first: str
+    """The first of the parameters that the conversion makes."""
+    target: str
+    """The one that is wanted."""
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    """Tensors in the files, by the pattern that they match; in natural order."""
+
+    @property
+    def order(self) -> tuple[Path, str]:
+        key = next(iter(self.keys.values()))[0]
+        return self.files.file_of[key], key
+
+    def read(self, part: Part) -> None:
+        """Converts and fills `part`: of stacked experts its own ones alone, otherwise the whole parameter is made."""
+        if not part.local.numel():
+            return
+        index, keys, shape = part.index, self.keys, part.shape
+        if self._stacks(part):
+            keys = {pattern: found[index[0]] for pattern, found in keys.items()}
+            shape = (len(part.local), *shape[1:])
+            index = (slice(None), *index[1:])
+        try:
+            transform = copy.deepcopy(self.transform)
+            dtype = part.local.dtype
+            transform.collected_tensors = {p: [self.files[key][...].to(dtype) for key in found] for p, found in keys.items()}
+            value = transform.convert(self.first, model=self.model, config=self.model.config)[self.target]
+        except Exception as error:
+            raise TrainingError(
+                f"{self.files.folder}: {part.name} is made of {', '.join(self.keys)} by transformers, and that failed for it"
+                f" alone ({type(error).__name__}: {error}); set sharding to ddp or zero3, which load the whole model"
+            ) from error
+        value = value[0] if isinstance(value, list) else value
+        if tuple(value.shape) != shape:
+            raise TrainingError(
+                f"{self.files.folder}: {part.name} as transformers makes it of {', '.join(self.keys)} has the shape"
+                f" {list(value.shape)}, and not {list(shape)}; config.json and weights are not of the same model"
+            )
+        part.local.copy_(value[index])
+
+    def _stacks(self, part: Part) -> bool:
+        """Whether row i of the parameter is made of the i-th tensor of each pattern and of nothing else."""
+        from transformers.core_model_loading import Concatenate, MergeModulelist
+
+        stack, *others = self.transform.operations
+        return (
+            type(stack) is MergeModulelist
+            and stack.dim == 0
+            and all(type(other) is Concatenate and other.dim > 0 for other in others)
+            and all(len(found) == part.shape[0] for found in self.keys.values())
+        )
+
+
+def sources(files: Files, base: Any, tensors: dict[str, Any]) -> dict[str, Stored | Converted]:
+    """Where the parameters and persistent buffers of `base` (`tensors`, by name) come from; absent where from nowhere.
+
+    The matching is transformers' own (core_model_loading.convert_and_load_state_dict_in_model, steps 1 and 2).
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = getattr(base, "_weight_conversions", None) or get_model_conversion_mapping(base)
+    renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
+    converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    model = SimpleNamespace(config=base.config, get_parameter=tensors.__getitem__)
+    found: dict[str, Stored | Converted] = {}
+    unused = []
+    for key in sorted(files.file_of, key=dot_natural_key):
+        target, pattern = rename_source_key(key, renamings, converters, base.base_model_prefix, tensors)
+        if target not in tensors and key in tensors:
+            target, pattern = rename_source_key(key, [], [], base.base_model_prefix, tensors)
+        if target not in tensors:
+            unused.append(key)
+        elif pattern is None:
+            found.setdefault(target, Stored(files, key))
+        else:
+            made = found.get(target)
+            if not isinstance(made, Converted):
+                made = Converted(files, model, converter_of[pattern], target, target)
+                first, *others = made.transform.target_patterns
+                found |= {target.replace(first, other): replace(made, target=target.replace(first, other)) for other in others}
+                found[target] = made
+            made.keys.setdefault(pattern, []).append(key)
+    if unused:
+        logger.info("%s: %d tensors are not the model's: %s ...", files.folder, len(unused), ", ".join(unused[:3]))
+    # As from_pretrained leaves it: what was used is undone when the model is saved.
+    base._weight_conversions = [transform for transform in mapping if transform.was_used()]
+    return found
