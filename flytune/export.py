@@ -1,9 +1,14 @@
 """The trained weights as a Hugging Face folder, and the gate that holds the folder against what was trained."""
 
 import json
+import math
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from flytune.errors import ExportError
 from flytune.heldout import GATE_SAMPLES
@@ -11,7 +16,10 @@ from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.strategies import strategy_of
 
-MAX_SHARD_SIZE = "5GB"
+MAX_FILE_BYTES = 5_000_000_000
+# What wraps a module puts a name of its own into its parameters' names: activation checkpointing, torch.compile.
+_WRAPPERS = re.compile(r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod)\.")
+_LAYER = re.compile(r".*?\.\d+\.")
 # Nats a token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
 # training and evaluation. Seen on the demo's models: docs/measured.md. A tensor that is lost costs whole nats.
 LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
@@ -21,38 +29,102 @@ def write(trainer: Any, recipe: Recipe, tokenizer: Path, out: Path) -> Path:
     """Writes the trained weights of a live trainer; every process must call it, the first one writes.
 
     `out/model` holds the whole model in recipe.model.dtype with its tokenizer, or `out/adapter` the adapter in PEFT's layout.
+    The first process never holds more than one file's tensors.
 
     Returns: the folder written.
     """
     import torch
 
     strategy, model = strategy_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
-    full = recipe.method.name == "full"
-    state: dict[str, torch.Tensor] = {}
-    # Tied weights are one parameter and so come once, under the name that from_pretrained ties the other to.
-    for name, parameter in model.named_parameters():
-        if full or parameter.requires_grad:
-            gathered = strategy.gather(parameter)
-            if trainer.is_world_process_zero():
-                state[name] = gathered.detach().to("cpu", getattr(torch, recipe.model.dtype) if full else None, copy=True)
+    full, first = recipe.method.name == "full", trainer.is_world_process_zero()
     folder = out / ("model" if full else "adapter")
-    if trainer.is_world_process_zero():
+    if first:
         folder.mkdir(parents=True)
-        _write_model(model, state, recipe, folder) if full else _write_adapter(model, state, folder)
-        for file in sorted(tokenizer.iterdir()):
-            shutil.copy(file, folder / file.name)
+    strategy.before_gather(model)
+    # Tied weights are one parameter and so come once, under the name that from_pretrained ties the other to.
+    parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
+    parameters = {name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad}
+    dtype = getattr(torch, recipe.model.dtype) if full else torch.float32
+    files = _files(parameters, dtype.itemsize) if full else [list(parameters)]
+    index: dict[str, str] = {}
+    with tqdm(total=len(parameters), desc="export", unit=" tensors", delay=2, disable=not first) as bar:
+        for number, names in enumerate(files, 1):
+            state: dict[str, torch.Tensor] = {}
+            for name in names:
+                gathered = strategy.gather(parameters[name])
+                if first:
+                    state[name] = gathered.detach().to("cpu", dtype, copy=True)
+                bar.update()
+            if first and full:
+                file = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+                index |= dict.fromkeys(_write_model(model, state, folder / file, last=number == len(files)), file)
+            elif first:
+                _write_adapter(model, state, folder)
+    if first:
+        if full:
+            _write_config(model, recipe, index, sum(map(elements, parameters.values())), folder)
+        for path in sorted(tokenizer.iterdir()):
+            shutil.copy(path, folder / path.name)
     trainer.accelerator.wait_for_everyone()
     return folder
 
 
-def _write_model(model: Any, state: dict[str, Any], recipe: Recipe, folder: Path) -> None:
-    persistent = model.state_dict().keys()
-    state |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
-    model.save_pretrained(str(folder), state_dict=state, max_shard_size=MAX_SHARD_SIZE)
-    # save_pretrained writes the live model's dtype, float32 in a full fine-tune; the files hold the recipe's. The cache is
-    # off during checkpointed training; a model that is used needs it.
-    model.config.dtype, model.config.use_cache = recipe.model.dtype, True
-    model.config.save_pretrained(str(folder))
+def elements(parameter: Any) -> int:
+    """Elements of a parameter, all processes' together: ZeRO-3 leaves an empty one behind, 4-bit packs two into a byte."""
+    if hasattr(parameter, "ds_numel"):
+        return int(parameter.ds_numel)
+    return int(math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel())
+
+
+def _files(parameters: Mapping[str, Any], width: int) -> list[list[str]]:
+    """Names by the file they go to, in order: files of MAX_FILE_BYTES at most, or of one layer where that is larger.
+
+    What transformers converts back into the published layout (fused experts, say) lies within one layer.
+    """
+    files: list[list[str]] = [[]]
+    size, unit = 0, ""
+    for name, parameter in parameters.items():
+        layer = _LAYER.match(name)
+        new = (layer.group() if layer else name) != unit
+        unit, bytes_ = layer.group() if layer else name, elements(parameter) * width
+        if files[-1] and new and size + bytes_ > MAX_FILE_BYTES:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += bytes_
+    return files
+
+
+def _write_model(model: Any, state: dict[str, Any], file: Path, last: bool) -> list[str]:
+    """One file of the model, in the published layout; with the buffers, the last. Returns the names in it."""
+    from safetensors.torch import save_file
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if last:
+        persistent = model.state_dict().keys()
+        state |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
+    state = revert_weight_conversion(model, state)
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(file), metadata={"format": "pt"})
+    return list(state)
+
+
+def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int, folder: Path) -> None:
+    if len(set(index.values())) > 1:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        content = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": index}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    # The live model may be float32 and sharded, with its cache off; the files hold the recipe's dtype, and a model that is
+    # used needs its cache. fully_shard has put a class of its own before the model's.
+    config = model.config
+    config.dtype, config.use_cache = recipe.model.dtype, True
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(str(folder))
+    if model.can_generate():
+        model.generation_config.save_pretrained(str(folder))
+    if recipe.model.trust_remote_code and model._auto_class:
+        from transformers.dynamic_module_utils import custom_object_save
+
+        custom_object_save(model, str(folder), config=config)
 
 
 def _write_adapter(model: Any, state: dict[str, Any], folder: Path) -> None:

@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
+from flytune.sections import Model
 
 
-def base_model(recipe: Recipe, dtype: str, **load_arguments: Any) -> Any:
+def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
     """The recipe's base model in `dtype`; for qlora in NF4 with double quantization, ready for an adapter.
 
-    `load_arguments` go to from_pretrained (device_map, max_memory). Only safetensors are read.
+    `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
+    max_memory). Only safetensors are read.
     """
     from transformers import AutoModelForCausalLM
 
     if recipe.method.name == "qlora":
-        load_arguments["quantization_config"] = quantization(recipe.model.dtype)
+        load_arguments["quantization_config"] = quantization(recipe.model.dtype, quant_storage)
     model = AutoModelForCausalLM.from_pretrained(
         recipe.model.name_or_path,
         revision=recipe.model.revision,
@@ -35,7 +37,17 @@ def base_model(recipe: Recipe, dtype: str, **load_arguments: Any) -> Any:
     return model
 
 
-def quantization(dtype: str) -> Any:
+def local_folder(model: Model) -> Path:
+    """Where the base model's files lie on this node; fetched from the hub once a node, whatever its number of processes."""
+    if (folder := Path(model.name_or_path).expanduser()).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    # The hub's cache locks each file: the first process of the node fetches it, the others find it there.
+    return Path(snapshot_download(model.name_or_path, revision=model.revision, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def quantization(dtype: str, storage: str = "uint8") -> Any:
     """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in `dtype` (bfloat16, there)."""
     import torch
     from transformers import BitsAndBytesConfig
@@ -45,6 +57,7 @@ def quantization(dtype: str) -> Any:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=getattr(torch, dtype),
+        bnb_4bit_quant_storage=getattr(torch, storage),
     )
 
 

@@ -7,7 +7,7 @@ from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.records import Component
 from flytune.shapes import GIB, Shape
-from flytune.strategies.strategy import BYTES, Strategy
+from flytune.strategies.strategy import WHILE_LOADING, Strategy
 
 # Bytes per token and hidden unit that one decoder layer keeps for backward in 16 bits, with an attention that does not
 # store its scores (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1, without its 5as/h term).
@@ -23,8 +23,10 @@ CUDA_CONTEXT_GIB = 0.55
 NCCL_GIB = 0.9
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS, CPU build).
 PROCESS_GIB = 1.0
-# The share of a GPU's memory that fragmentation of the allocator may take with samples of varying length.
+# The share of a GPU's memory that fragmentation of the allocator may take: batches of varying length, batches of one length
+# (packing) with expandable segments.
 FRAGMENTATION = 0.1
+FRAGMENTATION_PACKED = 0.02
 
 
 def components(recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int) -> list[Component]:
@@ -42,26 +44,27 @@ def components(recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Sh
         parts["activations"] = float(unit * (kept * layers + LAYER_ACTIVATION))
     else:
         parts["activations"] = float(unit * LAYER_ACTIVATION * layers)
+    if recipe.data.packing and not recipe.model.attn_implementation.startswith("flash"):
+        # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
+        parts["attention mask"] = 3.0 * tokens * recipe.data.max_length
     parts["loss"] = float(unit * CHUNKED_LOSS)
+    if loading := parts.pop(WHILE_LOADING, 0.0):
+        # There are no activations yet, and no loss.
+        parts[WHILE_LOADING] = max(0.0, loading - parts["activations"] - parts["loss"])
     spread = strategy.gpus_per_process(shape)
     parts = {name: size / spread for name, size in parts.items()}
     if shape.is_gpu:
         parts["CUDA and NCCL"] = (CUDA_CONTEXT_GIB + (NCCL_GIB if shape.world_size > spread else 0)) * GIB
-        parts["fragmentation"] = FRAGMENTATION * shape.gpu_memory_gib * GIB
+        parts["fragmentation"] = (FRAGMENTATION_PACKED if recipe.data.packing else FRAGMENTATION) * shape.gpu_memory_gib * GIB
     else:
         parts["process"] = PROCESS_GIB * GIB
     table = [Component(name=name, bytes=round(size)) for name, size in parts.items() if size >= 1]
     return sorted(table, key=lambda component: -component.bytes)
 
 
-def host_bytes(recipe: Recipe, geometry: Geometry, shape: Shape) -> float:
-    """Bytes of host memory that a node needs beside /dev/shm: what is offloaded, and its processes."""
-    per_process = PROCESS_GIB * GIB * shape.processes
-    if recipe.sharding.offload != "cpu":
-        return per_process
-    trained, width = geometry.trained(recipe.method), BYTES[recipe.model.dtype]
-    # Partitioned over all nodes: 16-bit weights and gradients, 12 bytes of master weights and moments (ZeRO-Infinity, §3).
-    return per_process + (geometry.parameters * width + trained * (width + 12.0)) / shape.nodes
+def host_bytes(recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape) -> float:
+    """Bytes of host memory that a node needs beside /dev/shm: what is offloaded to it, and its processes."""
+    return PROCESS_GIB * GIB * shape.processes + strategy.host_states(geometry, recipe) / shape.nodes
 
 
 def available_bytes(shape: Shape) -> int:

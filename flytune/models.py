@@ -25,6 +25,8 @@ class Geometry(Strict):
     linears: list[tuple[int, int]]
     """(in, out) of each linear layer of one decoder layer: attention and MLP, every expert, no router."""
     tie_word_embeddings: bool
+    quantized: str | None = None
+    """How the published weights are quantized (bitsandbytes, gptq ...), if they are."""
     extra: int
     """Norms, biases and routers of all layers, and the last norm."""
 
@@ -99,6 +101,7 @@ def geometry(config: dict[str, Any], name: str) -> Geometry:
     Raises:
         RecipeError: it lacks one of them.
     """
+    quantized = (config.get("quantization_config") or {}).get("quant_method")
     config = config.get("text_config") or config
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     if missing := [key for key in needed if not isinstance(config.get(key), int)]:
@@ -125,6 +128,7 @@ def geometry(config: dict[str, Any], name: str) -> Geometry:
         num_hidden_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"],
         linears=attention + mlp,
+        quantized=quantized,
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         extra=config["num_hidden_layers"] * (norms + biases + router) + hidden,
     )

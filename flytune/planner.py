@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flytune import memory
+from flytune import collating, memory
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.models import Geometry, read_geometry
 from flytune.recipe import Recipe
@@ -68,6 +68,15 @@ def _impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     problems = []
     if pair := pair_problem(recipe):
         problems.append(pair)
+    if "8bit" in recipe.training.optim and (reason := strategy_of(recipe).no_8bit_optimizer):
+        problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
+    if geometry.quantized and recipe.method.name == "full":
+        problems.append(
+            f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
+            "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
+        )
+    if recipe.data.packing and (reason := collating.refusal(geometry.model_type, recipe.model.trust_remote_code)):
+        problems.append(f"data.packing: {reason}")
     if recipe.model.dtype == "float16" and geometry.dtype == "bfloat16":
         problems.append(
             f"model.dtype: float16, but {recipe.model.name_or_path} was trained in bfloat16, whose range float16 does not "
@@ -120,7 +129,8 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
         return disk
     available = memory.available_bytes(shape)
     share = batch // world_size
-    for micro_batch in sorted((size for size in range(1, MAX_MICRO_BATCH + 1) if share % size == 0), reverse=True):
+    most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
+    for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
         table = memory.components(recipe, geometry, strategy, shape, micro_batch)
         if sum(component.bytes for component in table) <= available:
             break
@@ -150,7 +160,7 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
         price_per_hour=shape.total_price_per_hour,
         reasons=[
             f"shape {shape.name}: " + ("as the recipe says" if recipe.hardware.shape != "auto" else "the cheapest that fits"),
-            f"micro batch {micro_batch}: the largest up to {MAX_MICRO_BATCH} that divides {share} samples a process and fits",
+            f"micro batch {micro_batch}: the largest up to {most} that divides {share} samples a process and fits",
             f"{micro_batch} x {accumulation} accumulated x {world_size} processes = {batch}, the recipe's global batch",
         ],
     )
@@ -161,7 +171,7 @@ def _lacks_on_host(recipe: Recipe, shape: Shape, geometry: Geometry) -> str | No
     disk = geometry.parameters * 2 * (2 if recipe.method.name == "full" else 1)
     if disk > shape.disk_gib * GIB:
         return f"needs {disk / GIB:.0f} GiB of disk for the weights, has {shape.disk_gib}"
-    host, has = memory.host_bytes(recipe, geometry, shape), shape.memory_gib - shape.shared_memory_gib
+    host, has = memory.host_bytes(recipe, geometry, strategy_of(recipe), shape), shape.memory_gib - shape.shared_memory_gib
     if shape.is_gpu and host > has * GIB:
         return f"needs {host / GIB:.0f} GiB of host memory a node, has {has} beside /dev/shm"
     return None

@@ -101,7 +101,9 @@ class Training(Strict):
 
     learning_rate: Annotated[float, Field(gt=0)]
     global_batch_size: Positive
-    """Samples that one optimizer step sees, over all processes. Micro batch and accumulation follow from it."""
+    """Samples (with data.packing: blocks) of one optimizer step, over all processes; accumulation follows from it."""
+    per_device_train_batch_size: Positive | None = None
+    """Samples of one forward pass at most; the largest number that fits when not set."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
     max_steps: Positive | None = None
     """Optimizer steps at most, instead of num_train_epochs."""

@@ -1,21 +1,21 @@
 """The one training loop: TRL's SFTTrainer on a prepared data set, laid out as the recipe's strategy says."""
 
 import logging
-import math
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading
+from flytune import data, export, heldout, loading, slices
+from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import Plan, TrainingResult
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
-from flytune.strategies.strategy import optimizer
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
     """
     loading.quiet()
+    # Segments that grow leave fewer holes; read when CUDA starts.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     manifest = data.read_manifest(dataset)
@@ -44,7 +46,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
 
     heldout_loss = _live_loss(trainer, recipe, dataset)
     export.write(trainer, recipe, dataset / "tokenizer", out)
-    parameters = [(parameter.requires_grad, _elements(parameter)) for parameter in trainer.model.parameters()]
+    parameters = [(parameter.requires_grad, export.elements(parameter)) for parameter in trainer.model.parameters()]
     result = TrainingResult(
         steps=recorder.steps,
         seconds=seconds,
@@ -66,7 +68,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
 
 def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder) -> Any:
     """The SFTTrainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load)."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, set_seed
     from trl import SFTTrainer
 
     strategy = strategy_of(recipe)
@@ -77,16 +79,28 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: 
             "the run does not go on: its global batch would not be the recipe's"
         )
     strategy.before_load(args.device.type)
-    model = loading.base_model(recipe, strategy.load_dtype(recipe), **strategy.load_arguments(shape))
+    sliced, dtype = strategy.reads_slices(recipe), strategy.load_dtype(recipe)
+    if sliced:
+        model = slices.meta_model(recipe.model, dtype)
+    else:
+        model = loading.base_model(recipe, dtype, strategy.quant_storage(recipe), **strategy.load_arguments(recipe, shape))
     model.config.use_cache = False
-    trainer = SFTTrainer(
-        model=model,
-        args=args,
-        train_dataset=data.load(dataset, "train"),
-        processing_class=AutoTokenizer.from_pretrained(str(dataset / "tokenizer")),
-        peft_config=_peft_config(recipe),
-        callbacks=[callback(recorder)],
-    )
+    # Of the adapter's first weights: the same on every rank, whatever loading the model has drawn.
+    set_seed(recipe.training.seed)
+    tokenizer = AutoTokenizer.from_pretrained(str(dataset / "tokenizer"))
+    # TRL tells the model its pad token only where it makes the collator; an export is to say it too.
+    model.config.get_text_config().pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    flash = recipe.model.attn_implementation.startswith("flash_attention")
+    with slices.real_adapters() if sliced else nullcontext():
+        trainer = SFTTrainer(
+            model=model,
+            args=args,
+            train_dataset=data.load(dataset, "train"),
+            data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
+            processing_class=tokenizer,
+            peft_config=_peft_config(recipe),
+            callbacks=[callback(recorder)],
+        )
     if recipe.method.name == "qlora":
         import torch
 
@@ -94,6 +108,10 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: 
         for parameter in trainer.model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)
+    strategy.shard(trainer, recipe)
+    if sliced:
+        slices.fill(trainer.model, loading.local_folder(recipe.model), "cpu" if recipe.sharding.offload == "cpu" else None)
+    strategy.ready(trainer, recipe)
     recorder.trainer = trainer
     return trainer
 
@@ -102,37 +120,38 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
     """The SFTConfig that recipe, plan and strategy make together."""
     from trl import SFTConfig
 
-    training, save_steps = recipe.training, recipe.checkpoints.save_steps
-    return SFTConfig(
-        output_dir=str(checkpoints),
-        learning_rate=training.learning_rate,
-        num_train_epochs=training.num_train_epochs,
-        max_steps=training.max_steps or -1,
-        per_device_train_batch_size=plan.per_device_train_batch_size,
-        gradient_accumulation_steps=plan.gradient_accumulation_steps,
-        lr_scheduler_type=training.lr_scheduler_type,
-        warmup_steps=training.warmup_steps,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        optim=optimizer(recipe),
-        seed=training.seed,
-        activation_checkpointing=training.activation_checkpointing,
-        bf16=recipe.model.dtype == "bfloat16",
-        fp16=recipe.model.dtype == "float16",
-        use_cpu=not shape.is_gpu,
-        logging_steps=training.logging_steps,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        save_strategy="steps" if save_steps else "no",
-        save_steps=save_steps or 500,
-        save_total_limit=recipe.checkpoints.save_total_limit,
-        report_to="none",
+    training, save_steps, strategy = recipe.training, recipe.checkpoints.save_steps, strategy_of(recipe)
+    common: dict[str, Any] = {
+        "output_dir": str(checkpoints),
+        "learning_rate": training.learning_rate,
+        "num_train_epochs": training.num_train_epochs,
+        "max_steps": training.max_steps or -1,
+        "per_device_train_batch_size": plan.per_device_train_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "lr_scheduler_type": training.lr_scheduler_type,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "optim": strategy.optimizer(recipe),
+        "seed": training.seed,
+        "activation_checkpointing": training.activation_checkpointing,
+        "torch_compile": training.torch_compile,
+        "bf16": recipe.model.dtype == "bfloat16",
+        "fp16": recipe.model.dtype == "float16",
+        "use_cpu": not shape.is_gpu,
+        "logging_steps": training.logging_steps,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps" if save_steps else "no",
+        "save_steps": save_steps or 500,
+        "save_total_limit": recipe.checkpoints.save_total_limit,
+        "report_to": "none",
         # The data is prepared: labels are in it, and no sample is longer than data.max_length.
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        dataloader_pin_memory=shape.is_gpu,
-        **strategy_of(recipe).arguments(recipe, shape),
-    )
+        "max_length": None,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "dataloader_pin_memory": shape.is_gpu,
+    }
+    return SFTConfig(**(common | strategy.arguments(recipe, shape)))
 
 
 def _peft_config(recipe: Recipe) -> Any:
@@ -169,13 +188,6 @@ def _live_loss(trainer: Any, recipe: Recipe, dataset: Path) -> float:
     with trainer.compute_loss_context_manager():
         nll, tokens = heldout.heldout_loss(trainer.model_wrapped, rows, pad, batch_size=4)
     return float(nll.sum() / tokens.sum())
-
-
-def _elements(parameter: Any) -> int:
-    """Elements of a parameter: ZeRO-3 leaves an empty one behind, 4-bit packs two into a byte."""
-    if hasattr(parameter, "ds_numel"):
-        return int(parameter.ds_numel)
-    return int(math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel())
 
 
 def _last_checkpoint(folder: Path) -> Path | None:

@@ -80,13 +80,8 @@ def test_every_shipped_recipe_is_planned(path, hub):
 @pytest.mark.parametrize(
     ("method", "sharding", "said"),
     [
-        (
-            "qlora",
-            "zero3",
-            "method qlora with sharding zero3: 4-bit weights cannot be partitioned.*nearest that works: device_map",
-        ),
-        ("full", "device_map", "method full with sharding device_map: .*nearest that works: zero3"),
-        ("qlora", "ddp", "method qlora with sharding ddp: .*nearest that works: device_map"),
+        ("full", "device_map", "method full with sharding device_map: .*nearest that works: fsdp"),
+        ("lora", "device_map", "method lora with sharding device_map: .*nearest that works: fsdp"),
         ("full", {"name": "zero2", "offload": "nvme"}, "sharding.offload nvme with zero2: .*nearest that has: zero3"),
     ],
 )
@@ -100,8 +95,35 @@ def test_each_method_has_the_shardings_that_were_promised():
         method: {name for name in STRATEGIES if pair_problem(recipe_of(method=method, sharding=name)) is None}
         for method in ("full", "lora", "qlora")
     }
-    assert works["full"] == works["lora"] == {"none", "ddp", "zero1", "zero2", "zero3"}
-    assert works["qlora"] == {"device_map"}
+    assert works["full"] == works["lora"] == {"none", "ddp", "zero1", "zero2", "zero3", "fsdp"}
+    assert works["qlora"] == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
+def test_8_bit_optimizers_are_refused_where_states_are_sharded(sharding):
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": "paged_adamw_8bit"}
+    with pytest.raises(RecipeError, match=f"training.optim: paged_adamw_8bit with sharding {sharding}: .*; use auto"):
+        plan_of(sharding=sharding, training=training)
+    assert STRATEGIES[sharding].optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
+    assert STRATEGIES["ddp"].optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
+
+
+def test_a_full_fine_tune_of_quantized_weights_is_refused():
+    config = SMALL | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    with pytest.raises(RecipeError, match=r"method: full, but the weights of .* are quantized \(bitsandbytes\)"):
+        planner.make(recipe_of(), geometry=models.geometry(config, "a/b"))
+
+
+def test_packing_is_refused_for_models_whose_samples_would_see_each_other():
+    data = {"path": "x.jsonl", "packing": True}
+    with pytest.raises(RecipeError, match="data.packing: transformers masks the attention of falcon without its positions"):
+        planner.make(recipe_of(data=data), geometry=models.geometry(SMALL | {"model_type": "falcon"}, "a/b"))
+
+
+def test_the_micro_batch_may_be_bounded():
+    training = {"learning_rate": 1e-4, "global_batch_size": 64, "per_device_train_batch_size": 4}
+    plan = plan_of(training=training, hardware={"shape": "a100-80gb-8"}, sharding="fsdp")
+    assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (4, 2)
 
 
 def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus():
@@ -111,7 +133,7 @@ def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus(
     plan = planner.make(recipe, geometry=models.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
     assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
-    arguments = strategy_of(recipe).load_arguments(shape_named("a100-80gb-8"))
+    arguments = strategy_of(recipe).load_arguments(recipe, shape_named("a100-80gb-8"))
     assert set(arguments["max_memory"]) == set(range(8))
     assert 0 < arguments["max_memory"][0] < 80 * GIB
 

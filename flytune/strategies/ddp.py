@@ -1,24 +1,23 @@
 """Distributed data parallel: every process holds everything, gradients are averaged in buckets."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-from flytune.strategies.strategy import Strategy, unsharded_states
+from flytune.strategies.strategy import Strategy
 
 
 class DistributedDataParallel(Strategy):
     """torch.nn.parallel.DistributedDataParallel, as the Trainer wraps it."""
 
     name = "ddp"
-    refuses: ClassVar = {"qlora": "a 4-bit model a process is not offered yet"}
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "needs two processes or more, and the shape has one"
 
     def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
-        states = unsharded_states(geometry, recipe, self.load_dtype(recipe))
+        states = self.unsharded_states(geometry, recipe)
         # Buckets are a second copy of the gradients (gradient_as_bucket_view is off in the Trainer).
         states["buckets"] = states["gradients"]
         return states

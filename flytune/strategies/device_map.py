@@ -2,10 +2,9 @@
 
 from typing import Any, ClassVar
 
-from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import GIB, Shape
-from flytune.strategies.strategy import Strategy, unsharded_states
+from flytune.strategies.strategy import Strategy
 
 # Of each GPU: what is left for activations, logits and the CUDA context after accelerate has placed the layers.
 WEIGHT_SHARE = 0.7
@@ -33,14 +32,9 @@ class DeviceMap(Strategy):
     def gpus_per_process(self, shape: Shape) -> int:
         return shape.processes
 
-    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
-        return unsharded_states(geometry, recipe, self.load_dtype(recipe))
-
-    def load_arguments(self, shape: Shape) -> dict[str, Any]:
-        if not shape.is_gpu:
-            return {"device_map": {"": "cpu"}}
+    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
         if shape.processes == 1:
-            return {"device_map": {"": 0}}
+            return super().load_arguments(recipe, shape)
         memory = int(shape.gpu_memory_gib * WEIGHT_SHARE * GIB)
         return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), memory)}
 

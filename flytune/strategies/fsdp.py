@@ -1,12 +1,168 @@
-"""FSDP2: parameters, gradients and optimizer states are sharded over the processes, each parameter along its rows."""
+"""FSDP2: parameters, gradients and optimizer states are sharded over the processes, each parameter along its rows.
 
-from typing import ClassVar
+Memory per parameter follows Zhao et al. 2023 (PyTorch FSDP), §3.2: what is sharded is divided by the processes, what one
+unit (a decoder layer) gathers is not.
+"""
 
-from flytune.strategies.strategy import Strategy
+import functools
+from typing import Any
+
+from flytune.models import Geometry
+from flytune.recipe import Recipe
+from flytune.shapes import Shape
+from flytune.strategies.strategy import BYTES, WHILE_LOADING, Strategy
+
+# Layers that are gathered while one computes; more hide slower networks and cost as many gathered layers.
+PREFETCHED_LAYERS = 1
 
 
 class FullyShardedDataParallel(Strategy):
-    """torch.distributed.fsdp.fully_shard."""
+    """torch.distributed.fsdp.fully_shard, applied to each decoder layer."""
 
     name = "fsdp"
-    refuses: ClassVar = dict.fromkeys(("full", "lora", "qlora"), "not built yet")
+    offloads = ("none", "cpu")
+    no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        return None if shape.world_size > 1 else "shards over processes, and the shape has one"
+
+    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
+        states: dict[str, float] = {}
+        if recipe.sharding.offload == "none":
+            states = {name: size / world_size for name, size in self._sharded(geometry, recipe).items()}
+        if not self.reads_slices(recipe):
+            whole = self.unsharded_states(geometry, recipe)["weights"]
+            states[WHILE_LOADING] = whole * (1 - 1 / world_size)
+        # Gathered at once: the layer at work and those fetched ahead of it, and the head with the last norm.
+        layer, width = geometry.linear_parameters / geometry.num_hidden_layers, BYTES[recipe.model.dtype]
+        head = geometry.vocab_size * geometry.hidden_size
+        states["gathered parameters"] = width * (layer * (1 + PREFETCHED_LAYERS) + head)
+        if recipe.method.name == "full":
+            # Of the layer at work, as it computes; and of the one before it a float32 copy, on its way to the others.
+            states["gathered gradients"] = (width + 4.0) * layer
+        return states
+
+    def host_states(self, geometry: Geometry, recipe: Recipe) -> float:
+        return sum(self._sharded(geometry, recipe).values()) if recipe.sharding.offload == "cpu" else 0.0
+
+    def _sharded(self, geometry: Geometry, recipe: Recipe) -> dict[str, float]:
+        """Bytes of all processes together. Units are gathered in 16 bits; there are no copies of autocast's."""
+        states = self.unsharded_states(geometry, recipe)
+        return {name: size for name, size in states.items() if name != "autocast copies"}
+
+    def reads_slices(self, recipe: Recipe) -> bool:
+        # bitsandbytes quantizes whole matrices only.
+        return recipe.method.name != "qlora"
+
+    def quant_storage(self, recipe: Recipe) -> str:
+        return recipe.model.dtype
+
+    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        offload = recipe.sharding.offload == "cpu"
+        backend = ("cpu:gloo,cuda:nccl" if offload else None) if shape.is_gpu else "gloo"
+        return {
+            "fsdp": True,
+            "fsdp_config": {
+                "state_dict_type": "SHARDED_STATE_DICT",
+                "cpu_offload": offload,
+                # The Trainer's own setting would gather each layer once more.
+                "activation_checkpointing": recipe.training.activation_checkpointing,
+            },
+            "activation_checkpointing": False,
+            # Each layer is compiled in `shard`.
+            "torch_compile": False,
+            # Gradients that wait for the last micro batch would be whole ones, on every GPU.
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": recipe.method.name == "full"}},
+            # Norms of gradients that lie in host memory are reduced there.
+            "ddp_backend": backend,
+        }
+
+    def before_load(self, device_type: str) -> None:
+        if device_type == "cuda":
+            return
+        from accelerate import PartialState
+        from accelerate.utils import DistributedType
+
+        # Accelerate runs FSDP on accelerators only, and turns it into DDP elsewhere without a word. For the tests and the
+        # laptop it is told that there are several; `check` sees whether it believed it.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+    def shard(self, trainer: Any, recipe: Recipe) -> None:
+        import torch
+        from accelerate.utils.fsdp_utils import fsdp2_apply_ac
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        model, accelerator = trainer.model, trainer.accelerator
+        plugin, dtype = accelerator.state.fsdp_plugin, getattr(torch, recipe.model.dtype)
+        plugin.set_auto_wrap_policy(model)
+        if plugin.activation_checkpointing:
+            fsdp2_apply_ac(accelerator, model)
+            # Done: `prepare` would do it again.
+            plugin.activation_checkpointing = False
+        offload = CPUOffloadPolicy(pin_memory=accelerator.device.type == "cuda")
+        policies: dict[str, Any] = {
+            # bfloat16 sums of many ranks' gradients lose what is small: they are reduced in float32.
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+            "offload_policy": offload if recipe.sharding.offload == "cpu" else OffloadPolicy(),
+        }
+        layers = _layers(model)
+        for layer in layers:
+            if recipe.training.torch_compile:
+                layer.compile()
+            fully_shard(layer, **policies)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = head is not None and head.weight is embedding.weight
+        if not tied:
+            fully_shard(embedding, **policies)
+        # The head is used by TRL's loss outside its own forward: the norm before it gathers both.
+        tail = [module for module in (_last_norm(model), embedding if tied else None, head) if module is not None]
+        fully_shard(tail, reshard_after_forward=False, **policies)
+        fully_shard(model, **policies)
+        for index, layer in enumerate(layers):
+            layer.set_modules_to_forward_prefetch(layers[index + 1 : index + 1 + PREFETCHED_LAYERS])
+            layer.set_modules_to_backward_prefetch(layers[max(0, index - PREFETCHED_LAYERS) : index][::-1])
+
+    def ready(self, trainer: Any, recipe: Recipe) -> None:
+        if recipe.sharding.offload == "cpu":
+            # Gradients in host memory are kept and zeroed: page-locked memory is slow to get.
+            trainer.model.zero_grad = functools.partial(trainer.model.zero_grad, set_to_none=False)
+        for index, parameter in enumerate(trainer.model.parameters()):
+            local = parameter.to_local()
+            if not local.numel():
+                # Accelerate finds the optimizer's parameters by address, and all empty shards have the address 0.
+                parameter._local_tensor.data_ptr = functools.partial(int, -1 - index)
+
+    def before_gather(self, model: Any) -> None:
+        # The root and the head keep the whole parameters of the last forward pass, in the dtype it computed in.
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
+
+    def gather(self, parameter: Any) -> Any:
+        return parameter.detach().to(parameter.device_mesh.device_type).full_tensor()
+
+    def check(self, trainer: Any) -> str | None:
+        from torch.distributed.tensor import DTensor
+
+        whole = [name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)]
+        if not trainer.is_fsdp_enabled:
+            return "the Trainer does not know of it"
+        return f"{whole[0]} and {len(whole) - 1} more parameters are whole on every process" if whole else None
+
+
+def _layers(model: Any) -> list[Any]:
+    """The decoder layers, in order; those that activation checkpointing has wrapped, with their wrapper."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+    wrappers = {
+        module._checkpoint_wrapped_module: module for module in model.modules() if isinstance(module, CheckpointWrapper)
+    }
+    found = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+    return [wrappers.get(layer, layer) for layer in found]
+
+
+def _last_norm(model: Any) -> Any:
+    """The norm between the last decoder layer and the head, a child of the decoder."""
+    decoder = model.get_decoder()
+    norms = [child for child in decoder.children() if "norm" in type(child).__name__.lower()]
+    return norms[-1] if norms else None

@@ -1,5 +1,6 @@
 """What a sharding says about itself: where it works, what it holds in memory, what it tells the Trainer."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,6 +13,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # NF4 with double quantization: 4 bits, 8 bits for each block of 64, 32 bits for each 256 blocks (Dettmers et al. 2023, §3).
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 
+WHILE_LOADING = "whole weights while loading"
+"""The component of `states` that is gone before the first step."""
+
 
 class Strategy:
     """One way of laying model and optimizer over processes. Subclasses say only what differs."""
@@ -21,6 +25,8 @@ class Strategy:
     """Methods that cannot work with it, with the reason."""
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     """Values of sharding.offload that it has."""
+    no_8bit_optimizer: ClassVar[str | None] = None
+    """Why it cannot work with training.optim of 8 bits, if it cannot."""
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         """Why it cannot run on `shape`, if it cannot."""
@@ -33,6 +39,12 @@ class Strategy:
     def gpus_per_process(self, shape: Shape) -> int:
         return 1
 
+    def optimizer(self, recipe: Recipe) -> str:
+        """The optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
+        if recipe.training.optim != "auto":
+            return recipe.training.optim
+        return "paged_adamw_8bit" if recipe.method.name == "qlora" and not self.no_8bit_optimizer else "adamw_torch_fused"
+
     def load_dtype(self, recipe: Recipe) -> str:
         """The dtype that the base model's weights are loaded in.
 
@@ -41,20 +53,59 @@ class Strategy:
         """
         return "float32" if recipe.method.name == "full" else recipe.model.dtype
 
+    def quant_storage(self, recipe: Recipe) -> str:
+        """The dtype that 4-bit weights are packed into; what is sharded must look like the rest."""
+        return "uint8"
+
     def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
         """Bytes of one process, by component: weights, gradients, optimizer, and what the sharding adds."""
-        raise NotImplementedError
+        return self.unsharded_states(geometry, recipe)
+
+    def unsharded_states(self, geometry: Geometry, recipe: Recipe) -> dict[str, float]:
+        """Weights, gradients and optimizer states of a process that holds everything itself.
+
+        What is trained is kept in float32 with float32 gradients, and two Adam moments in float32 (in 8 bits for the 8-bit
+        optimizers, Dettmers et al. 2022). Adapters come on top of the base model.
+        """
+        trained = geometry.trained(recipe.method)
+        states = {"weights": weight_bytes(geometry, recipe, self.load_dtype(recipe)), "gradients": 4.0 * trained}
+        states["optimizer"] = (2.0 if "8bit" in self.optimizer(recipe) else 8.0) * trained
+        if recipe.method.name != "full":
+            states["adapters"] = 4.0 * trained
+        elif recipe.model.dtype != "float32":
+            # Autocast keeps a 16-bit copy of each linear layer's weights until the forward pass is over.
+            states["autocast copies"] = 2.0 * (geometry.linear_parameters + geometry.embedding_parameters)
+        return states
+
+    def host_states(self, geometry: Geometry, recipe: Recipe) -> float:
+        """Bytes in host memory that stand in for GPU memory, of all processes together."""
+        return 0.0
 
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
-        """Keyword arguments of TRL's SFTConfig."""
+        """Keyword arguments of TRL's SFTConfig; they go before those that every strategy has."""
         return {}
 
-    def load_arguments(self, shape: Shape) -> dict[str, Any]:
-        """Keyword arguments of from_pretrained."""
-        return {}
+    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        """Keyword arguments of from_pretrained. A 4-bit model is quantized where it stays: each process's own device."""
+        if recipe.method.name != "qlora":
+            return {}
+        return {"device_map": {"": int(os.environ.get("LOCAL_RANK", "0")) if shape.is_gpu else "cpu"}}
+
+    def reads_slices(self, recipe: Recipe) -> bool:
+        """Whether each process reads only its own part of the base model, once `shard` has said which."""
+        return False
 
     def before_load(self, device_type: str) -> None:
         """Runs once the arguments are built and their device was touched, before the model is loaded."""
+
+    def shard(self, trainer: Any, recipe: Recipe) -> None:
+        """Lays the built trainer's model over the processes, where the Trainer does not do it itself."""
+
+    def ready(self, trainer: Any, recipe: Recipe) -> None:
+        """Runs last before training, when the model has its weights."""
+
+    def before_gather(self, model: Any) -> None:
+        """Runs once, before parameters are gathered."""
 
     def gather(self, parameter: Any) -> Any:
         """The whole parameter; called by all processes at once, its value is used by the first."""
@@ -71,27 +122,3 @@ def weight_bytes(geometry: Geometry, recipe: Recipe, dtype: str) -> float:
         # prepare_model_for_kbit_training makes embeddings, head and norms float32.
         return geometry.linear_parameters * NF4_BYTES + (geometry.parameters - geometry.linear_parameters) * 4
     return float(geometry.parameters * BYTES[dtype])
-
-
-def unsharded_states(geometry: Geometry, recipe: Recipe, dtype: str) -> dict[str, float]:
-    """Weights, gradients and optimizer states of a process that holds everything itself.
-
-    What is trained is kept in float32 with float32 gradients, and two Adam moments in float32 (in 8 bits for the 8-bit
-    optimizers, Dettmers et al. 2022). Adapters come on top of the base model.
-    """
-    trained = geometry.trained(recipe.method)
-    states = {"weights": weight_bytes(geometry, recipe, dtype), "gradients": 4.0 * trained}
-    states["optimizer"] = (2.0 if "8bit" in optimizer(recipe) else 8.0) * trained
-    if recipe.method.name != "full":
-        states["adapters"] = 4.0 * trained
-    elif recipe.model.dtype != "float32":
-        # Autocast keeps a 16-bit copy of each linear layer's weights until the forward pass is over.
-        states["autocast copies"] = 2.0 * (geometry.linear_parameters + geometry.embedding_parameters)
-    return states
-
-
-def optimizer(recipe: Recipe) -> str:
-    """The optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
-    if recipe.training.optim != "auto":
-        return recipe.training.optim
-    return "paged_adamw_8bit" if recipe.method.name == "qlora" else "adamw_torch_fused"

@@ -6,7 +6,7 @@ of float32 master weights and Adam moments; with float32 weights DeepSpeed keeps
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from flytune.models import Geometry
 from flytune.recipe import Recipe
@@ -21,17 +21,13 @@ class Zero(Strategy):
     """One stage."""
 
     stage: int
-    refuses: ClassVar = {"qlora": "4-bit weights cannot be partitioned as full weights are; a 4-bit base stays whole"}
+    no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         if shape.world_size < 2:
             return "partitions over processes, and the shape has one"
-        if recipe.sharding.offload != "none" and not shape.is_gpu:
-            return "offloads from a GPU, and the shape has none"
         if recipe.sharding.offload == "nvme" and not shape.nvme:
             return "offloads to NVMe, and the shape's disk is none"
-        if "8bit" in recipe.training.optim:
-            return "has its own optimizer states; set training.optim to auto"
         return None
 
     def load_dtype(self, recipe: Recipe) -> str:
@@ -56,13 +52,25 @@ class Zero(Strategy):
             states["gathered parameters"] = float(min(live * width, weights))
         return states
 
+    def host_states(self, geometry: Geometry, recipe: Recipe) -> float:
+        if recipe.sharding.offload != "cpu":
+            return 0.0
+        trained, width = geometry.trained(recipe.method), BYTES[recipe.model.dtype]
+        # Gradients wait there for the optimizer; parameters do under stage 3 alone.
+        return trained * (width + 12.0) + (geometry.parameters * width if self.stage == 3 else 0.0)
+
     def config(self, recipe: Recipe) -> dict[str, Any]:
         """The DeepSpeed configuration; `auto` values are the Trainer's to fill in."""
         name = f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json"
         return dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
 
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
-        return {"deepspeed": self.config(recipe), "ddp_backend": None if shape.is_gpu else "gloo"}
+        config = self.config(recipe)
+        if not shape.is_gpu:
+            # Memory is pinned for copies to a GPU.
+            for part in ("offload_optimizer", "offload_param"):
+                config["zero_optimization"].get(part, {}).pop("pin_memory", None)
+        return {"deepspeed": config, "ddp_backend": None if shape.is_gpu else "gloo"}
 
     def before_load(self, device_type: str) -> None:
         if device_type == "cuda":
@@ -89,19 +97,26 @@ def _bucket_elements(config: dict[str, Any]) -> int:
 class Zero1(Zero):
     """Optimizer states."""
 
-    name, stage = "zero1", 1
+    name, stage, offloads = "zero1", 1, ("none", "cpu")
 
 
 class Zero2(Zero):
     """Optimizer states and gradients."""
 
-    name, stage = "zero2", 2
+    name, stage, offloads = "zero2", 2, ("none", "cpu")
 
 
 class Zero3(Zero):
     """Optimizer states, gradients and parameters."""
 
     name, stage, offloads = "zero3", 3, ("none", "cpu", "nvme")
+
+    def quant_storage(self, recipe: Recipe) -> str:
+        return recipe.model.dtype
+
+    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        # Parameters are partitioned as they are loaded, 4-bit ones too; a device map is refused.
+        return {}
 
     def gather(self, parameter: Any) -> Any:
         import deepspeed
