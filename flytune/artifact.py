@@ -14,6 +14,7 @@ from tqdm import tqdm
 from flytune import card, report
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
+from flytune.recording import STEPS
 from flytune.records import Manifest, Metrics, Plan, Record, TrainingResult
 from flytune.strict import Strict
 
@@ -61,6 +62,9 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     for name, record in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
         record.write(out / f"{name}.json")
+    # A log that was lost is no reason to lose the model too.
+    if (trained / STEPS).is_file():
+        shutil.copy(trained / STEPS, out)
     (out / "report.html").write_text(report.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     (out / "README.md").write_text(card.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]

@@ -47,14 +47,17 @@ _POINTS = 240
 
 
 def loss(training: TrainingResult, metrics: Metrics) -> str:
-    """Training loss by step, and the held-out loss of base and tuned model at its two ends."""
+    """Training loss by step, the held-out loss where it was scored, and that of base and tuned model at the two ends."""
     steps, losses = _thinned([(step.step, step.loss) for step in training.steps])
     smooth = _running_mean(losses, max(1, len(losses) // 20))
     last = training.steps[-1].step if training.steps else 1
+    scored, eval_losses = _thinned([(step.step, step.eval_loss) for step in training.steps if step.eval_loss is not None])
 
     def draw(axes: "Axes") -> None:
         axes.plot(steps, losses, color=_BLUE, alpha=0.35, linewidth=0.9)
         axes.plot(steps, smooth, color=_BLUE, label="training")
+        if scored:
+            axes.plot(scored, eval_losses, color=_ORANGE, marker=".", markersize=4, label="held-out")
         ends = [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
         for step, score, marker, label in ends:
             reach = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
@@ -65,27 +68,46 @@ def loss(training: TrainingResult, metrics: Metrics) -> str:
     return _picture(
         draw,
         f"Training loss in nats a token over {last} steps, with the held-out loss of the base model "
-        f"({metrics.base.loss:.3f}) and of the tuned model ({metrics.tuned.loss:.3f})",
+        f"({metrics.base.loss:.3f}) and of the tuned model ({metrics.tuned.loss:.3f})"
+        + (f", and of the model between, scored {len(eval_losses)} times" if eval_losses else ""),
     )
 
 
 def learning_rate(training: TrainingResult) -> str:
     """Learning rate by step."""
-    steps, rates = _thinned([(step.step, step.learning_rate) for step in training.steps])
+    points = [(step.step, step.learning_rate) for step in training.steps]
+    return _curve(points, "Learning rate by optimizer step; its largest value is")
+
+
+def grad_norm(training: TrainingResult) -> str:
+    """Norm of all gradients by step, before clipping."""
+    points = [(step.step, step.grad_norm) for step in training.steps if step.grad_norm is not None]
+    return _curve(points, "Gradient norm by optimizer step, before clipping; its largest value is")
+
+
+def time(spent: dict[str, float]) -> str:
+    """Seconds by part of a step, as one bar."""
+    total = sum(spent.values())
 
     def draw(axes: "Axes") -> None:
-        axes.plot(steps, rates, color=_BLUE)
-        axes.set_ylim(bottom=0)
-        _by_step(axes)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+        left = 0.0
+        for number, seconds in enumerate(spent.values()):
+            share = 100 * seconds / total if total else 0.0
+            axes.barh([0], [share], left=left, height=0.6, color=color(number))
+            left += share
+        axes.set_xlim(0, 100)
+        axes.set_ylim(-0.4, 0.4)
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        axes.xaxis.set_major_formatter("{x:.0f} %")
 
-    return _picture(draw, f"Learning rate by optimizer step; its largest value is {max(rates, default=0):.2g}")
+    said = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in spent.items()) if total else "nothing was logged"
+    return _picture(draw, f"Where the time of a step goes: {said}", height=0.8)
 
 
 def throughput(training: TrainingResult) -> str:
     """Tokens per second of each logged stretch, and over the whole run."""
-    speeds = [(step.step, step.tokens / step.seconds) for step in training.steps if step.seconds > 0]
-    steps, rates = _thinned(speeds)
+    steps, rates = _thinned([(step.step, step.tokens_per_second) for step in training.steps])
     mean = training.tokens_per_second
 
     def draw(axes: "Axes") -> None:
@@ -167,6 +189,18 @@ def size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def _curve(points: Sequence[tuple[float, float]], label: str) -> str:
+    steps, values = _thinned(points)
+
+    def draw(axes: "Axes") -> None:
+        axes.plot(steps, values, color=_BLUE)
+        axes.set_ylim(bottom=0)
+        _by_step(axes)
+        axes.yaxis.set_major_formatter("{x:g}")
+
+    return _picture(draw, f"{label} {max(values, default=0):.2g}")
+
+
 def _by_step(axes: "Axes") -> None:
     axes.set_xlabel("optimizer step")
     axes.locator_params(axis="x", integer=True)
@@ -186,15 +220,15 @@ def _running_mean(values: Sequence[float], reach: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _picture(draw: Callable[["Axes"], None], label: str) -> str:
-    """One SVG element; `label` tells it to who cannot see it."""
+def _picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) -> str:
+    """One SVG element, `height` inches of a width of 5.2; `label` tells it to who cannot see it."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     style: Any = _STYLE | {"svg.hashsalt": label}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(5.2, 2.6), layout="constrained")
+        figure = Figure(figsize=(5.2, height), layout="constrained")
         canvas, stream = FigureCanvasSVG(figure), io.StringIO()
         draw(figure.add_subplot())
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})

@@ -1,30 +1,61 @@
 """What a training run did, step by step, as it happens."""
 
 import math
-import time
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from flytune import timing, tracking
 from flytune.errors import TrainingError
 from flytune.records import Step
+from flytune.scoring import Scorer
 from flytune.strategies.strategy import Strategy
+
+STEPS = "steps.jsonl"
+"""One line a logged step; beside the checkpoints while the run goes on, in the artifact afterwards."""
 
 
 class Recorder:
-    """Collects the run's steps as the Trainer logs them."""
+    """Collects the run's steps as the Trainer logs them, and has the live model scored between them."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, scorer: Scorer | None = None) -> None:
         self.steps: list[Step] = []
         self.trainer: Any = None
         """Set once it is built: callbacks are built before it."""
-        self.strategy = strategy
-        self._last_time = 0.0
+        self.strategy, self.scorer = strategy, scorer
+        self._eval_loss: float | None = None
         self._last_tokens = 0
 
-    def begin(self) -> None:
-        self._last_time = time.monotonic()
+    def begin(self, done: int) -> None:
+        """Training begins, after `done` steps of an earlier attempt. Only now is the model wrapped.
+
+        Raises:
+            TrainingError: the strategy's sharding did not take hold; the run would train wrong or not fit.
+        """
+        args = self.trainer.args
+        if problem := self.strategy.check(self.trainer):
+            raise TrainingError(f"rank {args.process_index}: sharding {self.strategy.name} did not take hold: {problem}")
+        self.file = Path(args.output_dir) / STEPS
+        if self.trainer.is_world_process_zero():
+            _cut(self.file, done)
+        self.clock = timing.Clock(on_gpu=args.device.type == "cuda")
+        timing.watch(self.trainer, self.clock)
+
+    def end_step(self, step: int, is_last: bool) -> bool:
+        """An optimizer step is over; says whether the live model was scored after it."""
+        self.clock.enter("other")
+        if self.scorer is None or not self.scorer.is_due(step, is_last):
+            return False
+        self.clock.enter("eval")
+        self._eval_loss = self.scorer.score(self.trainer)
+        self.clock.enter("other")
+        return True
 
     def record(self, step: int, epoch: float, logs: dict[str, float]) -> None:
-        """Takes one log line of the Trainer.
+        """Takes one log line of the Trainer, and adds to it what it knows beyond.
 
         Raises:
             TrainingError: the loss is not a number; going on would only cost money.
@@ -36,20 +67,37 @@ class Recorder:
                 f"step {step}: the loss is {logs['loss']}; the run does not go on and nothing is stored. Lower "
                 "training.learning_rate, or look at the data of this step; float16 overflows where bfloat16 does not"
             )
-        now, tokens = time.monotonic(), int(logs.get("num_tokens", 0))
-        self.steps.append(
-            Step(
-                step=step,
-                epoch=epoch,
-                loss=logs["loss"],
-                learning_rate=logs["learning_rate"],
-                grad_norm=logs.get("grad_norm"),
-                seconds=now - self._last_time,
-                tokens=tokens - self._last_tokens,
-                memory_bytes=peak_memory(),
-            )
+        parts, total = self.clock.read(), int(logs.get("num_tokens", 0))
+        seconds, tokens = sum(parts.values()), total - self._last_tokens
+        done = Step(
+            step=step,
+            epoch=epoch,
+            loss=logs["loss"],
+            eval_loss=self._eval_loss,
+            learning_rate=logs["learning_rate"],
+            grad_norm=logs.get("grad_norm"),
+            seconds=seconds,
+            data_seconds=parts["data"],
+            forward_seconds=parts["forward"],
+            backward_seconds=parts["backward"],
+            update_seconds=parts["update"],
+            eval_seconds=parts["eval"],
+            tokens=tokens,
+            tokens_per_second=tokens / (seconds - parts["eval"]),
+            **peak_memory(),
         )
-        self._last_time, self._last_tokens = now, tokens
+        self._last_tokens, self._eval_loss = total, None
+        self.steps.append(done)
+        logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens"})
+        if self.trainer.is_world_process_zero():
+            # Closed after each line: what is logged outlives the process.
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(done.model_dump_json() + "\n")
+
+    def finish(self, out: Path) -> None:
+        """The first process, once the run is over and exported: steps.jsonl moves to `out`, trackers are closed."""
+        shutil.move(self.file, out / STEPS)
+        tracking.finish(self.trainer.args.report_to)
 
 
 def callback(recorder: Recorder) -> Any:
@@ -58,24 +106,44 @@ def callback(recorder: Recorder) -> Any:
 
     class Recording(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # Only now is the model wrapped: a sharding that silently did not happen would train wrong or not fit.
-            if problem := recorder.strategy.check(recorder.trainer):
-                name = recorder.strategy.name
-                raise TrainingError(f"rank {args.process_index}: sharding {name} did not take hold: {problem}")
-            recorder.begin()
+            # From now on the first: trackers and progress bars report what it adds to the logs.
+            callbacks = recorder.trainer.callback_handler.callbacks
+            callbacks.remove(self)
+            callbacks.insert(0, self)
+            recorder.begin(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if recorder.end_step(state.global_step, is_last=state.global_step >= state.max_steps):
+                control.should_log = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-            recorder.record(state.global_step, state.epoch or 0.0, logs or {})
+            recorder.record(state.global_step, state.epoch or 0.0, {} if logs is None else logs)
 
     return Recording()
 
 
-def peak_memory() -> int:
-    """Bytes that this process has held at most: on its fullest GPU, or in host memory without any."""
+def _cut(file: Path, done: int) -> None:
+    """Leaves the lines of the first `done` steps: the others are trained again, or were another run's."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    file.write_text("".join(line for line in lines if _step_of(line) <= done), encoding="utf-8")
+
+
+def _step_of(line: str) -> int:
+    try:
+        return Step.model_validate_json(line).step
+    except ValidationError:
+        # Cut off when the process was killed.
+        return sys.maxsize
+
+
+def peak_memory() -> dict[str, Any]:
+    """Bytes that this process has held at most, as Step has them: on its fullest GPU, or in host memory without any."""
     import torch
 
     if torch.cuda.is_available():
-        return max(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+        gpus = range(torch.cuda.device_count())
+        allocated, reserved = torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved
+        return {"memory_bytes": max(map(allocated, gpus)), "memory_reserved_bytes": max(map(reserved, gpus))}
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "memory_reserved_bytes": None}

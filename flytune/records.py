@@ -121,20 +121,42 @@ class Manifest(Record):
 
 
 class Step(Strict):
-    """One logged optimizer step."""
+    """One logged optimizer step: a line of steps.jsonl. Times and memory are those of the first process."""
 
     step: int
     epoch: float
     loss: float
     """Mean over the trained tokens of the global batch, in nats."""
+    eval_loss: float | None = None
+    """Of the live model on the held-out samples, in nats a trained token; None where it was not scored."""
     learning_rate: float
     grad_norm: float | None
+    """Before clipping."""
     seconds: float
-    """Since the previous logged step (since the start of training, for the first)."""
+    """Since the previous logged step (since the start of training, for the first). Its parts follow."""
+    data_seconds: float
+    """Fetching the micro batches."""
+    forward_seconds: float
+    backward_seconds: float
+    """With the reduction of gradients between processes."""
+    update_seconds: float
+    """Clipping, optimizer and schedule."""
+    eval_seconds: float
+    """Scoring the live model."""
     tokens: int
     """Read since the previous logged step, over all processes, padding not counted."""
+    tokens_per_second: float
+    """Over all processes; the time for scoring is left out."""
     memory_bytes: int
-    """Peak so far of the first process: of its fullest GPU, or of its host memory; see TrainingResult.memory_kind."""
+    """Peak so far: of its fullest GPU, or of its host memory; see TrainingResult.memory_kind."""
+    memory_reserved_bytes: int | None = None
+    """Peak so far of what the allocator has taken from that GPU."""
+
+    @property
+    def other_seconds(self) -> float:
+        """Logging, checkpoints, and what is between the parts."""
+        parts = (self.data_seconds, self.forward_seconds, self.backward_seconds, self.update_seconds, self.eval_seconds)
+        return max(0.0, self.seconds - sum(parts))
 
 
 class TrainingResult(Record):

@@ -7,6 +7,7 @@ from typing import Any
 from flytune import charts
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, Score, TrainingResult
+from flytune.timing import PARTS
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -21,7 +22,15 @@ def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRes
         metrics=metrics,
         charts=charts,
         peak=max((step.memory_bytes for step in training.steps), default=0),
+        reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
+        times=times(training),
+        trained_steps=max(1, training.steps[-1].step - training.resumed_from_step) if training.steps else 1,
     )  # fmt: skip
+
+
+def times(training: TrainingResult) -> dict[str, float]:
+    """Seconds of all logged steps, by part."""
+    return {part: sum(getattr(step, f"{part}_seconds") for step in training.steps) for part in PARTS}
 
 
 def environment(escape: bool) -> Any:

@@ -75,7 +75,7 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
 
 
 def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) -> Path:
-    """What training leaves: model/ or adapter/ after a few plain steps, and training.json."""
+    """What training leaves: model/ or adapter/ after a few plain steps, training.json and steps.jsonl."""
     import pyarrow.parquet
     import torch
     from transformers import AutoTokenizer
@@ -102,7 +102,9 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     AutoTokenizer.from_pretrained(str(dataset / "tokenizer")).save_pretrained(str(out))
     nll, tokens = heldout.heldout_loss(model, heldout.heldout_rows(dataset, heldout.GATE_SAMPLES), 0, batch_size=4)
     live = {"heldout_loss": float(nll.sum() / tokens.sum())}
-    training_result(steps).model_copy(update=live).write(folder / "training.json")
+    training = training_result(steps).model_copy(update=live)
+    training.write(folder / "training.json")
+    (folder / "steps.jsonl").write_text("".join(f"{step.model_dump_json()}\n" for step in training.steps))
     return folder
 
 
@@ -114,10 +116,17 @@ def training_result(steps: int, seed: int = 0) -> TrainingResult:
             step=step,
             epoch=step / 100,
             loss=2.2 + 1.6 * math.exp(-step / 40) + draw.gauss(0, 0.08),
+            eval_loss=2.3 + 1.5 * math.exp(-step / 40) if step % 20 == 0 else None,
             learning_rate=2e-4 * min(step / 10, 0.5 + 0.5 * math.cos(math.pi * step / steps)),
             grad_norm=1.0 + draw.random(),
             seconds=2.1 + draw.random() / 4,
+            data_seconds=0.02,
+            forward_seconds=0.6,
+            backward_seconds=1.15,
+            update_seconds=0.12,
+            eval_seconds=0.15 if step % 20 == 0 else 0.0,
             tokens=draw.randint(1900, 2400),
+            tokens_per_second=1000 + 60 * draw.random(),
             memory_bytes=1_510_000_000 + 1_000_000 * min(step, 20),
         )
         for step in range(1, steps + 1)

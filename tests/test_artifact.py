@@ -67,10 +67,19 @@ def test_holds_what_is_needed_and_nothing_else(stored, recipe):
         "plan.json",
         "recipe.yaml",
         "report.html",
+        "steps.jsonl",
         "training.json",
     }
     assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json", "adapter/tokenizer.json"} <= names(stored)
-    assert {Path(name).suffix for name in names(stored)} <= {".json", ".md", ".yaml", ".html", ".safetensors", ".jinja"}
+    assert {Path(name).suffix for name in names(stored)} <= {
+        ".json",
+        ".md",
+        ".yaml",
+        ".html",
+        ".safetensors",
+        ".jinja",
+        ".jsonl",
+    }
 
 
 def test_everything_reads_back(stored, recipe):
@@ -169,6 +178,11 @@ def test_refuses_stages_that_did_not_finish(recipe, dataset, trained, tmp_path):
     (trained / "training.json").write_text("{}")
     with pytest.raises(ExportError, match=r"training.json: not a TrainingResult \(.* mistakes\)"):
         store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_a_lost_log_does_not_lose_the_model(recipe, dataset, trained, tmp_path):
+    (trained / "steps.jsonl").unlink()
+    assert "steps.jsonl" not in names(store(recipe, dataset, trained, tmp_path / "out"))
 
 
 def front_matter(stored: Path) -> dict:

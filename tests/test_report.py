@@ -98,10 +98,13 @@ def test_what_users_wrote_is_escaped():
 def test_has_all_pictures_and_says_what_they_show():
     pictures = [attrs for attrs in Tags(page()).all("svg") if attrs.get("role") == "img"]
     labels = " | ".join(attrs["aria-label"] for attrs in pictures)
-    assert len(pictures) == 5
+    assert len(pictures) == 7
     for shown in (
         "Training loss",
+        "scored 2 times",
         "Learning rate",
+        "Gradient norm",
+        "Where the time of a step goes: data 1%, forward 27%",
         "Tokens per second",
         "Memory of one process",
         "Histogram of sample lengths",
