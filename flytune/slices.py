@@ -128,7 +128,6 @@ def fill(model: Any, folder: Path, device: str | None = None) -> None:
             two values although the model ties them.
     """
     import torch
-    from torch.distributed.tensor import DTensor
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     slots = _slots(base)
@@ -136,12 +135,30 @@ def fill(model: Any, folder: Path, device: str | None = None) -> None:
     sources = weights.sources(files, base, {name: slot.tensor for slot in slots for name in slot.names})
     slots = [slot for slot in slots if slot.tensor.is_meta or (slot.is_buffer and slot.names[0] in sources)]
     _check_found(slots, sources, folder)
-    device = device or next((p.device_mesh.device_type for p in model.parameters() if isinstance(p, DTensor)), "cpu")
+    device = device or _mesh_device(model)
     with torch.no_grad(), _progress(slots) as progress:
         for slot in sorted(slots, key=lambda slot: min(sources[name].order for name in slot.names if name in sources)):
             progress.update(_fill_slot(slot, sources, device))
     if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
         raise TrainingError(f"{_listed(left)}: without values although all of {folder} was read")
+
+
+def allocate(model: Any, device: str | None = None) -> None:
+    """As `fill`, but nothing is read: every parameter gets memory without values, for a checkpoint to fill."""
+    import torch
+
+    device = device or _mesh_device(model)
+    for slot in _slots(model):
+        if slot.tensor.is_meta:
+            value = torch.nn.Parameter(torch.empty_like(slot.tensor, device=device), requires_grad=slot.tensor.requires_grad)
+            for module, name in slot.places:
+                module._parameters[name] = value
+
+
+def _mesh_device(model: Any) -> str:
+    from torch.distributed.tensor import DTensor
+
+    return next((p.device_mesh.device_type for p in model.parameters() if isinstance(p, DTensor)), "cpu")
 
 
 def _slots(base: Any) -> list[_Slot]:

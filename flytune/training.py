@@ -38,8 +38,8 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     manifest = data.read_manifest(dataset)
     checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
     recorder = Recorder(strategy_of(recipe))
-    trainer = build(recipe, plan, shape, dataset, checkpoints, recorder)
     resumed = _last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None
+    trainer = build(recipe, plan, shape, dataset, checkpoints, recorder, resumes=resumed is not None)
     started = time.monotonic()
     _train(trainer, str(resumed) if resumed else None)
     seconds = time.monotonic() - started
@@ -66,8 +66,13 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     return result
 
 
-def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder) -> Any:
-    """The SFTTrainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load)."""
+def build(
+    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder, resumes: bool = False
+) -> Any:
+    """The SFTTrainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load).
+
+    With `resumes`, weights that the checkpoint brings are not read from the base model's files, where that can be helped.
+    """
     from transformers import AutoTokenizer, set_seed
     from trl import SFTTrainer
 
@@ -110,7 +115,11 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: 
                 parameter.data = parameter.data.to(torch.float32)
     strategy.shard(trainer, recipe)
     if sliced:
-        slices.fill(trainer.model, loading.local_folder(recipe.model), "cpu" if recipe.sharding.offload == "cpu" else None)
+        device = "cpu" if recipe.sharding.offload == "cpu" else None
+        if resumes and recipe.method.name == "full":
+            slices.allocate(trainer.model, device)
+        else:
+            slices.fill(trainer.model, loading.local_folder(recipe.model), device)
     strategy.ready(trainer, recipe)
     recorder.trainer = trainer
     return trainer

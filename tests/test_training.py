@@ -1,6 +1,7 @@
 """Real training of a tiny model, for every pair of method and sharding that the table allows."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -152,7 +153,9 @@ def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(in
     assert STRATEGIES["none"].load_dtype(recipe) == "float32"
 
 
-@pytest.mark.parametrize("pair", ["full none", "full zero2", "lora zero3", "qlora device_map", "full fsdp", "lora fsdp", "qlora fsdp"])
+@pytest.mark.parametrize(
+    "pair", ["full none", "full zero2", "lora zero3", "qlora device_map", "full fsdp", "lora fsdp", "qlora fsdp"]
+)
 def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(pair, inputs, tmp_path):
     method, sharding = pair.split()
     changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "checkpoints.folder": str(tmp_path / "calm")}
@@ -167,6 +170,39 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps[2:]]
     assert resumed.heldout_loss == undisturbed.heldout_loss
     assert not list((tmp_path / "checkpoints").glob("*/checkpoint-*")), "their use is over"
+
+
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_fsdp_goes_on_without_reading_the_base_model_again(offload, inputs, tmp_path):
+    shutil.copytree(inputs / "tiny", tmp_path / "tiny")
+    changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "model.name_or_path": str(tmp_path / "tiny")}
+    recipe = recipe_for(inputs, "full", "fsdp", **changes, **{"checkpoints.folder": str(tmp_path / "checkpoints")})
+    recipe = Recipe.model_validate(recipe.model_dump() | {"sharding": {"name": "fsdp", "offload": offload}})
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 3)
+    (tmp_path / "tiny" / "model.safetensors").unlink()
+    resumed = ranks.run(2, fit, recipe, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    undisturbed = recipe_for(inputs, "full", "fsdp", **{"training.max_steps": 4})
+    losses = [step.loss for step in ranks.run(2, fit, undisturbed, inputs, tmp_path / "undisturbed").steps]
+    assert [step.loss for step in resumed.steps] == losses[2:]
+
+
+def test_large_exports_are_written_file_by_file(inputs, tmp_path):
+    recipe = recipe_for(inputs, "full", "fsdp")
+    ranks.run(2, fit_small_files, recipe, inputs, tmp_path / "trained")
+    names = {path.name for path in (tmp_path / "trained" / "model").glob("*.safetensors*")}
+    assert "model.safetensors.index.json" in names
+    assert len(names) == 6, "the embedding, four layers, and the index"
+    assert export.verify(tmp_path / "trained" / "model") == 38
+    result = TrainingResult.read(tmp_path / "trained" / "training.json")
+    loss = ranks.run(1, reloaded_loss, recipe, inputs, tmp_path / "trained")
+    assert loss == pytest.approx(result.heldout_loss, abs=1e-4)
+
+
+def fit_small_files(recipe, inputs, out):
+    export.MAX_FILE_BYTES = 600_000
+    return fit(recipe, inputs, out)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(inputs, tmp_path):
@@ -215,8 +251,6 @@ def test_out_of_memory_says_what_to_do():
 
 @pytest.fixture
 def exported(runs, tmp_path):
-    import shutil
-
     def copy(method, sharding):
         source = runs(method, sharding)[2] / ("model" if method == "full" else "adapter")
         return Path(shutil.copytree(source, tmp_path / method))
