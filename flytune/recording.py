@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flytune import timing, tracking
+from flytune.collating import tokens_of
 from flytune.errors import TrainingError
 from flytune.records import Step
 from flytune.scoring import Scorer
@@ -27,7 +28,8 @@ class Recorder:
         """Set once it is built: callbacks are built before it."""
         self.strategy, self.scorer = strategy, scorer
         self._eval_loss: float | None = None
-        self._last_tokens = 0
+        self._tokens = 0
+        """Of this process since the last logged step, padding not counted."""
 
     def begin(self, done: int) -> None:
         """Training begins, after `done` steps of an earlier attempt. Only now is the model wrapped.
@@ -43,6 +45,18 @@ class Recorder:
             _cut(self.file, done)
         self.clock = timing.Clock(on_gpu=args.device.type == "cuda")
         timing.watch(self.trainer, self.clock)
+        self._count_tokens()
+
+    def _count_tokens(self) -> None:
+        # TRL's num_tokens counts one row of a packed batch, with its padding.
+        fetch = self.trainer.get_batch_samples
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            batches, items = fetch(*args, **kwargs)
+            self._tokens += sum(int(tokens_of(batch)) for batch in batches)
+            return batches, items
+
+        self.trainer.get_batch_samples = counted
 
     def end_step(self, step: int, is_last: bool) -> bool:
         """An optimizer step is over; says whether the live model was scored after it."""
@@ -67,8 +81,8 @@ class Recorder:
                 f"step {step}: the loss is {logs['loss']}; the run does not go on and nothing is stored. Lower "
                 "training.learning_rate, or look at the data of this step; float16 overflows where bfloat16 does not"
             )
-        parts, total = self.clock.read(), int(logs.get("num_tokens", 0))
-        seconds, tokens = sum(parts.values()), total - self._last_tokens
+        parts, tokens = self.clock.read(), self._all_tokens()
+        seconds = sum(parts.values())
         done = Step(
             step=step,
             epoch=epoch,
@@ -86,13 +100,19 @@ class Recorder:
             tokens_per_second=tokens / (seconds - parts["eval"]),
             **peak_memory(),
         )
-        self._last_tokens, self._eval_loss = total, None
+        self._tokens, self._eval_loss = 0, None
         self.steps.append(done)
         logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens"})
         if self.trainer.is_world_process_zero():
             # Closed after each line: what is logged outlives the process.
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(done.model_dump_json() + "\n")
+
+    def _all_tokens(self) -> int:
+        import torch
+
+        mine = torch.tensor([self._tokens], device=self.trainer.args.device)
+        return int(self.trainer.accelerator.reduce(mine, reduction="sum"))
 
     def finish(self, out: Path) -> None:
         """The first process, once the run is over and exported: steps.jsonl moves to `out`, trackers are closed."""

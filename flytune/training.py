@@ -8,12 +8,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, slices
+from flytune import data, export, heldout, loading, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import Plan, TrainingResult
+from flytune.scoring import Scorer
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 
@@ -37,7 +38,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         os.environ["DS_ACCELERATOR"] = "cpu"
     manifest = data.read_manifest(dataset)
     checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
-    recorder = Recorder(strategy_of(recipe))
+    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
     resumed = _last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None
     trainer = build(recipe, plan, shape, dataset, checkpoints, recorder, resumes=resumed is not None)
     started = time.monotonic()
@@ -59,6 +60,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         resumed_from_step=int(resumed.name.rpartition("-")[2]) if resumed else 0,
     )
     if trainer.is_world_process_zero():
+        recorder.finish(out)
         result.write(out / "training.json")
         # Their use is over; a next run of the same recipe is meant to train.
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -154,13 +156,12 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "save_strategy": "steps" if save_steps else "no",
         "save_steps": save_steps or 500,
         "save_total_limit": recipe.checkpoints.save_total_limit,
-        "report_to": "none",
         # The data is prepared: labels are in it, and no sample is longer than data.max_length.
         "max_length": None,
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "dataloader_pin_memory": shape.is_gpu,
     }
-    return SFTConfig(**(common | strategy.arguments(recipe, shape)))
+    return SFTConfig(**(common | tracking.arguments(recipe, checkpoints) | strategy.arguments(recipe, shape)))
 
 
 def _peft_config(recipe: Recipe) -> Any:
