@@ -12,13 +12,26 @@ import yaml
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from flytune.errors import RecipeError
-from flytune.sections import Checkpoints, Data, Evaluation, Hardware, Method, Model, Publish, Sharding, Tracking, Training
+from flytune.sections import (
+    ELSEWHERE,
+    Checkpoints,
+    Data,
+    Evaluation,
+    Hardware,
+    Method,
+    Model,
+    Publish,
+    Sharding,
+    Tracking,
+    Training,
+)
 from flytune.strict import Strict, load_yaml, mistakes
 
 
 class Recipe(Strict):
     """One run."""
 
+    elsewhere = ELSEWHERE
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     """Lower-case letters, digits and dashes."""
     description: str = ""

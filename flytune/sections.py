@@ -170,3 +170,24 @@ class Publish(Strict):
 
     address: str | None = None
     """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""
+
+
+_PLANNED = "the planner says it; write training.global_batch_size"
+_SHARDED = "write sharding: fsdp, zero3 ...; the rest follows from it"
+ELSEWHERE = {
+    "gradient_accumulation_steps": _PLANNED,
+    "deepspeed": _SHARDED,
+    "fsdp": _SHARDED,
+    "fsdp_config": _SHARDED,
+    "device_map": "write sharding: device_map",
+    "max_memory": "it follows from the shape",
+    "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
+    "quantization_config": "write method: qlora",
+    "merge": "a run stores the adapter alone: while it trains, the base is sharded (fsdp, zero3) or 4-bit, and merged wrong",
+    "gradient_checkpointing": "write training.activation_checkpointing",
+    "max_seq_length": "write data.max_length",
+    "num_epochs": "write training.num_train_epochs",
+    "bf16": "write model.dtype: bfloat16",
+    "fp16": "write model.dtype: float16",
+}
+"""Keys of other tools, and what a recipe says instead."""

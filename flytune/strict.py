@@ -3,9 +3,9 @@
 import difflib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,6 +16,9 @@ from flytune.errors import RecipeError
 
 class Strict(BaseModel):
     """A model that refuses unknown keys and never changes after it was read."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Keys that it knows from other tools, anywhere below it: what to write instead."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -38,7 +41,7 @@ def load_yaml(path: str | Path) -> Any:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
+def mistakes(error: ValidationError, model: type[Strict]) -> list[str]:
     """One line for each mistake pydantic found while it read `model`, in the order of the file."""
     return [f"{dotted(item['loc'])}: {_describe(item, model)}" for item in error.errors()]
 
@@ -49,10 +52,12 @@ def dotted(loc: tuple[int | str, ...]) -> str:
     return parts.lstrip(".") or "(top)"
 
 
-def _describe(item: ErrorDetails, model: type[BaseModel]) -> str:
+def _describe(item: ErrorDetails, model: type[Strict]) -> str:
     if item["type"] == "extra_forbidden":
+        if (key := str(item["loc"][-1])) in model.elsewhere:
+            return f"unknown key; {model.elsewhere[key]}"
         known = list(_section(model, item["loc"][:-1]).model_fields)
-        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"
     if item["type"] == "missing":
         return "missing; the recipe must say it" if model.__name__ == "Recipe" else "missing"

@@ -109,6 +109,25 @@ def test_a_misspelt_key_is_recognised(key, position):
     assert f"training.{misspelt}: unknown key; did you mean {key}?" in text
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "said"),
+    [
+        ("training", "gradient_accumulation_steps", "the planner says it; write training.global_batch_size"),
+        ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
+        ("method", "merge", "a run stores the adapter alone"),
+        ("sharding", "fsdp_config", "write sharding: fsdp"),
+    ],
+)
+def test_keys_of_other_tools_are_answered_with_what_a_recipe_says_instead(section, key, said):
+    given = {
+        "training": {"learning_rate": 1e-4, "global_batch_size": 8},
+        "method": {"name": "lora"},
+        "sharding": {"name": "ddp"},
+    }
+    text = mistakes_of(content(**{section: given[section] | {key: True}}))
+    assert f"{section}.{key}: unknown key; {said}" in text
+
+
 def test_the_key_follows_every_decision():
     one = Recipe.model_validate(content())
     assert one.key() == Recipe.model_validate(content()).key()

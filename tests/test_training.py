@@ -40,7 +40,7 @@ def inputs(tmp_path_factory):
 
 
 def recipe_for(inputs, method, sharding, **changes):
-    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
+    method = method if method == "full" or isinstance(method, dict) else {"name": method, "lora_dropout": 0.0}
     changes = {"method": method, "sharding": sharding, "training.global_batch_size": 8} | changes
     changes |= {"hardware.shape": "cpu-1" if sharding in SINGLE else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
@@ -170,6 +170,51 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps[2:]]
     assert resumed.heldout_loss == undisturbed.heldout_loss
     assert not list((tmp_path / "checkpoints").glob("*/checkpoint-*")), "their use is over"
+
+
+def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
+    method = {"name": "lora", "r": 1, "lora_dropout": 0.0}
+    alone = recipe_for(inputs, method, "none", **{"training.max_steps": 4})
+    losses = [step.loss for step in ranks.run(1, fit, alone, inputs, tmp_path / "alone").steps]
+    changes = {"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints"), "training.max_steps": 4}
+    recipe = recipe_for(inputs, method, "fsdp", **changes)
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 3)
+    resumed = ranks.run(2, fit, recipe, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == pytest.approx(losses[2:], abs=SAME)
+
+
+def waiting_gradients(recipe, inputs, checkpoints):
+    """How often a parameter's whole gradient is kept after a micro batch that is not the step's last."""
+    plan = planner.make(recipe).model_copy(update={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4})
+    recorder = recording.Recorder(STRATEGIES["fsdp"])
+    trainer = training.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", checkpoints, recorder)
+    step, found = trainer.training_step, []
+
+    def watched(model, *arguments, **named):
+        loss = step(model, *arguments, **named)
+        for module in model.modules():
+            group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "_get_fsdp_state") else None
+            found.extend(param for param in (group.fsdp_params if group else []) if is_waiting(param))
+        return loss
+
+    trainer.training_step = watched
+    trainer.train()
+    return len(found)
+
+
+def is_waiting(param):
+    whole = getattr(param, "_unsharded_param", None)
+    return param.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp_path):
+    recipe = recipe_for(inputs, method, "fsdp", **{"training.max_steps": 1})
+    found = ranks.run(2, waiting_gradients, recipe, inputs, tmp_path)
+    # An adapter's gradients are small, and wait to be sent once.
+    assert bool(found) == (method == "lora")
 
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
