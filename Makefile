@@ -42,6 +42,9 @@ test: .venv/.installed ## The tests that take seconds
 test-all: .venv/.installed ## All tests that need no GPU; what CI runs
 	@pytest -n $(WORKERS) -m "not gpu"
 
+selftest: .venv/.installed ## Hold every method and sharding against plain training, on this machine; five to eight minutes
+	@flytune selftest
+
 test-gpu: .venv/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu
 
@@ -63,4 +66,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo plan run check test test-all test-gpu bench schema lock clean
+.PHONY: help install demo plan run check test test-all selftest test-gpu bench schema lock clean

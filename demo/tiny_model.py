@@ -1,4 +1,4 @@
-"""A tiny Llama with a tokenizer of its own, both trained on the spot: for tests, and for runs that must be short."""
+"""The self-test's tiny Llama, trained a little: for runs that must be short and still learn something."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from demo.chat import chatml
 from demo.whole import whole
 from flytune.errors import DataError
+from flytune.selftest.tiny_model import END_OF_TEXT, random_model, train_tokenizer
 
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
-
-END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
-SPECIAL_TOKENS = [END_OF_TEXT, "<|im_start|>", "<|im_end|>", PAD]
 
 BLOCK, BATCH, LEARNING_RATE = 128, 4, 2.5e-3
 
@@ -41,60 +38,13 @@ def build(out: Path, corpus: Iterable[str], steps: int = 150, seed: int = 0, voc
     tokenizer = train_tokenizer(texts, vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _random_model(tokenizer)
+        model = random_model(tokenizer)
         if steps:
             _pretrain(model, _blocks(tokenizer, texts), steps)
     with whole(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return out
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
-    """A byte-level BPE tokenizer: eos <|im_end|>, pad <|pad|>, ChatML; it adds no token by itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=bpe,
-        bos_token=END_OF_TEXT,
-        eos_token="<|im_end|>",
-        pad_token=PAD,
-        extra_special_tokens=["<|im_start|>"],
-        model_max_length=1024,
-    )
-    tokenizer.chat_template = chatml()
-    return tokenizer
-
-
-def _random_model(tokenizer: "PreTrainedTokenizerBase") -> "LlamaForCausalLM":
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    return LlamaForCausalLM(config)
 
 
 def _blocks(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> "torch.Tensor":

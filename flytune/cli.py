@@ -1,16 +1,21 @@
-"""The command line: `flytune plan RECIPE` and `flytune schema`. Running is pyflyte's."""
+"""The command line: `flytune plan RECIPE`, `flytune selftest` and `flytune schema`. Running is pyflyte's."""
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from flytune import planner
-from flytune.errors import FlytuneError
+from flytune.errors import FlytuneError, RecipeError
 from flytune.recipe import Recipe, json_schema
 from flytune.records import Plan
+from flytune.selftest import matrix, table
+from flytune.selftest.ranks import RankFailed
 from flytune.shapes import GIB
 
 
@@ -21,21 +26,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = commands.add_parser("plan", help="say whether a recipe fits, on what, and why; nothing is started")
     plan.add_argument("recipe", help="a recipe file")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
+    selftest = commands.add_parser("selftest", help="hold every method and sharding against plain training, on this machine")
+    selftest.add_argument("--pairs", default="", help="only these, as in full/zero2,lora/zero3/cpu (method/sharding/offload)")
+    selftest.add_argument("--json", action="store_true", help="the matrix as JSON")
+    selftest.add_argument("--keep", metavar="DIR", help="a new folder in which every run's export and log stay")
     commands.add_parser("schema", help="the JSON schema of recipe files")
     options = parser.parse_args(arguments)
     if options.command == "schema":
         sys.stdout.write(json_schema())
         return 0
     try:
-        made = planner.make(Recipe.from_yaml(options.recipe))
-    except FlytuneError as error:
+        return _selftest(options) if options.command == "selftest" else _plan(options)
+    except (FlytuneError, RankFailed) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
         return 1
+
+
+def _plan(options: argparse.Namespace) -> int:
+    made = planner.make(Recipe.from_yaml(options.recipe))
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
     else:
         show(made, Console())
     return 0
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    pairs = matrix.pairs_named(options.pairs)
+    if options.keep and Path(options.keep).exists():
+        raise RecipeError(f"--keep {options.keep}: is there already; the self-test's files need a folder of their own")
+    # No thread that refreshes: the runs are forks of this process.
+    with tempfile.TemporaryDirectory() as made, Progress(console=Console(stderr=True), auto_refresh=False) as progress:
+        bar = progress.add_task("imports, model and data", total=len(pairs))
+        progress.refresh()
+
+        def tell(cell: matrix.Cell) -> None:
+            progress.update(bar, advance=1, description=f"{cell.method} {cell.sharding} {cell.words}", refresh=True)
+
+        filled = matrix.fill(Path(options.keep or f"{made}/selftest"), pairs, tell)
+    if options.json:
+        sys.stdout.write(filled.model_dump_json(indent=2) + "\n")
+    else:
+        table.show(filled, Console())
+    return 0 if filled.is_good else 1
 
 
 def show(plan: Plan, console: Console) -> None:

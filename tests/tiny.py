@@ -5,23 +5,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from demo import tiny_model
-
-SENTENCES = [
-    "Return the sum of two numbers.",
-    "Open the file and return a stream; raise OSError if it cannot be opened.",
-    "Describe this Python function of the module `json`:",
-    "Serialize an object to a JSON formatted string.",
-    "The quick brown fox jumps over the lazy dog.",
-    "Split the path into a pair: head and tail, where tail is everything after the final slash.",
-    "Return True if all elements of the iterable are true, or if the iterable is empty.",
-    "What is the capital of France? Paris is the capital of France.",
-]
+from flytune.selftest import tiny_model
+from flytune.selftest.tiny_model import SENTENCES
 
 
 def tiny_base(folder: Path) -> Path:
     """A Llama of about 0.9M random weights and 512 tokens at most, below `folder`; about a second."""
-    return tiny_model.build(folder / "tiny", SENTENCES, steps=0, vocab_size=512)
+    return tiny_model.write(folder / "tiny", SENTENCES)
 
 
 def write_pairs(path: Path, n: int) -> Path:

@@ -1,0 +1,61 @@
+"""The machine that the self-test runs on, as shapes: all its GPUs (two ranks on a CPU), and one process alone."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from flytune.recipe import Recipe
+from flytune.selftest import ranks
+from flytune.shapes import GIB, Shape
+from flytune.strategies import strategy_of
+
+CPU_RANKS = 2
+
+
+def shapes() -> list[Shape]:
+    """What runs here: all GPUs, or with two gloo ranks where there are none; then one process alone."""
+    # Asked in a process of its own: one that has used CUDA cannot be forked, and every training run here is a fork.
+    gpus: list[tuple[str, float]] = ranks.run(1, _gpus)
+    name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
+    processes = len(gpus) or CPU_RANKS
+    here = Shape(
+        name=f"selftest-{processes}",
+        accelerator=name,
+        processes=processes,
+        gpu_memory_gib=gpu_memory,
+        cpu=os.cpu_count() or 1,
+        memory_gib=max(2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // GIB),
+        shared_memory_gib=1,
+        disk_gib=max(1, shutil.disk_usage(tempfile.gettempdir()).free // GIB),
+        nvme=any(Path("/sys/block").glob("nvme*")),
+        price_per_hour=0.0,
+    )
+    alone = here.model_copy(update={"name": "selftest-1", "processes": 1})
+    return [here, alone] if processes > 1 else [alone]
+
+
+def _gpus() -> list[tuple[str, float]]:
+    """Name and memory in GiB of each GPU that this process sees."""
+    import torch
+
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(gpu.name, gpu.total_memory / GIB) for gpu in found]
+
+
+def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
+    """The first of this machine's shapes that the recipe's strategy can run on."""
+    return next((shape for shape in here if strategy_of(recipe).misfit(recipe, shape) is None), None)
+
+
+def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
+    """What this machine would have to have for the recipe's strategy to run on it; None if no machine would do."""
+    gpu = here[0].model_copy(update={"accelerator": "GPU", "gpu_memory_gib": 80.0})
+    machines = {
+        "needs NVMe": here[0].model_copy(update={"nvme": True}),
+        "needs a GPU": gpu.model_copy(update={"processes": 1}),
+        "needs GPUs": gpu.model_copy(update={"processes": 2}),
+        "needs a GPU and NVMe": gpu.model_copy(update={"processes": 1, "nvme": True}),
+        "needs GPUs and NVMe": gpu.model_copy(update={"processes": 2, "nvme": True}),
+    }
+    return next((words for words, shape in machines.items() if strategy_of(recipe).misfit(recipe, shape) is None), None)

@@ -1,0 +1,167 @@
+"""Which pairs of method and sharding compute what plain training of the method does, and which cannot."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from flytune.errors import FlytuneError, RecipeError
+from flytune.records import Record
+from flytune.sections import Method, Sharding
+from flytune.selftest import comparing, machine
+from flytune.selftest.ranks import RankFailed
+from flytune.selftest.trials import Layout, Pair, Rows, Trials, plain_pair
+from flytune.shapes import Shape
+from flytune.strategies import STRATEGIES, pair_problem, strategy_of
+from flytune.strict import Strict
+
+# How far a run may be from plain training; docs/equality.md says why, and what was seen.
+TOLERANCES = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4}
+# Also trained on packed rows, and held against the same chats unpacked.
+PACKED = [
+    Pair(method, sharding, rows="packed")
+    for method, sharding in (("full", "none"), ("full", "ddp"), ("lora", "zero3"), ("lora", "fsdp"), ("qlora", "none"))
+]
+# Of a failing rank's traceback.
+LINES_SHOWN = 8
+
+
+class Distance(Strict):
+    """How far one run is from plain training of its method."""
+
+    layout: str
+    """Micro batch x accumulation x processes."""
+    loss: float
+    """Of the step where it is largest: difference over plain training's loss."""
+    grad_norm: float
+    """Likewise, of the gradients' norm before clipping."""
+    weights: float
+    """Of all exported tensors together: norm of the difference over norm of the update."""
+    seconds: float
+    """Of the training loop."""
+
+    @property
+    def beyond(self) -> list[str]:
+        """What is beyond its tolerance."""
+        return [f"{name} {getattr(self, name):.1e}" for name, most in TOLERANCES.items() if not getattr(self, name) <= most]
+
+
+class Cell(Strict):
+    """What became of one pair."""
+
+    method: str
+    sharding: str
+    offload: str
+    rows: Rows
+    state: Literal["equal", "differs", "failed", "refused", "lacking"]
+    words: str
+    """As the table shows it."""
+    reason: str = ""
+    distances: list[Distance] = Field(default=[])
+    """One for each way of cutting up the global batch."""
+
+    @classmethod
+    def of(cls, pair: Pair, **fields: object) -> "Cell":
+        return cls.model_validate(pair._asdict() | fields)
+
+
+class Matrix(Record):
+    """All pairs."""
+
+    machine: str
+    global_batch_size: int
+    tolerances: dict[str, float] = TOLERANCES
+    cells: list[Cell]
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        return not any(cell.state in ("differs", "failed") for cell in self.cells)
+
+
+def all_pairs() -> list[Pair]:
+    """Every method with every sharding and every offload, also those that cannot work; and a few on packed rows."""
+    methods, offloads = (
+        get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
+    )
+    pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(STRATEGIES, offloads, methods)]
+    return [*pairs, *PACKED]
+
+
+def pairs_named(names: str) -> list[Pair]:
+    """`full/zero2,lora/zero3/cpu` as pairs; all pairs where nothing is named.
+
+    Raises:
+        RecipeError: there is no such pair.
+    """
+    known = {str(pair): pair for pair in all_pairs()}
+    wanted = names.split(",") if names else list(known)
+    if unknown := [name for name in wanted if name not in known]:
+        raise RecipeError(
+            f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, as in full/zero2 "
+            f"or full/zero3/cpu (or {PACKED[0]}), of the shardings {', '.join(STRATEGIES)}"
+        )
+    return [known[name] for name in wanted]
+
+
+def fill(folder: Path, pairs: Sequence[Pair], tell: Callable[[Cell], None] = lambda cell: None) -> Matrix:
+    """Tries all `pairs` on this machine.
+
+    Args:
+        folder: a new or empty folder; every run's export and log stay in it.
+        tell: is given each cell as soon as it is known.
+
+    Raises:
+        RankFailed: not even the tiny model and its data could be made.
+    """
+    started = time.monotonic()
+    trials, cells = Trials(folder), []
+    for pair in pairs:
+        cells.append(try_pair(trials, pair))
+        tell(cells[-1])
+    here = trials.shapes[0]
+    processes = (
+        f"{here.processes} x {here.accelerator}" if here.is_gpu else f"{here.processes} ranks on a CPU of {here.cpu} cores"
+    )
+    size, seconds = trials.global_batch_size, time.monotonic() - started
+    return Matrix(machine=processes, global_batch_size=size, cells=cells, seconds=seconds)
+
+
+def try_pair(trials: Trials, pair: Pair) -> Cell:
+    """Trains one pair in all its layouts and holds each against plain training; or says why that cannot be."""
+    recipe = trials.recipe(pair)
+    if problem := pair_problem(recipe):
+        return Cell.of(pair, state="refused", words="refused", reason=problem)
+    shape = machine.shape_for(recipe, trials.shapes)
+    if shape is None:
+        misfit = f"{pair}: {pair.sharding} {strategy_of(recipe).misfit(recipe, trials.shapes[0])}"
+        lacking = machine.lacks(recipe, trials.shapes)
+        return Cell.of(pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit)
+    layouts = trials.layouts(pair, strategy_of(recipe).processes(shape))
+    distances = []
+    for layout in layouts[1:] if pair == plain_pair(pair) else layouts:
+        try:
+            distances.append(distance(trials, pair, layout, shape))
+        except (RankFailed, FlytuneError) as error:
+            end = "\n".join(str(error).strip().splitlines()[-LINES_SHOWN:])
+            return Cell.of(pair, state="failed", words="FAILED", reason=f"{pair} at {layout}: {end}", distances=distances)
+    if beyond := [f"{one.layout}: {', '.join(one.beyond)}" for one in distances if one.beyond]:
+        reason = f"{pair} is not what plain training of {pair.method} computes; {'; '.join(beyond)}"
+        return Cell.of(pair, state="differs", words="DIFFERS", reason=reason, distances=distances)
+    return Cell.of(pair, state="equal", words=f"equal {max(one.loss for one in distances):.0e}", distances=distances)
+
+
+def distance(trials: Trials, pair: Pair, layout: Layout, shape: Shape) -> Distance:
+    """Trains a pair in one layout, and measures how far it went from plain training."""
+    plain = trials.reference(pair)
+    run = trials.train(pair, layout, shape)
+    return Distance(
+        layout=str(layout),
+        loss=comparing.losses(run, plain),
+        grad_norm=comparing.grad_norms(run, plain),
+        weights=comparing.weights(run, plain, trials.base),
+        seconds=run.result.seconds,
+    )

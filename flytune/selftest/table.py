@@ -1,0 +1,71 @@
+"""The matrix for people: on a terminal, and as a page."""
+
+import io
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from flytune.selftest.matrix import TOLERANCES, Cell, Matrix
+from flytune.strategies import STRATEGIES
+
+_STYLES = {"equal": "green", "differs": "bold red", "failed": "bold red", "refused": "dim", "lacking": "yellow"}
+WIDTH = 120
+
+
+def show(matrix: Matrix, console: Console) -> None:
+    """The table, what is behind its words, and the distances, the largest of each pair."""
+    methods = list(dict.fromkeys(cell.method for cell in matrix.cells))
+    cells = {(cell.sharding, cell.offload, cell.rows, cell.method): cell for cell in matrix.cells}
+    table = Table(title=f"Held against plain training, on {matrix.machine}", title_justify="left")
+    for name in ("sharding", *methods):
+        table.add_column(name)
+    for sharding, offload, rows in dict.fromkeys(row[:3] for row in cells):
+        # An offload that the sharding does not have is told once, below.
+        if offload in STRATEGIES[sharding].offloads:
+            name = sharding + f", offload {offload}" * (offload != "none") + f", {rows}" * (rows != "chats")
+            table.add_row(name, *(_words(cells.get((sharding, offload, rows, method))) for method in methods))
+    console.print(table)
+    for state, title in {
+        "differs": "DIFFERS",
+        "failed": "FAILED",
+        "refused": "refused",
+        "lacking": "not on this machine",
+    }.items():
+        if reasons := list(dict.fromkeys(cell.reason for cell in matrix.cells if cell.state == state)):
+            console.print(f"{title}:", style=_STYLES[state])
+            for reason in reasons:
+                console.print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
+    console.print(_summary(matrix), markup=False, highlight=False, soft_wrap=True)
+
+
+def html(matrix: Matrix) -> str:
+    """The same as a page."""
+    return _recorded(matrix).export_html(inline_styles=True)
+
+
+def text(matrix: Matrix) -> str:
+    """The same as plain text."""
+    return _recorded(matrix).export_text()
+
+
+def _recorded(matrix: Matrix) -> Console:
+    console = Console(record=True, file=io.StringIO(), width=WIDTH)
+    show(matrix, console)
+    return console
+
+
+def _words(cell: Cell | None) -> str:
+    return f"[{_STYLES[cell.state]}]{cell.words}[/]" if cell else ""
+
+
+def _summary(matrix: Matrix) -> str:
+    distances = [one for cell in matrix.cells for one in cell.distances]
+    lines = ["the number beside `equal`: the largest difference of a step's loss, relative, over all layouts; all of them:"]
+    for name, tolerance in TOLERANCES.items():
+        values = [getattr(one, name) for one in distances]
+        # Python's max drops what is not a number.
+        seen = max(values, key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
+        lines.append(f"  {name}: at most {seen:.1e}; tolerance {tolerance:.0e}")
+    lines.append(f"global batch of {matrix.global_batch_size}, {len(distances)} runs compared, {matrix.seconds:.0f} s")
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""A tiny Llama of random weights with a tokenizer of its own, made on the spot: no hub, no download."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
+SPECIAL_TOKENS = [END_OF_TEXT, "<|im_start|>", "<|im_end|>", PAD]
+
+# ChatML, with the marks that tell trained tokens from given ones. The end token stands inside the generation block: a model
+# that is not taught to stop goes on for ever.
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+SENTENCES = [
+    "Return the sum of two numbers.",
+    "Open the file and return a stream; raise OSError if it cannot be opened.",
+    "Describe this Python function of the module `json`:",
+    "Serialize an object to a JSON formatted string.",
+    "The quick brown fox jumps over the lazy dog.",
+    "Split the path into a pair: head and tail, where tail is everything after the final slash.",
+    "Return True if all elements of the iterable are true, or if the iterable is empty.",
+    "What is the capital of France? Paris is the capital of France.",
+]
+
+
+def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int = 0) -> Path:
+    """Writes a model folder (config, safetensors, tokenizer with a chat template) of about 0.9M weights; returns it.
+
+    Args:
+        corpus: texts that the tokenizer is trained on.
+        vocab_size: tokens at most, special ones and the 256 bytes included.
+        seed: of the weights.
+    """
+    import torch
+
+    tokenizer = train_tokenizer(corpus, vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
+    """A byte-level BPE tokenizer: eos <|im_end|>, pad <|pad|>, ChatML; it adds no token by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=END_OF_TEXT,
+        eos_token="<|im_end|>",
+        pad_token=PAD,
+        extra_special_tokens=["<|im_start|>"],
+        model_max_length=1024,
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def random_model(tokenizer: "PreTrainedTokenizerBase") -> "LlamaForCausalLM":
+    """Four layers of width 128 with grouped queries and tied embeddings; weights from torch's current random state."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    return LlamaForCausalLM(config)
