@@ -64,11 +64,13 @@ class FullyShardedDataParallel(Strategy):
             "fsdp": True,
             "fsdp_config": {
                 "state_dict_type": "SHARDED_STATE_DICT",
+                # `shard` has done it when the Trainer would.
+                "auto_wrap_policy": "NO_WRAP",
                 "cpu_offload": offload,
-                # The Trainer's own setting would gather each layer once more.
-                "activation_checkpointing": recipe.training.activation_checkpointing,
+                # The Trainer's own checkpointing is used, as under every sharding: this one draws another dropout when it
+                # computes a layer again, and renames modules, so that PEFT finds no adapter to save.
+                "activation_checkpointing": False,
             },
-            "activation_checkpointing": False,
             # Each layer is compiled in `shard`.
             "torch_compile": False,
             # Gradients that wait for the last micro batch would be whole ones, on every GPU.
@@ -89,23 +91,17 @@ class FullyShardedDataParallel(Strategy):
 
     def shard(self, trainer: Any, recipe: Recipe) -> None:
         import torch
-        from accelerate.utils.fsdp_utils import fsdp2_apply_ac
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         model, accelerator = trainer.model, trainer.accelerator
-        plugin, dtype = accelerator.state.fsdp_plugin, getattr(torch, recipe.model.dtype)
-        plugin.set_auto_wrap_policy(model)
-        if plugin.activation_checkpointing:
-            fsdp2_apply_ac(accelerator, model)
-            # Done: `prepare` would do it again.
-            plugin.activation_checkpointing = False
+        dtype = getattr(torch, recipe.model.dtype)
         offload = CPUOffloadPolicy(pin_memory=accelerator.device.type == "cuda")
         policies: dict[str, Any] = {
             # bfloat16 sums of many ranks' gradients lose what is small: they are reduced in float32.
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
             "offload_policy": offload if recipe.sharding.offload == "cpu" else OffloadPolicy(),
         }
-        layers = _layers(model)
+        layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
         for layer in layers:
             if recipe.training.torch_compile:
                 layer.compile()
@@ -148,17 +144,6 @@ class FullyShardedDataParallel(Strategy):
         if not trainer.is_fsdp_enabled:
             return "the Trainer does not know of it"
         return f"{whole[0]} and {len(whole) - 1} more parameters are whole on every process" if whole else None
-
-
-def _layers(model: Any) -> list[Any]:
-    """The decoder layers, in order; those that activation checkpointing has wrapped, with their wrapper."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-
-    wrappers = {
-        module._checkpoint_wrapped_module: module for module in model.modules() if isinstance(module, CheckpointWrapper)
-    }
-    found = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
-    return [wrappers.get(layer, layer) for layer in found]
 
 
 def _last_norm(model: Any) -> Any:
