@@ -37,6 +37,7 @@ def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -
         "sharding": "none",
         "training": {"learning_rate": 1e-3, "global_batch_size": 4, "max_steps": 3, "activation_checkpointing": False},
         "evaluation": {"max_samples": 8, "batch_size": 4, "sample_answers": 1, "max_new_tokens": 8},
+        "checkpoints": {"folder": str(base.parent / "checkpoints")},
         "hardware": {"shape": "cpu-1"},
     }
     for path, value in (changes or {}).items():

@@ -1,5 +1,8 @@
 """What only a GPU can show: `make test-gpu` on a machine that has one. The tiny model, real kernels."""
 
+import os
+import subprocess
+
 import pytest
 import torch
 
@@ -9,6 +12,8 @@ from flytune.shapes import GIB, Shape
 from tests import ranks
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
+# Asked of the driver's library: a process that has started CUDA cannot be forked.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
@@ -38,3 +43,8 @@ def test_a_pair_trains_in_bfloat16_and_its_export_is_what_was_trained(pair, tmp_
     assert result.memory_kind == "GPU memory allocated"
     assert result.steps[-1].memory_bytes > 0
     assert reloaded == pytest.approx(result.heldout_loss, abs=export.LOSS_BOUND["bfloat16"])
+
+
+def test_every_pair_computes_on_gpus_what_plain_training_does():
+    done = subprocess.run(["flytune", "selftest"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
