@@ -91,7 +91,7 @@ class Method(Strict):
 class Sharding(Strict):
     """How model and optimizer are laid over processes."""
 
-    name: Literal["none", "zero1", "zero2", "zero3", "fsdp", "device_map"]
+    name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map"]
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Where what is sharded waits while it is not used: on its GPU, in host memory, on the node's NVMe disk."""
 
