@@ -14,8 +14,8 @@ from flytune.strategies.strategy import WHILE_LOADING, Strategy
 LAYER_ACTIVATION = 34
 # Bytes per token and hidden unit that a checkpointed layer keeps: its 16-bit input.
 CHECKPOINT = 2
-# The same after prepare_model_for_kbit_training, which makes the residual stream float32.
-CHECKPOINT_KBIT = 4
+# The same where the residual stream is float32: after prepare_model_for_kbit_training, and under autocast.
+CHECKPOINT_FLOAT32 = 4
 # Bytes per token and hidden unit around TRL's chunked loss, which never builds the logits of all tokens.
 CHUNKED_LOSS = 4
 # GiB outside torch's allocator: a CUDA context, and NCCL's buffers where there are peers.
@@ -39,9 +39,8 @@ def components(recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Sh
     unit = tokens * geometry.hidden_size * (2 if recipe.model.dtype == "float32" else 1)
     layers = geometry.num_hidden_layers
     if recipe.training.activation_checkpointing:
-        kept = CHECKPOINT_KBIT if recipe.method.name == "qlora" else CHECKPOINT
-        # One layer at a time is computed again, in full.
-        parts["activations"] = float(unit * (kept * layers + LAYER_ACTIVATION))
+        wide = recipe.method.name == "qlora" or "autocast copies" in parts
+        parts["activations"] = float(unit * (CHECKPOINT_FLOAT32 if wide else CHECKPOINT) * layers)
     else:
         parts["activations"] = float(unit * LAYER_ACTIVATION * layers)
     if recipe.data.packing and not recipe.model.attn_implementation.startswith("flash"):
@@ -53,6 +52,9 @@ def components(recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Sh
         parts[WHILE_LOADING] = max(0.0, loading - parts["activations"] - parts["loss"])
     spread = strategy.gpus_per_process(shape)
     parts = {name: size / spread for name, size in parts.items()}
+    if recipe.training.activation_checkpointing:
+        # One layer at a time is computed again, in full, wherever it lies.
+        parts["layer at work"] = float(unit * LAYER_ACTIVATION)
     if shape.is_gpu:
         parts["CUDA and NCCL"] = (CUDA_CONTEXT_GIB + (NCCL_GIB if shape.world_size > spread else 0)) * GIB
         parts["fragmentation"] = (FRAGMENTATION_PACKED if recipe.data.packing else FRAGMENTATION) * shape.gpu_memory_gib * GIB

@@ -119,6 +119,11 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
         return f"{shape.accelerator} does not compute in bfloat16"
     if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:
         return "FlashAttention needs a GPU"
+    if shape.nodes > 1 and recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
+        return (
+            f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
+            "is mounted into all pods (/mnt/...), or leave checkpoints.save_steps out"
+        )
     world_size = strategy.processes(shape) * shape.nodes
     batch = recipe.training.global_batch_size
     if batch % world_size:
@@ -168,9 +173,14 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
 
 def _lacks_on_host(recipe: Recipe, shape: Shape, geometry: Geometry) -> str | None:
     # The weights are downloaded once and written once: as stored (16 bit), and the export.
-    disk = geometry.parameters * 2 * (2 if recipe.method.name == "full" else 1)
-    if disk > shape.disk_gib * GIB:
-        return f"needs {disk / GIB:.0f} GiB of disk for the weights, has {shape.disk_gib}"
+    weights = geometry.parameters * 2.0 * (2 if recipe.method.name == "full" else 1)
+    parts = {"the weights": weights, "what is offloaded": strategy_of(recipe).disk_states(geometry, recipe) / shape.nodes}
+    if recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
+        # Float32 weights and both moments of what is trained; one more is written before the oldest goes.
+        parts["checkpoints"] = 12.0 * geometry.trained(recipe.method) * (recipe.checkpoints.save_total_limit + 1)
+    if sum(parts.values()) > shape.disk_gib * GIB:
+        table = ", ".join(f"{size / GIB:.0f} for {name}" for name, size in parts.items() if size)
+        return f"needs {sum(parts.values()) / GIB:.0f} GiB of disk on a node ({table}), has {shape.disk_gib}"
     host, has = memory.host_bytes(recipe, geometry, strategy_of(recipe), shape), shape.memory_gib - shape.shared_memory_gib
     if shape.is_gpu and host > has * GIB:
         return f"needs {host / GIB:.0f} GiB of host memory a node, has {has} beside /dev/shm"

@@ -46,14 +46,13 @@ def live_loss(trainer: Any, rows: Sequence[Row], batch_size: int) -> float:
     rank, world_size = trainer.args.process_index, trainer.args.world_size
     share = list(rows[rank::world_size])
     is_short = len(share) < -(-len(rows) // world_size)
-    with trainer.compute_loss_context_manager():
-        nll, tokens = heldout_loss(
-            trainer.model_wrapped,
-            [*share, rows[0]] if is_short else share,
-            trainer.processing_class.pad_token_id,
-            batch_size,
-            label="held-out loss",
-        )
+    nll, tokens = heldout_loss(
+        trainer.model_wrapped,
+        [*share, rows[0]] if is_short else share,
+        trainer.processing_class.pad_token_id,
+        batch_size,
+        label="held-out loss",
+    )
     mine = torch.tensor([nll[: len(share)].sum(), tokens[: len(share)].sum()], dtype=torch.float64, device=trainer.args.device)
     total_nll, total_tokens = trainer.accelerator.reduce(mine, reduction="sum").tolist()
     return float(total_nll / total_tokens)

@@ -154,7 +154,12 @@ class Checkpoints(Strict):
     """Optimizer steps between checkpoints; none are written when not set."""
     save_total_limit: Positive = 2
     folder: str = ".checkpoints"
-    """A folder that every attempt sees: the laptop's disk, or a file system mounted into the pods."""
+    """A folder that every attempt and node sees: the laptop's disk, or a file system mounted into the pods (absolute)."""
+
+    @property
+    def is_mounted(self) -> bool:
+        """Whether it is not on the pod's own disk, as far as its path says."""
+        return self.folder.startswith("/") and not self.folder.startswith("/tmp/")
 
 
 class Tracking(Strict):

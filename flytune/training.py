@@ -14,7 +14,7 @@ from flytune.errors import TrainingError
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import Plan, TrainingResult
-from flytune.scoring import Scorer
+from flytune.scoring import Scorer, live_loss, scored_rows
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 
@@ -31,21 +31,26 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
     """
+    import torch
+
     loading.quiet()
     # Segments that grow leave fewer holes; read when CUDA starts.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
+    elif recipe.sharding.offload != "none":
+        # The optimizer runs on the host, where torchrun leaves each process one thread.
+        torch.set_num_threads(max(1, shape.cpu // shape.processes))
     manifest = data.read_manifest(dataset)
     checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
-    resumed = _last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None
-    trainer = build(recipe, plan, shape, dataset, checkpoints, recorder, resumes=resumed is not None)
+    trainer, resumed = build(recipe, plan, shape, dataset, checkpoints, recorder)
     started = time.monotonic()
     _train(trainer, str(resumed) if resumed else None)
     seconds = time.monotonic() - started
 
-    heldout_loss = _live_loss(trainer, recipe, dataset)
+    rows = scored_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
+    heldout_loss = live_loss(trainer, rows, min(4, plan.per_device_train_batch_size))
     export.write(trainer, recipe, dataset / "tokenizer", out)
     parameters = [(parameter.requires_grad, export.elements(parameter)) for parameter in trainer.model.parameters()]
     result = TrainingResult(
@@ -69,11 +74,12 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
 
 
 def build(
-    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder, resumes: bool = False
-) -> Any:
+    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder
+) -> tuple[Any, Path | None]:
     """The SFTTrainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load).
 
-    With `resumes`, weights that the checkpoint brings are not read from the base model's files, where that can be helped.
+    Returns: the trainer, and the checkpoint that it is to go on from, if there is one. Weights that a checkpoint brings are
+        not read from the base model's files, where that can be helped.
     """
     from transformers import AutoTokenizer, set_seed
     from trl import SFTTrainer
@@ -85,6 +91,7 @@ def build(
             f"rank {args.process_index}: the plan is for {plan.world_size} processes, {args.world_size} were started; "
             "the run does not go on: its global batch would not be the recipe's"
         )
+    resumed = _agreed(_last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None, args)
     strategy.before_load(args.device.type)
     sliced, dtype = strategy.reads_slices(recipe), strategy.load_dtype(recipe)
     if sliced:
@@ -118,13 +125,13 @@ def build(
     strategy.shard(trainer, recipe)
     if sliced:
         device = "cpu" if recipe.sharding.offload == "cpu" else None
-        if resumes and recipe.method.name == "full":
+        if resumed and recipe.method.name == "full":
             slices.allocate(trainer.model, device)
         else:
             slices.fill(trainer.model, loading.local_folder(recipe.model), device)
     strategy.ready(trainer, recipe)
     recorder.trainer = trainer
-    return trainer
+    return trainer, resumed
 
 
 def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
@@ -187,17 +194,30 @@ def _train(trainer: Any, resume_from: str | None) -> None:
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"rank {trainer.args.process_index}: out of GPU memory at step {trainer.state.global_step + 1}; the run does not "
-            f"go on by itself. Lower data.max_length, or shard more (sharding: zero3), or choose a larger shape: {error}"
+            "go on by itself. Lower training.per_device_train_batch_size or data.max_length, shard or offload more, or choose "
+            f"a larger shape: {error}"
         ) from error
 
 
-def _live_loss(trainer: Any, recipe: Recipe, dataset: Path) -> float:
-    """Held-out loss of the live model, in nats a trained token, on the gate's samples."""
-    rows = heldout.heldout_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
-    pad = trainer.processing_class.pad_token_id
-    with trainer.compute_loss_context_manager():
-        nll, tokens = heldout.heldout_loss(trainer.model_wrapped, rows, pad, batch_size=4)
-    return float(nll.sum() / tokens.sum())
+def _agreed(checkpoint: Path | None, args: Any) -> Path | None:
+    """The checkpoint that every process has found.
+
+    Raises:
+        TrainingError: they found different ones; each would train another run, and all would wait for each other.
+    """
+    if args.world_size == 1:
+        return checkpoint
+    import torch.distributed
+
+    found: list[str | None] = [None] * args.world_size
+    torch.distributed.all_gather_object(found, checkpoint and checkpoint.name)
+    if len(set(found)) > 1:
+        raise TrainingError(
+            f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the newest whole checkpoint "
+            f"is {', '.join(f'{name or None} on rank {rank}' for rank, name in enumerate(found))}; name a file system that is "
+            "mounted into all pods; the run does not go on by itself"
+        )
+    return checkpoint
 
 
 def _last_checkpoint(folder: Path) -> Path | None:

@@ -120,6 +120,29 @@ def test_packing_is_refused_for_models_whose_samples_would_see_each_other():
         planner.make(recipe_of(data=data), geometry=models.geometry(SMALL | {"model_type": "falcon"}, "a/b"))
 
 
+def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
+    hardware = {"shape": "a100-80gb-8x2"}
+    training = {"learning_rate": 1e-4, "global_batch_size": 16}
+    with pytest.raises(DoesNotFit, match="checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"):
+        plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints={"save_steps": 10})
+    mounted = {"save_steps": 10, "folder": "/mnt/checkpoints"}
+    assert plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints=mounted).nodes == 2
+
+
+def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
+    recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10})
+    geometry = models.geometry(LLAMA_8B, "a/b")
+    shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400)
+    said = planner._lacks_on_host(recipe, shape, geometry)
+    assert "30 for the weights, 120 for what is offloaded, 269 for checkpoints" in said
+
+
+def test_a_4_bit_base_is_planned_in_4_bits_under_zero():
+    recipe, geometry = recipe_of(method="qlora", sharding="zero2"), models.geometry(LLAMA_8B, "a/b")
+    states = STRATEGIES["zero2"].states(geometry, recipe, 8)
+    assert states["weights"] < 0.6 * geometry.parameters * 2
+
+
 def test_the_micro_batch_may_be_bounded():
     training = {"learning_rate": 1e-4, "global_batch_size": 64, "per_device_train_batch_size": 4}
     plan = plan_of(training=training, hardware={"shape": "a100-80gb-8"}, sharding="fsdp")

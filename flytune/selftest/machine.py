@@ -16,7 +16,7 @@ CPU_RANKS = 2
 def shapes() -> list[Shape]:
     """What runs here: all GPUs, or with two gloo ranks where there are none; then one process alone."""
     # Asked in a process of its own: one that has used CUDA cannot be forked, and every training run here is a fork.
-    gpus: list[tuple[str, float]] = ranks.run(1, _gpus)
+    gpus, has_async_io = ranks.run(1, _devices)
     name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
     processes = len(gpus) or CPU_RANKS
     here = Shape(
@@ -28,19 +28,20 @@ def shapes() -> list[Shape]:
         memory_gib=max(2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // GIB),
         shared_memory_gib=1,
         disk_gib=max(1, shutil.disk_usage(tempfile.gettempdir()).free // GIB),
-        nvme=any(Path("/sys/block").glob("nvme*")),
+        nvme=has_async_io and any(Path("/sys/block").glob("nvme*")),
         price_per_hour=0.0,
     )
     alone = here.model_copy(update={"name": "selftest-1", "processes": 1})
     return [here, alone] if processes > 1 else [alone]
 
 
-def _gpus() -> list[tuple[str, float]]:
-    """Name and memory in GiB of each GPU that this process sees."""
+def _devices() -> tuple[list[tuple[str, float]], bool]:
+    """Name and memory in GiB of each GPU that this process sees; whether DeepSpeed can read and write disks (libaio)."""
     import torch
+    from deepspeed.ops.op_builder import AsyncIOBuilder
 
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [(gpu.name, gpu.total_memory / GIB) for gpu in found]
+    return [(gpu.name, gpu.total_memory / GIB) for gpu in found], bool(AsyncIOBuilder().is_compatible(verbose=False))
 
 
 def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:

@@ -33,10 +33,11 @@ class FullyShardedDataParallel(Strategy):
         if not self.reads_slices(recipe):
             whole = self.unsharded_states(geometry, recipe)["weights"]
             states[WHILE_LOADING] = whole * (1 - 1 / world_size)
-        # Gathered at once: the layer at work and those fetched ahead of it, and the head with the last norm.
+        # Gathered at once: the layer at work, those fetched ahead of it, the buffer that they are fetched into, and the head
+        # with the last norm.
         layer, width = geometry.linear_parameters / geometry.num_hidden_layers, BYTES[recipe.model.dtype]
         head = geometry.vocab_size * geometry.hidden_size
-        states["gathered parameters"] = width * (layer * (1 + PREFETCHED_LAYERS) + head)
+        states["gathered parameters"] = width * (layer * (2 + PREFETCHED_LAYERS) + head)
         if recipe.method.name == "full":
             # Of the layer at work, as it computes; and of the one before it a float32 copy, on its way to the others.
             states["gathered gradients"] = (width + 4.0) * layer

@@ -81,6 +81,10 @@ class Strategy:
         """Bytes in host memory that stand in for GPU memory, of all processes together."""
         return 0.0
 
+    def disk_states(self, geometry: Geometry, recipe: Recipe) -> float:
+        """The same on the nodes' disks."""
+        return 0.0
+
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
         """Keyword arguments of TRL's SFTConfig; they go before those that every strategy has."""
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-from flytune.strategies.strategy import BYTES, Strategy
+from flytune.strategies.strategy import BYTES, WHILE_LOADING, Strategy, weight_bytes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
 _SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}
@@ -37,7 +37,8 @@ class Zero(Strategy):
     def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
         trained, width = geometry.trained(recipe.method), BYTES[recipe.model.dtype]
         adapters = 0 if recipe.method.name == "full" else trained
-        weights = float((geometry.parameters + adapters) * width)
+        base = weight_bytes(geometry, recipe, recipe.model.dtype)
+        weights = base + float(adapters * width)
         gradients, optimizer = float(trained * width), 12.0 * trained
         bucket = _bucket_elements(self.config(recipe)) * width
         on_device = recipe.sharding.offload == "none"
@@ -50,11 +51,20 @@ class Zero(Strategy):
         if self.stage == 3:
             live = self.config(recipe)["zero_optimization"]["stage3_max_live_parameters"]
             states["gathered parameters"] = float(min(live * width, weights))
+            if recipe.method.name == "qlora":
+                # Each process quantizes the whole model, and keeps its part.
+                states[WHILE_LOADING] = base * (1 - 1 / world_size)
         return states
 
     def host_states(self, geometry: Geometry, recipe: Recipe) -> float:
         if recipe.sharding.offload != "cpu":
             return 0.0
+        return self._offloaded(geometry, recipe)
+
+    def disk_states(self, geometry: Geometry, recipe: Recipe) -> float:
+        return self._offloaded(geometry, recipe) if recipe.sharding.offload == "nvme" else 0.0
+
+    def _offloaded(self, geometry: Geometry, recipe: Recipe) -> float:
         trained, width = geometry.trained(recipe.method), BYTES[recipe.model.dtype]
         # Gradients wait there for the optimizer; parameters do under stage 3 alone.
         return trained * (width + 12.0) + (geometry.parameters * width if self.stage == 3 else 0.0)
@@ -115,7 +125,7 @@ class Zero3(Zero):
         return recipe.model.dtype
 
     def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
-        # Parameters are partitioned as they are loaded, 4-bit ones too; a device map is refused.
+        # A device map is refused: zero.Init says where parameters go.
         return {}
 
     def gather(self, parameter: Any) -> Any:
