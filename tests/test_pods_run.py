@@ -65,6 +65,6 @@ def test_plan_prepare_and_an_elastic_train_pod(inputs, tmp_path):
 
 
 def test_a_pod_s_error_reaches_the_console_in_our_words(inputs, tmp_path):
-    recipe = Recipe.model_validate(tiny_recipe(*inputs, {"method": "qlora", "sharding": "zero3"}))
+    recipe = Recipe.model_validate(tiny_recipe(*inputs, {"method": "full", "sharding": "device_map"}))
     error = pod(make_plan, tmp_path / "plan", recipe=recipe).error
-    assert "method qlora with sharding zero3: 4-bit weights cannot be partitioned" in error.message
+    assert "method full with sharding device_map: a 16-bit model spread by layers" in error.message

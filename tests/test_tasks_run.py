@@ -69,7 +69,7 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
     ("changes", "said"),
     [
         ({"training.learning_rat": 1}, "training.learning_rat: unknown key; did you mean learning_rate?"),
-        ({"method": "qlora", "sharding": "zero3"}, "method qlora with sharding zero3"),
+        ({"method": "full", "sharding": "device_map"}, "method full with sharding device_map"),
         ({"data.path": "none.jsonl"}, "none.jsonl"),
         ({"model.name_or_path": "./none"}, "no such folder"),
     ],
