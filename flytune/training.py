@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, slices, tracking
+from flytune import data, export, heldout, loading, ordering, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
@@ -98,16 +98,21 @@ def build(
     # TRL tells the model its pad token only where it makes the collator; an export is to say it too.
     model.config.get_text_config().pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     flash = recipe.model.attn_implementation.startswith("flash_attention")
+    rows = data.load(dataset, "train")
+    stream = ordering.Stream(rows, recipe.training)
+    args.max_steps = stream.steps
     with slices.real_adapters() if sliced else nullcontext():
         trainer = SFTTrainer(
             model=model,
             args=args,
-            train_dataset=data.load(dataset, "train"),
+            train_dataset=rows,
             data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
             processing_class=tokenizer,
             peft_config=_peft_config(recipe),
-            callbacks=[callback(recorder)],
+            callbacks=[callback(recorder), ordering.callback(stream)],
         )
+    # TRL takes none but its own kinds of data set; from here on the Trainer only reads it.
+    trainer.train_dataset = stream
     if recipe.method.name == "qlora":
         import torch
 
@@ -136,7 +141,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "output_dir": str(checkpoints),
         "learning_rate": training.learning_rate,
         "num_train_epochs": training.num_train_epochs,
-        "max_steps": training.max_steps or -1,
+        "train_sampling_strategy": "sequential",
         "per_device_train_batch_size": plan.per_device_train_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "lr_scheduler_type": training.lr_scheduler_type,
