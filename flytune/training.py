@@ -15,6 +15,7 @@ from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import Plan, TrainingResult
 from flytune.scoring import Scorer
+from flytune.sections import Hardware
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 
@@ -37,9 +38,13 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     manifest = data.read_manifest(dataset)
-    checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
+    # Of all decisions but the hardware: a run goes on where another shape has left it.
+    key = recipe.model_copy(update={"hardware": Hardware()}).key()
+    checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{key}-{manifest.content_sha256[:8]}"
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
     resumed = _last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None
+    if resumed and not strategy_of(recipe).resizes:
+        _check_size(resumed, plan.world_size)
     trainer = build(recipe, plan, shape, dataset, checkpoints, recorder, resumes=resumed is not None)
     started = time.monotonic()
     _train(trainer, str(resumed) if resumed else None)
@@ -212,3 +217,14 @@ def _last_checkpoint(folder: Path) -> Path | None:
     if last:
         log.info("going on from %s", last)
     return last
+
+
+def _check_size(checkpoint: Path, world_size: int) -> None:
+    # The Trainer saves the random state of each process.
+    written = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
+    if written != world_size:
+        raise TrainingError(
+            f"{checkpoint}: written by {written} processes, and this run has {world_size}; DeepSpeed cannot lay the states "
+            f"that it partitions out anew, and the run does not go on. Choose a shape of {written} processes, or remove "
+            f"{checkpoint.parent} to start over"
+        )

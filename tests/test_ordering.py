@@ -145,10 +145,10 @@ def inputs(tmp_path_factory):
 
 
 def recipe_for(folder, sharding, base=None, rows=None, **changes):
-    changes = {"sharding": sharding, "training.global_batch_size": BATCH, "training.max_steps": None} | changes
-    changes |= {"training.num_train_epochs": 2, "data.heldout_path": str(folder / "heldout.jsonl")}
-    changes |= {"checkpoints.folder": str(folder / "checkpoints"), "hardware.shape": "auto", "hardware.accelerator": "cpu"}
-    recipe = tiny_recipe(base or folder / "tiny", rows or folder / "pairs.jsonl", changes)
+    usual = {"sharding": sharding, "training.global_batch_size": BATCH, "training.max_steps": None}
+    usual |= {"training.num_train_epochs": 2, "data.heldout_path": str(folder / "heldout.jsonl")}
+    usual |= {"checkpoints.folder": str(folder / "checkpoints"), "hardware.shape": "auto", "hardware.accelerator": "cpu"}
+    recipe = tiny_recipe(base or folder / "tiny", rows or folder / "pairs.jsonl", usual | changes)
     return Recipe.model_validate(recipe)
 
 
@@ -220,9 +220,20 @@ def test_a_run_goes_on_at_another_size_with_the_samples_that_are_left(cuts, inpu
     recipe = recipe_for(inputs, sharding, **{"checkpoints.save_steps": 2})
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(world_size, fit, recipe, *plan_for(recipe, world_size, micro_batch), inputs, tmp_path / "killed", 3)
-    plan, shape = plan_for(recipe, then_world_size, then_micro_batch)
-    resumed = ranks.run(then_world_size, fit, recipe, plan, shape, inputs, tmp_path / "resumed")
+    # Other hardware is asked for; it is the same run.
+    elsewhere = recipe_for(inputs, sharding, **{"checkpoints.save_steps": 2, "hardware.max_price_per_hour": 1.0})
+    plan, shape = plan_for(elsewhere, then_world_size, then_micro_batch)
+    resumed = ranks.run(then_world_size, fit, elsewhere, plan, shape, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
     assert trained_rows(tmp_path / "resumed") == expected_rows(inputs, 6)[2:]
     assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in undisturbed.steps[2:]], abs=SAME)
     assert resumed.heldout_loss == pytest.approx(undisturbed.heldout_loss, abs=SAME)
+
+
+def test_zero_says_that_it_goes_on_at_the_same_size_alone(inputs, tmp_path):
+    recipe = recipe_for(inputs, "zero2", **{"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints")})
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit, recipe, *plan_for(recipe, 2, 2), inputs, tmp_path / "killed", 3)
+    said = "checkpoint-2: written by 2 processes, and this run has 4; .* Choose a shape of 2 processes, or remove .*checkpoints"
+    with pytest.raises(ranks.RankFailed, match=said):
+        ranks.run(4, fit, recipe, *plan_for(recipe, 4, 1), inputs, tmp_path / "resumed")
