@@ -117,6 +117,8 @@ class Training(Strict):
     activation_checkpointing: bool = True
     torch_compile: bool = False
     """Compile each decoder layer; the first steps take minutes longer, the others less."""
+    probe_longest: bool = False
+    """Train the longest samples in the first step, which then shows whether memory lasts; warm-up makes them count less."""
     logging_steps: Positive = 1
     seed: int = 42
 

@@ -8,13 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, slices, tracking
+from flytune import data, export, heldout, loading, ordering, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import Plan, TrainingResult
 from flytune.scoring import Scorer, live_loss, scored_rows
+from flytune.sections import Hardware
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 
@@ -42,7 +43,9 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
     manifest = data.read_manifest(dataset)
-    checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{recipe.key()}-{manifest.content_sha256[:8]}"
+    # Of all decisions but the hardware: a run goes on where another shape has left it.
+    key = recipe.model_copy(update={"hardware": Hardware()}).key()
+    checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{key}-{manifest.content_sha256[:8]}"
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
     trainer, resumed = build(recipe, plan, shape, dataset, checkpoints, recorder)
     started = time.monotonic()
@@ -92,6 +95,8 @@ def build(
             "the run does not go on: its global batch would not be the recipe's"
         )
     resumed = _agreed(_last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None, args)
+    if resumed and not strategy.resizes:
+        _check_size(resumed, plan.world_size)
     strategy.before_load(args.device.type)
     sliced, dtype = strategy.reads_slices(recipe), strategy.load_dtype(recipe)
     if sliced:
@@ -105,16 +110,21 @@ def build(
     # TRL tells the model its pad token only where it makes the collator; an export is to say it too.
     model.config.get_text_config().pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     flash = recipe.model.attn_implementation.startswith("flash_attention")
+    rows = data.load(dataset, "train")
+    stream = ordering.Stream(rows, recipe.training)
+    args.max_steps = stream.steps
     with slices.real_adapters() if sliced else nullcontext():
         trainer = SFTTrainer(
             model=model,
             args=args,
-            train_dataset=data.load(dataset, "train"),
+            train_dataset=rows,
             data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
             processing_class=tokenizer,
             peft_config=_peft_config(recipe),
-            callbacks=[callback(recorder)],
+            callbacks=[callback(recorder), ordering.callback(stream)],
         )
+    # TRL takes none but its own kinds of data set; from here on the Trainer only reads it.
+    trainer.train_dataset = stream
     if recipe.method.name == "qlora":
         import torch
 
@@ -143,7 +153,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "output_dir": str(checkpoints),
         "learning_rate": training.learning_rate,
         "num_train_epochs": training.num_train_epochs,
-        "max_steps": training.max_steps or -1,
+        "train_sampling_strategy": "sequential",
         "per_device_train_batch_size": plan.per_device_train_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "lr_scheduler_type": training.lr_scheduler_type,
@@ -227,3 +237,14 @@ def _last_checkpoint(folder: Path) -> Path | None:
     if last:
         log.info("going on from %s", last)
     return last
+
+
+def _check_size(checkpoint: Path, world_size: int) -> None:
+    # The Trainer saves the random state of each process.
+    written = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
+    if written != world_size:
+        raise TrainingError(
+            f"{checkpoint}: written by {written} processes, and this run has {world_size}; DeepSpeed cannot lay the states "
+            f"that it partitions out anew, and the run does not go on. Choose a shape of {written} processes, or remove "
+            f"{checkpoint.parent} to start over"
+        )

@@ -35,7 +35,7 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
-    {"flytune.memory", "flytune.charts", "flytune.heldout", "flytune.timing", "flytune.collating"},
+    {"flytune.memory", "flytune.charts", "flytune.heldout", "flytune.timing", "flytune.collating", "flytune.ordering"},
     {"flytune.strategies"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},

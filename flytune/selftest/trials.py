@@ -12,8 +12,9 @@ from flytune.sections import Hardware
 from flytune.selftest import chats, machine, ranks, tiny_model
 from flytune.shapes import Shape
 
-# Two epochs, the second one shuffled anew: warm-up at learning rate 0, the peak, and a cosine down.
-STEPS, STEPS_PER_EPOCH = 4, 3
+# Warm-up at learning rate 0, the peak, and a cosine down, over two epochs, the second one shuffled anew. The third step is
+# short of so many chats of the first epoch, and takes them from the second.
+STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step, of each process that shares it.
 SAMPLES_OF_A_PROCESS = 4
 
@@ -62,7 +63,7 @@ class Trials:
         self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].processes)
         self.references: dict[Pair, Run] = {}
         (folder / "runs").mkdir(parents=True)
-        chats.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size)
+        chats.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         chats.write(folder / "step.jsonl", self.global_batch_size)
         chats.write(folder / "heldout.jsonl", 4, seed=1)
         self.base = folder / "base"

@@ -27,6 +27,8 @@ class Strategy:
     """Values of sharding.offload that it has."""
     no_8bit_optimizer: ClassVar[str | None] = None
     """Why it cannot work with training.optim of 8 bits, if it cannot."""
+    resizes: ClassVar[bool] = True
+    """Whether a run can go on from a checkpoint of another number of processes."""
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         """Why it cannot run on `shape`, if it cannot."""

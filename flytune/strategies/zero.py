@@ -22,6 +22,7 @@ class Zero(Strategy):
 
     stage: int
     no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
+    resizes = False
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         if shape.world_size < 2:
