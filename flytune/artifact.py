@@ -65,6 +65,8 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     # A log that was lost is no reason to lose the model too.
     if (trained / STEPS).is_file():
         shutil.copy(trained / STEPS, out)
+    if manifest.bad:
+        shutil.copy(dataset / "bad_rows.jsonl", out)
     (out / "report.html").write_text(report.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     (out / "README.md").write_text(card.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]
