@@ -16,6 +16,7 @@ puts directly behind it, or behind spaces (Llama 2), which are trained with it; 
 Where the last answer has none, what the template puts behind that answer is cut off and a trained EOS takes its place.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,10 +153,12 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools: Any = chat.tools
+        options = {"chat_template": self._source, "return_assistant_tokens_mask": tracked, **self._tokens}
         try:
-            rendered: Any = render_jinja_template(
-                [messages], tools=tools, chat_template=self._source, return_assistant_tokens_mask=tracked, **self._tokens
-            )
+            try:
+                rendered: Any = render_jinja_template([messages], tools=tools, **options)
+            except TypeError:  # DeepSeek's templates add the arguments of a tool call to a string
+                rendered = render_jinja_template([[_with_text_arguments(one) for one in messages]], tools=tools, **options)
         except Exception as error:  # a template is a program: beside Jinja's own errors it may raise any
             roles = ", ".join(str(message["role"]) for message in messages[:8])
             raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
@@ -167,6 +170,16 @@ _UNKNOWN = (
     " cannot be told from the rest; "
     "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
 )
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its tool calls as JSON text."""
+    calls = [dict(call) for call in message.get("tool_calls", ())]
+    for call in calls:
+        function = call.get("function", call)
+        text = {**function, "arguments": json.dumps(function.get("arguments", {}), ensure_ascii=False)}
+        call.update({"function": text} if "function" in call else text)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _unused(text: str) -> Iterator[str]:

@@ -31,7 +31,14 @@ def encode(batch: Sequence[Rendered], tokenizer: Any) -> Iterator[Encoded]:
         verbose=False,
     )
     for rendered, ids, offsets in zip(batch, encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        yield _labelled(rendered, ids, offsets, tokenizer.eos_token_id)
+        yield _labelled(rendered, *_with_one_bos(ids, offsets, tokenizer.bos_token_id), tokenizer.eos_token_id)
+
+
+def _with_one_bos(ids: list[int], offsets: list[Span], bos: int | None) -> tuple[list[int], list[Span]]:
+    """Without the tokenizer's own BOS, which stands for no character, where the text begins with one already."""
+    if bos is not None and ids[:2] == [bos, bos] and offsets[0][1] == 0:
+        return ids[1:], offsets[1:]
+    return ids, offsets
 
 
 def checked(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
