@@ -154,17 +154,18 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
 
 
 def _parquet(file: Any, label: str) -> Iterator[Row]:
-    import pyarrow
     from pyarrow import parquet
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
+        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
                 yield _bare(row), f"{label}, row {number}"
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from None
+    except OSError:
+        raise
+    except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
+        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from error
 
 
 def _saved(path: str, split: str) -> Iterator[Row]:
