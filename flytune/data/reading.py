@@ -93,7 +93,7 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
     if not line.strip():
         return None, ""
     try:
-        value = json.loads(line.decode("utf-8-sig").rstrip())
+        value = json.loads(line.decode("utf-8-sig").rstrip(" \t\r\n"))
     except UnicodeDecodeError as error:
         return None, f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
     except json.JSONDecodeError as error:
