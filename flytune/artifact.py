@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from flytune import card, report
+from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
@@ -65,6 +66,8 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     # A log that was lost is no reason to lose the model too.
     if (trained / STEPS).is_file():
         shutil.copy(trained / STEPS, out)
+    if (dataset / BAD_ROWS).is_file():
+        shutil.copy(dataset / BAD_ROWS, out)
     (out / "report.html").write_text(report.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     (out / "README.md").write_text(card.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]

@@ -93,6 +93,22 @@ class Bin(Strict):
     samples: int
 
 
+class SourceCounts(Strict):
+    """What one source gave."""
+
+    name: str
+    format: str
+    weight: float
+    rows: int
+    """Read from it, bad ones included; each once."""
+    bad: int
+    """Set aside in bad_rows.jsonl."""
+    samples: int
+    """Kept of it, over both splits; more than its rows where its weight repeats them, or long ones were split."""
+    tokens: int
+    trained_tokens: int
+
+
 class Manifest(Record):
     """manifest.json of a prepared data set, written last: a folder without one is not whole."""
 
@@ -101,13 +117,19 @@ class Manifest(Record):
     rows: int
     """Read from the source."""
     truncated: int
+    split: int = 0
+    """Rows too long that became several samples."""
     dropped_too_long: int
     dropped_untrained: int
     """Without one trained token left (an answer that was cut off whole, or empty)."""
+    bad: int = 0
+    """Rows that cannot be trained on, listed in bad_rows.jsonl with their reasons."""
     max_length: int
     longest: int
     """Tokens of the longest sample before any cut."""
     histogram: list[Bin]
+    sources: list[SourceCounts] = Field(default=[])
+    """In the order of the recipe; heldout_path, where the recipe names one, comes last."""
     train: SplitCounts
     heldout: SplitCounts
     tokenizer_sha256: str

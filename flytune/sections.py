@@ -27,8 +27,8 @@ class Model(Strict):
     trust_remote_code: bool = False
 
 
-class Data(Strict):
-    """What to train on, and how it is rendered, cut and split."""
+class Source(Strict):
+    """Where rows lie, and what they mean."""
 
     path: str | None = None
     """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV or Parquet."""
@@ -37,10 +37,39 @@ class Data(Strict):
     dataset_config: str | None = None
     dataset_split: str = "train"
     revision: str | None = None
-    format: Literal["auto", "messages", "prompt_completion", "instruction", "text"] = "auto"
-    """`auto` looks at the columns of the first row."""
+    format: Literal["auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens"] = "auto"
+    """`auto` looks at the columns of the first row; tokens are input_ids, with or without labels."""
     columns: dict[str, str] = Field(default={})
     """Where the data names its columns otherwise: {instruction: question, output: answer}."""
+    max_samples: Positive | None = None
+    """Read only so many rows; all when not set."""
+
+    @property
+    def name(self) -> str:
+        """For messages and records."""
+        return str(self.dataset_name or self.path)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.dataset_name is None):
+            raise ValueError("give exactly one of path (file, folder or address) and dataset_name (on the hub)")
+        return self
+
+
+class WeightedSource(Source):
+    """One of several sources."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Of its rows, the share that is drawn, chosen by content; 2.5 are all rows twice, and half of them once more."""
+
+
+class Data(Source):
+    """What to train on, and how it is rendered, cut and split."""
+
+    sources: list[WeightedSource] = Field(default=[])
+    """Several sources with weights, instead of path and dataset_name."""
+    system_prompt: str | None = None
+    """Put before chats that have no system message."""
     chat_template: str | None = None
     """A Jinja file, where the tokenizer has no chat template or not the wanted one."""
     pad_token: str | None = None
@@ -49,23 +78,37 @@ class Data(Strict):
     """Train on the answers alone (completion, output, assistant turns); otherwise on every token."""
     max_length: Positive = 1024
     """Tokens of a sample at most."""
-    too_long: Literal["truncate", "drop", "error"] = "truncate"
-    """What happens to a longer sample; it is counted and reported in any case."""
+    too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
+    """What happens to a longer sample (docs/data.md); it is counted and reported in any case."""
     packing: bool = False
     """Fill blocks of max_length tokens with whole samples, each of which sees only itself."""
-    max_samples: Positive | None = None
-    """Read only so many rows; all when not set."""
     heldout_fraction: Fraction = 0.02
     """The share of samples kept for evaluation; chosen by content, so that equal samples stay together."""
     heldout_path: str | None = None
-    """A file or folder of its own for evaluation, instead of `heldout_fraction`."""
+    """A file or folder of its own for evaluation, instead of `heldout_fraction`; format and columns are those given here."""
+    max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of rows that may be bad: they are left out, and listed in bad_rows.jsonl. 0 stops at the first."""
     seed: int = 42
-    """Of the split."""
+    """Of the split, and of the rows that weights below 1 draw."""
+
+    @property
+    def all_sources(self) -> dict[str, WeightedSource]:
+        """What is read, by its key in the recipe: `data`, or `data.sources[0]`, `data.sources[1]` ..."""
+        if self.sources:
+            return {f"data.sources[{index}]": source for index, source in enumerate(self.sources)}
+        return {"data": WeightedSource(**{name: getattr(self, name) for name in Source.model_fields})}
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.path is None) == (self.dataset_name is None):
-            raise ValueError("give exactly one of path (file, folder or address) and dataset_name (on the hub)")
+    def _one_place(self) -> Self:
+        if sum((self.path is not None, self.dataset_name is not None, bool(self.sources))) != 1:
+            raise ValueError(
+                "give exactly one of path (file, folder or address), dataset_name (on the hub) and sources (a list of them)"
+            )
+        of_heldout = {"format", "columns", "dataset_split"} if self.heldout_path else set()
+        fields = [name for name in Source.model_fields if name not in of_heldout]
+        changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
+        if self.sources and changed:
+            raise ValueError(f"{', '.join(changed)}: beside sources this says nothing; write it into each of them")
         return self
 
 

@@ -1,6 +1,7 @@
 """Tokenizers, chat templates and requests for the tests of flytune.data."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,15 @@ SHOUTING = CHATML.replace("message['content']", "message['content'] | upper")
 
 
 def tokenizer_folder(
-    folder: Path, template: str | None = CHATML, *, adds_bos: bool = False, trim: bool = False, **tokens: str | None
+    folder: Path,
+    template: str | None = CHATML,
+    *,
+    adds_bos: bool = False,
+    trim: bool = False,
+    more: Sequence[str] = (),
+    **tokens: str | None,
 ) -> Path:
-    """Saves a byte-level BPE tokenizer; `tokens` overrides bos_token, eos_token, pad_token and unk_token."""
+    """Saves a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token ..."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -69,7 +76,7 @@ def tokenizer_folder(
     backend.post_processor = processors.Sequence(steps)
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", **tokens}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **{name: token for name, token in named.items() if token})
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *more]})
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder

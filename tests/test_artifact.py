@@ -185,6 +185,14 @@ def test_a_lost_log_does_not_lose_the_model(recipe, dataset, trained, tmp_path):
     assert "steps.jsonl" not in names(store(recipe, dataset, trained, tmp_path / "out"))
 
 
+def test_rows_set_aside_are_listed(recipe, dataset, trained, tmp_path):
+    prepared = copy_tree(dataset, tmp_path / "dataset")
+    (prepared / "bad_rows.jsonl").write_text('{"file": "a.jsonl", "line": 1, "reason": "not JSON"}\n')
+    stored = store(recipe, prepared, trained, tmp_path / "out")
+    assert (stored / "bad_rows.jsonl").read_bytes() == (prepared / "bad_rows.jsonl").read_bytes()
+    assert "bad_rows.jsonl" in (stored / "artifact.json").read_text()
+
+
 def front_matter(stored: Path) -> dict:
     return yaml.safe_load((stored / "README.md").read_text().split("---")[1])
 

@@ -170,7 +170,7 @@ def test_too_long_is_cut_dropped_or_refused(tokenizer: Path, tmp_path: Path) -> 
     assert max(len(row["input_ids"]) for split in ("train", "heldout") for row in stored(tmp_path / "truncate", split)) == 32
     message = refused(request(tokenizer, path=str(source), max_length=32, too_long="error"), tmp_path / "error")
     assert message.startswith(f"{source}:61: ")
-    assert message.endswith("tokens, more than data.max_length 32; raise it, or set data.too_long to truncate or drop")
+    assert message.endswith("tokens, more than data.max_length 32; raise it, or set data.too_long to truncate, split or drop")
 
 
 def test_answers_that_are_empty_are_counted(tokenizer: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from flytune.data.formats import Chat, Plain, choose, convert
-from flytune.data.reading import read
+from flytune.data.formats import Chat, Plain, check_columns, choose, convert
+from flytune.data.reading import read, strict
 from flytune.data.sources import fingerprint
 from flytune.errors import DataError
 from flytune.sections import Data
@@ -19,7 +19,7 @@ ROWS = [{"instruction": f"ask {n}", "input": "", "output": f'say {n}, "so"\nön 
 
 
 def rows_of(path: Path | str, **data: object) -> list[dict[str, object]]:
-    return [row for row, _ in read(Data(path=str(path), **data))]
+    return [row for row, _ in strict(read(Data(path=str(path), **data)))]
 
 
 def lines(rows: list[dict[str, str]]) -> bytes:
@@ -214,14 +214,15 @@ def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str],
             {"a": 1, "b": 2},
             "auto",
             {},
-            r"x:1: no format fits the columns a, b: messages needs messages; prompt_completion needs prompt and "
-            r"completion; instruction needs instruction and output; text needs text\. .* data\.columns",
+            r"x:1: no format fits the columns a, b: messages needs messages; sharegpt needs conversations; "
+            r"prompt_completion needs prompt and completion; instruction needs instruction and output; text needs text; "
+            r"tokens needs input_ids\. .* data\.columns",
         ),
         (
             {"text": "t"},
             "auto",
             {"tekst": "text"},
-            r"data\.columns: unknown name tekst; known are messages, prompt, completion, ",
+            r"data\.columns: unknown name tekst; known are messages, conversations, prompt, completion, ",
         ),
         ({"text": "t"}, "text", {"tekst": "text"}, r"data\.columns: unknown name tekst"),
         ({"prompt": "p"}, "prompt_completion", {}, "x:1: column completion is missing; there are prompt"),
@@ -254,4 +255,5 @@ def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str],
 )
 def test_rows_that_do_not_fit_are_told(row: dict[str, object], form: str, columns: dict[str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
+        check_columns(columns)
         convert(row, choose(row, form, columns, "x:1"), columns, "x:1")

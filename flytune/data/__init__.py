@@ -2,10 +2,12 @@
 
 sources, hub      where the data lies, and a fingerprint of what it holds
 reading           files -> rows
-formats           rows -> chats, or prompts with completions
+formats, messages rows -> chats, prompts with completions, or tokens
 rendering         -> text, and which of its characters are trained
 tokenizing        -> input_ids and labels
 packing           -> blocks of whole samples, where the recipe asks for it
+sampling          all of that, for the rows of one source, cut to max_length
+bad_rows          rows that are set aside, with their reasons
 preparing         -> split, shards, manifest
 shards            the stored files, written and loaded
 """

@@ -1,12 +1,10 @@
-"""Rows to samples: a chat, or a prompt with its completion; columns found by name."""
+"""Rows to samples: a chat, a prompt with its completion, or tokens; columns found by name."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from flytune.data.messages import Message, conversation_of, messages_of, text_of, tools_of
 from flytune.errors import DataError
-
-Message = dict[str, Any]
-"""role and content, both strings; what else the row has is handed to the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +12,8 @@ class Chat:
     """Goes through the chat template."""
 
     messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas of the functions that the assistant may call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +24,47 @@ class Plain:
     completion: str
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokenized elsewhere; taken as it is, not checked yet."""
+
+    input_ids: Any
+    labels: Any = None
+
+
+Sample = Chat | Plain | Tokens
 REQUIRED = {
     "messages": ("messages",),
+    "sharegpt": ("conversations",),
     "prompt_completion": ("prompt", "completion"),
     "instruction": ("instruction", "output"),
     "text": ("text",),
+    "tokens": ("input_ids",),
 }
-"""Columns that each format needs, in the order in which `auto` tries them; instruction may also have `input`."""
-_NAMES = (*(name for names in REQUIRED.values() for name in names), "input")
+"""Columns that each format needs, in the order in which `auto` tries them."""
+CHATS = ("messages", "sharegpt", "instruction")
+"""Formats that go through the chat template. They may also have `system`; messages and sharegpt, `tools`."""
+_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels")
+
+
+def check_columns(columns: dict[str, str], key: str = "data") -> None:
+    """Refuses a recipe that renames what no format has; `key` is the section that `columns` stands in.
+
+    Raises:
+        DataError: which names, and which are known.
+    """
+    if unknown := sorted(set(columns) - set(_NAMES)):
+        raise DataError(
+            f"{key}.columns: unknown name {', '.join(unknown)}; known are {', '.join(_NAMES)}, each with the data's own name"
+        )
 
 
 def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) -> str:
     """`form`; for `auto` the first format whose columns the row has. `columns` is the recipe's {our name: their name}.
 
     Raises:
-        DataError: `columns` renames what no format has; or no format fits: which columns there are, which each needs.
+        DataError: no format fits: which columns there are, which each needs.
     """
-    if unknown := sorted(set(columns) - set(_NAMES)):
-        raise DataError(
-            f"data.columns: unknown name {', '.join(unknown)}; known are {', '.join(_NAMES)}, each with the data's own name"
-        )
     if form != "auto":
         return form
     for name, needed in REQUIRED.items():
@@ -56,24 +77,42 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     )
 
 
-def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str) -> Chat | Plain:
-    """One row as the sample it stands for. `form` is a key of REQUIRED.
+def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str, system_prompt: str | None = None) -> Sample:
+    """One row as the sample it stands for. `form` is a key of REQUIRED; `system_prompt` is for chats that have none.
 
     Raises:
         DataError: a column is missing, or holds something else than the format says.
     """
-    if form == "messages":
-        return Chat(_messages(_column(row, "messages", columns, where), where))
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
     if form == "prompt_completion":
         return Plain(_string(row, "prompt", columns, where), _string(row, "completion", columns, where))
+    if form == "tokens":
+        return Tokens(_column(row, "input_ids", columns, where), _optional(row, "labels", columns))
+    if form == "instruction":
+        messages, tools = _instruction(row, columns, where), None
+    else:
+        read, name = (messages_of, "messages") if form == "messages" else (conversation_of, "conversations")
+        messages = read(_column(row, name, columns, where), where)
+        tools = tools_of(_optional(row, "tools", columns), where)
+    system = _optional(row, "system", columns)
+    system = text_of(system, columns.get("system", "system"), where) if system is not None else None
+    if (system := system or system_prompt) and all(message["role"] != "system" for message in messages):
+        messages = [{"role": "system", "content": system}, *messages]
+    return Chat(messages, tools)
+
+
+def _instruction(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
     question = _string(row, "instruction", columns, where)
-    if row.get(columns.get("input", "input")) is not None:
+    if _optional(row, "input", columns) is not None:
         more = _string(row, "input", columns, where)
         question = f"{question}\n\n{more}" if more.strip() else question
     answer = _string(row, "output", columns, where)
-    return Chat([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _optional(row: dict[str, Any], name: str, columns: dict[str, str]) -> Any:
+    return row.get(columns.get(name, name))
 
 
 def _column(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> Any:
@@ -85,36 +124,7 @@ def _column(row: dict[str, Any], name: str, columns: dict[str, str], where: str)
 
 
 def _string(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> str:
-    return _text(_column(row, name, columns, where), columns.get(name, name), where)
-
-
-def _text(value: Any, name: str, where: str) -> str:
-    if not isinstance(value, str):
-        hint = "; for lists of messages name the column in data.columns.messages" if isinstance(value, list) else ""
-        raise DataError(f"{where}: {name} must be a string, found {type(value).__name__} {value!r:.60}{hint}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: {name} holds half a surrogate pair ({value[error.start]!r}), which is no character"
-        ) from None
-    return value
-
-
-def _messages(value: Any, where: str) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
-    messages = []
-    for index, message in enumerate(value):
-        name = f"messages[{index}]"
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            found = f"an object with {_listed(message)}" if isinstance(message, dict) else f"{message!r:.60}"
-            raise DataError(f"{where}: {name} must have role and content, found {found}")
-        for part in ("role", "content"):
-            _text(message[part], f"{name}.{part}", where)
-        # As apply_chat_template does: templates take a key with null for one that is there.
-        messages.append({key: item for key, item in message.items() if item is not None})
-    return messages
+    return text_of(_column(row, name, columns, where), columns.get(name, name), where)
 
 
 def _listed(row: dict[str, Any]) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.sections import Data
+from flytune.sections import Source
 
 
-def resolved_revision(name: str, revision: str | None) -> str:
-    """The commit that `revision` (the main branch when None) of a data set is at now.
+def resolved_revision(name: str, revision: str | None, key: str = "data") -> str:
+    """The commit that `revision` (the main branch when None) of a data set is at now. `key` is the recipe's section.
 
     A commit is returned without asking the hub. Where the hub cannot be reached a given revision is taken at its word.
 
@@ -20,7 +20,7 @@ def resolved_revision(name: str, revision: str | None) -> str:
     """
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
-    _refuse_folder(name)
+    _refuse_folder(name, key)
     from huggingface_hub import HfApi
 
     try:
@@ -28,32 +28,32 @@ def resolved_revision(name: str, revision: str | None) -> str:
     except Exception as error:  # HTTP errors, offline mode, bad names: advice() tells them apart
         if revision is not None and _is_unreachable(error):
             return revision
-        pin = "; or give data.revision, if the data set is in the cache of this machine" if _is_unreachable(error) else ""
-        raise DataError(f"data.dataset_name: {name}: {advice(error, 'data set')}{pin}") from error
+        pin = f"; or give {key}.revision, if the data set is in the cache of this machine" if _is_unreachable(error) else ""
+        raise DataError(f"{key}.dataset_name: {name}: {advice(error, 'data set')}{pin}") from error
 
 
-def hub_rows(data: Data, name: str) -> Iterator[tuple[dict[str, Any], str]]:
+def hub_rows(source: Source, name: str, key: str = "data") -> Iterator[tuple[dict[str, Any], str]]:
     """The rows of a data set on the hub, streamed; offline, from the cache of this machine.
 
     Raises:
         DataError: the data set, its config, split or revision does not exist, may not be read, or breaks off.
     """
-    _refuse_folder(name)
+    _refuse_folder(name, key)
     import datasets
 
-    place = f"{name}[{data.dataset_split}]"
+    place = f"{name}[{source.dataset_split}]"
     try:
         rows = datasets.load_dataset(
             name,
-            data.dataset_config,
-            split=data.dataset_split,
-            revision=data.revision,
+            source.dataset_config,
+            split=source.dataset_split,
+            revision=source.revision,
             streaming=not datasets.config.HF_HUB_OFFLINE,
         )
         for number, row in enumerate(rows, 1):
             yield dict(row), f"{place}, row {number}"
     except Exception as error:  # as above; errors of whoever takes the rows are not raised in here
-        raise DataError(f"data.dataset_name: {place}: {advice(error, 'data set')}") from error
+        raise DataError(f"{key}.dataset_name: {place}: {advice(error, 'data set')}") from error
 
 
 def advice(error: Exception, what: str) -> str:
@@ -92,8 +92,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _refuse_folder(name: str) -> None:
+def _refuse_folder(name: str, key: str) -> None:
     if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or "://" in name:
         raise DataError(
-            f"data.dataset_name: {name}: this names a data set on the hub; for a file, folder or address use data.path"
+            f"{key}.dataset_name: {name}: this names a data set on the hub; for a file, folder or address use {key}.path"
         )

@@ -3,146 +3,106 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
-from flytune.data.formats import choose, convert
-from flytune.data.reading import Row, read, read_path
-from flytune.data.rendering import ChatTemplate, Rendered, render
+from flytune.data.bad_rows import BadRows
+from flytune.data.reading import read, read_path
+from flytune.data.sampling import Sampler, Tally, drawn, shares
 from flytune.data.shards import MANIFEST, SplitWriter
-from flytune.data.tokenizer import load_tokenizer, require_chat_template
-from flytune.data.tokenizing import IGNORED, Encoded, encode
+from flytune.data.tokenizer import load_tokenizer
+from flytune.data.tokenizing import Encoded
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
-from flytune.records import Bin, Manifest, SplitCounts
-from flytune.sections import Data
+from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
+from flytune.sections import Data, WeightedSource
 
 logger = logging.getLogger(__name__)
-_BATCH_SAMPLES = 1000
-_BATCH_CHARACTERS = 1_000_000
 _BINS = 12
 Split = Literal["train", "heldout"]
-
-
-class Tally:
-    """What happened to the rows so far."""
-
-    def __init__(self) -> None:
-        self.form = ""
-        self.rows = self.truncated = self.dropped_too_long = self.dropped_untrained = 0
-        self.lengths: Counter[int] = Counter()
-        """Tokens of a row before any cut, to rows of that length."""
 
 
 def prepare(request: DataRequest, out: Path) -> Manifest:
     """Reads, renders, tokenizes and splits the data of `request` into the new or empty folder `out`.
 
-    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, and
-    manifest.json last. With data.packing a row of train is a block of samples, and a column seq_lengths says how long each is;
-    held-out samples are never packed, for they are scored one by one. Equal requests give equal bytes. Memory does not grow
-    with the data (but see reading.read).
+    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
+    where rows were set aside, and manifest.json last. With data.packing a row of train is a block of samples, and a column
+    seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one. Equal requests
+    give equal bytes. Memory does not grow with the data (but see reading.read).
 
     Raises:
         DataError: whatever about the data or the tokenizer the run could not work with.
     """
-    data, tally = request.data, Tally()
+    data = request.data
     if out.exists() and any(out.iterdir()):
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer = load_tokenizer(request.model, data)
     counts: dict[Split, SplitCounts] = {}
-    with ExitStack() as open_writers:
+    with ExitStack() as opened:
         writers: dict[Split, SplitWriter] = {
-            "train": open_writers.enter_context(SplitWriter(out, "train", data.max_length if data.packing else None)),
-            "heldout": open_writers.enter_context(SplitWriter(out, "heldout")),
+            "train": opened.enter_context(SplitWriter(out, "train", data.max_length if data.packing else None)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout")),
         }
-        for split, sample in _samples(request, tokenizer, tally):
+        bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
+        bar = opened.enter_context(tqdm(desc="prepare", unit=" rows", delay=2))
+        tallies = _tallies(data)
+        for split, sample, tally in _samples(data, Sampler(request, tokenizer, bad, bar), tallies):
             writers[split].add(sample)
+            tally.keep(sample)
         counts = {split: writer.counts() for split, writer in writers.items()}
-    _refuse_empty(data, counts, tally)
+        bad.check(sum(tally.rows for tally in tallies.values()))
+    _refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
-    manifest = _manifest(data, counts, tally, out)
+    manifest = _manifest(data, counts, list(tallies.values()), out)
     partial = out / f"{MANIFEST}.partial"
     manifest.write(partial)
     partial.replace(out / MANIFEST)
-    logger.info("prepared %d rows: %d train, %d held-out samples", tally.rows, manifest.train.samples, manifest.heldout.samples)
-    if manifest.train.blocks is not None:
-        logger.info("packed into %d blocks, %.2f %% of them samples", manifest.train.blocks, 100 * manifest.useful_share)
+    train, heldout = manifest.train, manifest.heldout
+    logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)
+    if train.blocks is not None:
+        logger.info("packed into %d blocks, %.2f %% of them samples", train.blocks, 100 * manifest.useful_share)
     return manifest
 
 
-def _samples(request: DataRequest, tokenizer: Any, tally: Tally) -> Iterator[tuple[Split, Encoded]]:
-    """All samples that are kept, each with its split, in order."""
-    data = request.data
-    rendered = _rendered(request, read(data), tokenizer, tally)
-    bar = tqdm(desc="prepare", unit=" rows", delay=2)
-    with bar:
-        for sample in _tokenized(rendered, data, tokenizer, tally, bar):
-            yield ("train" if data.heldout_path else _split(sample, data)), sample
-        if data.heldout_path:
-            rows = read_path(data.heldout_path, "data.heldout_path", data)
-            for sample in _tokenized(_rendered(request, rows, tokenizer, tally), data, tokenizer, tally, bar):
-                yield "heldout", sample
+def _tallies(data: Data) -> dict[str, Tally]:
+    tallies = {key: Tally(source.name, source.weight) for key, source in data.all_sources.items()}
+    return tallies | ({"data.heldout_path": Tally(data.heldout_path)} if data.heldout_path else {})
 
 
-def _rendered(request: DataRequest, rows: Iterator[Row], tokenizer: Any, tally: Tally) -> Iterator[tuple[Rendered, str]]:
-    """Each row's text, and where the row stands."""
-    data = request.data
-    first = next(rows, None)
-    if first is None:
-        return
-    if not tally.form:
-        tally.form = choose(first[0], data.format, data.columns, first[1])
-    template = None
-    if tally.form in ("messages", "instruction"):
-        require_chat_template(tokenizer, request.model, tally.form)
-        template = ChatTemplate(tokenizer)
-    for row, where in chain([first], rows):
-        sample = convert(row, tally.form, data.columns, where)
-        yield render(sample, template, data.completion_only_loss, where), where
+def _samples(data: Data, sampler: Sampler, tallies: dict[str, Tally]) -> Iterator[tuple[Split, Encoded, Tally]]:
+    """All samples that are kept, each with its split, in order: one of each source in turn, then those of heldout_path.
+
+    In turn, so that the first held-out samples, which are all that an evaluation may look at, are not of one source alone.
+    """
+    waiting = {key: _drawn(data, sampler, key, source, tallies[key]) for key, source in data.all_sources.items()}
+    while waiting:
+        for key, samples in list(waiting.items()):
+            if (found := next(samples, None)) is None:
+                del waiting[key]
+            else:
+                yield from ((split, sample, tallies[key]) for split, sample in found)
+    if data.heldout_path:
+        rows = read_path(data.heldout_path, "data.heldout_path", data.dataset_split)
+        tally = tallies["data.heldout_path"]
+        for group in sampler.samples(rows, data, "data", tally):
+            yield from (("heldout", sample, tally) for sample in group)
 
 
-def _tokenized(
-    rendered: Iterable[tuple[Rendered, str]], data: Data, tokenizer: Any, tally: Tally, bar: "tqdm[Any]"
-) -> Iterator[Encoded]:
-    """The samples that are kept, cut to max_length; what happens to the others is tallied."""
-    for batch in _batches(rendered):
-        tally.rows += len(batch)
-        for (ids, labels), (_, where) in zip(encode([text for text, _ in batch], tokenizer), batch, strict=True):
-            tally.lengths[len(ids)] += 1
-            if len(ids) > data.max_length:
-                if data.too_long == "error":
-                    raise DataError(
-                        f"{where}: {len(ids)} tokens, more than data.max_length {data.max_length}; "
-                        "raise it, or set data.too_long to truncate or drop"
-                    )
-                if data.too_long == "drop":
-                    tally.dropped_too_long += 1
-                    continue
-                ids, labels = ids[: data.max_length], labels[: data.max_length]
-                tally.truncated += 1
-            if labels.count(IGNORED) == len(labels):
-                tally.dropped_untrained += 1
-                continue
-            yield ids, labels
-        bar.update(len(batch))
-
-
-def _batches(rendered: Iterable[tuple[Rendered, str]]) -> Iterator[list[tuple[Rendered, str]]]:
-    batch: list[tuple[Rendered, str]] = []
-    characters = 0
-    for item in rendered:
-        batch.append(item)
-        characters += len(item[0].text)
-        if len(batch) >= _BATCH_SAMPLES or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def _drawn(
+    data: Data, sampler: Sampler, key: str, source: WeightedSource, tally: Tally
+) -> Iterator[list[tuple[Split, Encoded]]]:
+    """The samples of each row that its weight draws, each time; held-out ones are stored once."""
+    for turn, share in enumerate(shares(source.weight)):
+        rows = drawn(read(source, key), share, data.seed)
+        for group in sampler.samples(rows, source, key, tally, again=turn > 0):
+            # Pieces of one row stay together.
+            split: Split = "train" if data.heldout_path else _split(group[0], data)
+            if split == "train" or turn == 0:
+                yield [(split, sample) for sample in group]
 
 
 def _split(sample: Encoded, data: Data) -> Split:
@@ -154,15 +114,18 @@ def _split(sample: Encoded, data: Data) -> Split:
     return "heldout" if int.from_bytes(digest[:8], "big") < data.heldout_fraction * 2**64 else "train"
 
 
-def _refuse_empty(data: Data, counts: dict[Split, SplitCounts], tally: Tally) -> None:
-    source = data.dataset_name or data.path
+def _refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]) -> None:
+    source = ", ".join(source.name for source in data.all_sources.values())
+    rows, too_long, untrained = (_total(tallies, what) for what in ("rows", "dropped_too_long", "dropped_untrained"))
     kept = counts["train"].samples + counts["heldout"].samples
-    if not tally.rows:
-        raise DataError(f"{source}: empty, not one row was found")
+    for tally in tallies[: len(data.all_sources)]:
+        if not tally.rows:
+            drawn_of = f": none was drawn at weight {tally.weight}, if it has any" if tally.weight < 1 else ""
+            raise DataError(f"{tally.name}: empty, not one row was found{drawn_of}")
     if not kept:
         raise DataError(
-            f"{source}: none of {tally.rows} rows is left: {tally.dropped_too_long} are longer than data.max_length "
-            f"{data.max_length}, {tally.dropped_untrained} have no trained token within it (no answer, or an empty or cut one)"
+            f"{source}: none of {rows} rows is left: {too_long} are longer than data.max_length "
+            f"{data.max_length}, {untrained} have no trained token within it (no answer, or an empty or cut one)"
         )
     names: dict[Split, str] = {"train": "training", "heldout": "held-out"}
     for split, name in names.items():
@@ -171,8 +134,7 @@ def _refuse_empty(data: Data, counts: dict[Split, SplitCounts], tally: Tally) ->
         if data.heldout_path:
             where = data.heldout_path if split == "heldout" else source
             raise DataError(
-                f"{where}: no {name} sample is left of it; {tally.dropped_too_long} were too long, "
-                f"{tally.dropped_untrained} without a trained token"
+                f"{where}: no {name} sample is left of it; {too_long} were too long, {untrained} without a trained token"
             )
         raise DataError(
             f"{source}: no {name} sample: {kept} samples, shared out by content at data.heldout_fraction "
@@ -180,22 +142,27 @@ def _refuse_empty(data: Data, counts: dict[Split, SplitCounts], tally: Tally) ->
         )
 
 
-def _manifest(data: Data, counts: dict[Split, SplitCounts], tally: Tally, out: Path) -> Manifest:
+def _total(tallies: list[Tally], what: str) -> int:
+    return sum(getattr(tally, what) for tally in tallies)
+
+
+def _manifest(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path) -> Manifest:
     tokenizer, content = hashlib.sha256(), hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     for shard in (shard for split in counts.values() for shard in split.shards):
         content.update(f"{shard.file}:{shard.sha256}\n".encode())
+    lengths = sum((tally.lengths for tally in tallies), Counter[int]())
+    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained")
+    kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
     return Manifest(
-        source=str(data.dataset_name or data.path),
-        format=tally.form,
-        rows=tally.rows,
-        truncated=tally.truncated,
-        dropped_too_long=tally.dropped_too_long,
-        dropped_untrained=tally.dropped_untrained,
+        source=", ".join(source.name for source in data.all_sources.values()),
+        format=", ".join(dict.fromkeys(tally.form for tally in tallies if tally.form)),
+        **{what: _total(tallies, what) for what in summed},
         max_length=data.max_length,
-        longest=max(tally.lengths),
-        histogram=_histogram(tally.lengths),
+        longest=max(lengths),
+        histogram=_histogram(lengths),
+        sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],
         train=counts["train"],
         heldout=counts["heldout"],
         tokenizer_sha256=tokenizer.hexdigest(),

@@ -3,45 +3,73 @@
 import csv
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from flytune.data.hub import hub_rows
-from flytune.data.sources import Source, kind, locate
+from flytune.data.sources import Files, kind, locate
 from flytune.errors import DataError
-from flytune.sections import Data
+from flytune.sections import Source
 
-Row = tuple[dict[str, Any], str]
-"""Column to value, and where it stands: `train.jsonl:4127`."""
+Row = tuple[dict[str, Any] | DataError, str]
+"""Column to value, or why the row cannot be read; and where it stands: `train.jsonl:4127`."""
 _EXCERPT = 80
 _LARGEST_CELL = 2**31 - 1
 
 
-def read(data: Data) -> Iterator[Row]:
-    """The rows of a recipe's data, in order; `data.max_samples` of them at most, all when it is not set.
+def read(source: Source, key: str = "data") -> Iterator[Row]:
+    """The rows of one source of a recipe, in order; `max_samples` of them at most, all when it is not set.
 
-    JSON Lines, CSV and Parquet are read piece by piece; a JSON file is held whole.
+    JSON Lines, CSV and Parquet are read piece by piece; a JSON file is held whole. `key` is the source's key in the recipe.
 
     Raises:
-        DataError: the source is not there, or a row cannot be read: where it stands, and what was found.
+        DataError: the source is not there, or a file of it is damaged: where, and what was found.
     """
-    rows = hub_rows(data, data.dataset_name) if data.dataset_name is not None else read_path(str(data.path), "data.path", data)
-    return islice(rows, data.max_samples)
+    if source.dataset_name is not None:
+        rows: Iterator[Row] = ((_bare(row), where) for row, where in hub_rows(source, source.dataset_name, key))
+    else:
+        rows = read_path(str(source.path), f"{key}.path", source.dataset_split)
+    return islice(rows, source.max_samples)
 
 
-def read_path(path: str, key: str, data: Data) -> Iterator[Row]:
-    """The rows of all files behind `path`; `key` is the recipe's name for it."""
-    source = locate(path, key)
-    if source.saved:
-        yield from _saved(path, data.dataset_split)
+def read_path(path: str, key: str, split: str) -> Iterator[Row]:
+    """The rows of all files behind `path`; `key` is the recipe's name for it, `split` the one of a saved DatasetDict."""
+    files = locate(path, key)
+    if files.saved:
+        yield from _saved(path, split)
         return
-    for file, label in zip(source.files, source.labels, strict=True):
-        yield from _file(source, file, label)
+    for file, label in zip(files.files, files.labels, strict=True):
+        yield from _file(files, file, label)
 
 
-def _file(source: Source, file: str, label: str) -> Iterator[Row]:
+def strict(rows: Iterator[Row]) -> Iterator[Row]:
+    """The same rows, up to the first that cannot be read.
+
+    Raises:
+        DataError: that row, with the number of others like it in its file.
+    """
+    for row, where in rows:
+        if isinstance(row, DataError):
+            raise DataError(f"{row}{_more(_bad_ones(rows, where), 'item' if ', item ' in where else 'line')}")
+        yield row, where
+
+
+def _bad_ones(rows: Iterator[Row], where: str) -> int:
+    """How many of the rows that follow one, in its file, cannot be read either."""
+    file, count = re.sub(r"\d+$", "", where), 0
+    with suppress(DataError):  # damage further on; what is told is the first that is wrong
+        for row, place in rows:
+            if not place.startswith(file):
+                break
+            count += isinstance(row, DataError)
+    return count
+
+
+def _file(source: Files, file: str, label: str) -> Iterator[Row]:
     reader = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet}[str(kind(file))]
     try:
         with source.filesystem.open(file, "rb", compression="gzip" if file.endswith(".gz") else None) as content:
@@ -53,11 +81,11 @@ def _file(source: Source, file: str, label: str) -> Iterator[Row]:
 def _json_lines(file: Any, label: str) -> Iterator[Row]:
     for number, line in enumerate(file, 1):
         row, mistake = _object(line)
+        where = f"{label}:{number}"
         if mistake:
-            others = sum(bool(_object(rest)[1]) for rest in file)
-            raise DataError(f"{label}:{number}: {mistake}: {_excerpt(line)}{_more(others, 'line')}")
-        if row is not None:
-            yield row, f"{label}:{number}"
+            yield DataError(f"{where}: {mistake}: {_excerpt(line)}"), where
+        elif row is not None:
+            yield row, where
 
 
 def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
@@ -65,7 +93,7 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
     if not line.strip():
         return None, ""
     try:
-        value = json.loads(line.decode("utf-8-sig").rstrip())
+        value = json.loads(line.decode("utf-8-sig").rstrip(" \t\r\n"))
     except UnicodeDecodeError as error:
         return None, f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
     except json.JSONDecodeError as error:
@@ -85,8 +113,10 @@ def _json(file: Any, label: str) -> Iterator[Row]:
         if error.msg == "Extra data":  # JSON Lines under the name of JSON, as many data sets have it
             yield from _json_lines(io.BytesIO(content), label)
             return
-        line = content.splitlines()[error.lineno - 1] if content.strip() else b""
+        line = content.split(b"\n")[error.lineno - 1]
         raise DataError(f"{label}:{error.lineno}: not JSON: {error.msg} at column {error.colno}: {_excerpt(line)}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{label}: not JSON: {error}") from None
     if isinstance(value, dict):
         lists = [item for item in value.values() if isinstance(item, list)]
         if len(lists) != 1:
@@ -97,14 +127,12 @@ def _json(file: Any, label: str) -> Iterator[Row]:
         value = lists[0]
     if not isinstance(value, list):
         raise DataError(f"{label}: a JSON file is a list of objects, or an object with one list of them; found {_named(value)}")
-    bad = [number for number, item in enumerate(value, 1) if not isinstance(item, dict)]
-    if bad:
-        found = value[bad[0] - 1]
-        raise DataError(
-            f"{label}, item {bad[0]}: not an object but {_named(found)}: {found!r:.80}{_more(len(bad) - 1, 'item')}"
-        )
     for number, item in enumerate(value, 1):
-        yield item, f"{label}, item {number}"
+        where = f"{label}, item {number}"
+        if isinstance(item, dict):
+            yield item, where
+        else:
+            yield DataError(f"{where}: not an object but {_named(item)}: {item!r:.80}"), where
 
 
 def _csv(file: Any, label: str) -> Iterator[Row]:
@@ -115,8 +143,9 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
             where = f"{label}:{reader.reader.line_num}"
             if None in row or None in row.values():
                 cells = sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
-                raise DataError(f"{where}: {cells} cells, but the header has {len(reader.fieldnames or ())}")
-            yield row, where
+                yield DataError(f"{where}: {cells} cells, but the header has {len(reader.fieldnames or ())}"), where
+            else:
+                yield row, where
     except csv.Error as error:
         raise DataError(f"{label}:{reader.reader.line_num}: not CSV: {error}") from None
     except UnicodeDecodeError as error:
@@ -125,17 +154,18 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
 
 
 def _parquet(file: Any, label: str) -> Iterator[Row]:
-    import pyarrow
     from pyarrow import parquet
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
+        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
-                yield row, f"{label}, row {number}"
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from None
+                yield _bare(row), f"{label}, row {number}"
+    except OSError:
+        raise
+    except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
+        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from error
 
 
 def _saved(path: str, split: str) -> Iterator[Row]:
@@ -152,7 +182,20 @@ def _saved(path: str, split: str) -> Iterator[Row]:
             raise DataError(f"{path}: no split {split}; there are {', '.join(saved)}; say which in data.dataset_split")
         saved = saved[split]
     for number, row in enumerate(saved, 1):
-        yield dict(row), f"{path}, row {number}"
+        yield _bare(row), f"{path}, row {number}"
+
+
+def _bare(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of Arrow, where each object below a column has the keys of all: those that hold nothing were not there."""
+    return {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def _named(value: Any) -> str:

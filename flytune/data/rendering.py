@@ -8,20 +8,23 @@ The answers of a chat are found in one of two ways:
 - The template has generation marks (`{% generation %}`): what stands between them, as transformers reports it.
 - Any other template is rendered twice, plainly and with two characters for private use around each answer. Taking them
   out again must give the plain rendering; then they stood exactly where the answers are. Where the template trims
-  answers the characters stand inside the white space that is trimmed.
+  answers the characters stand inside the white space that is trimmed. A turn with tool calls is an answer as a whole: what
+  stands in the place of a plain answer, between what the template puts before and behind one.
 
 An empty answer trains nothing. After each other answer the end marker is trained too: the special token that the template
 puts directly behind it, or behind spaces (Llama 2), which are trained with it; never what follows, like a new line.
 Where the last answer has none, what the template puts behind that answer is cut off and a trained EOS takes its place.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from flytune.data.formats import Chat, Message, Plain
+from flytune.data.formats import Chat, Plain
+from flytune.data.messages import Message
 from flytune.errors import DataError
 
 Span = tuple[int, int]
@@ -56,8 +59,8 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
         return Rendered(text, [(start, len(text))] if start < len(text) else [], True, True)
     assert template is not None
     if completion_only:
-        return template.answers(sample.messages, where)
-    text = template.text(sample.messages, where)
+        return template.answers(sample, where)
+    text = template.text(sample, where)
     ends = sample.messages[-1]["role"] != "assistant" or template.is_ended(text)
     return Rendered(text, [(0, len(text))], False, not ends)
 
@@ -76,18 +79,18 @@ class ChatTemplate:
         self._last_mark = re.compile(rf"(?:{marks})\s*\Z")
         self._marked = bool(_GENERATION.search(self._source))
 
-    def text(self, messages: list[Message], where: str) -> str:
+    def text(self, chat: Chat, where: str) -> str:
         """The messages, rendered."""
-        return self._render(messages, where)[0]
+        return self._render(chat, chat.messages, where)[0]
 
     def is_ended(self, text: str) -> bool:
         """Whether an end marker stands last, white space aside."""
         return bool(self._last_mark.search(text))
 
-    def answers(self, messages: list[Message], where: str) -> Rendered:
+    def answers(self, chat: Chat, where: str) -> Rendered:
         """The messages, rendered, with the answers and their end markers as spans."""
-        text, blocks = self._render(messages, where, tracked=self._marked)
-        found = self._inside_marks(text, blocks) if self._marked else self._by_sentinels(text, messages, where)
+        text, blocks = self._render(chat, chat.messages, where, tracked=self._marked)
+        found = self._inside_marks(text, blocks) if self._marked else self._by_sentinels(text, chat, where)
         spans, is_ended = [], True
         for start, end in found:
             mark = None if self._marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
@@ -98,14 +101,15 @@ class ChatTemplate:
     def _inside_marks(self, text: str, blocks: list[Span]) -> list[Span]:
         return [(start, end) for start, end in blocks if self._mark.sub("", text[start:end]).strip()]
 
-    def _by_sentinels(self, text: str, messages: list[Message], where: str) -> list[Span]:
-        everything = text + "".join(message["content"] for message in messages)
-        left, right = list(_unused(everything))
-        answers = [
-            index for index, message in enumerate(messages) if message["role"] == "assistant" and message["content"].strip()
-        ]
+    def _by_sentinels(self, text: str, chat: Chat, where: str) -> list[Span]:
+        messages = chat.messages
+        left, right = list(_unused(text + "".join(message["content"] for message in messages)))
+        said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        calling = [index for index in said if messages[index].get("tool_calls")]
+        answers = [index for index in said if index not in calling and messages[index]["content"].strip()]
+        turns = [self._calling_turn(text, chat, index, left, where) for index in calling]
         if not answers:
-            return []
+            return turns
         tried: list[list[Message]] = []
         for trims_left, trims_right in product((False, True), repeat=2):
             marked = list(messages)
@@ -120,27 +124,62 @@ class ChatTemplate:
             if marked in tried:
                 continue
             tried.append(marked)
-            spans = _without(self._render(marked, where)[0], left, right, text)
+            spans = _without(self._render(chat, marked, where)[0], left, right, text)
             if spans is not None:
-                return spans
-        raise DataError(
-            f"{where}: the chat template changes what the assistant says, so its characters cannot be told from the rest; "
-            "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
-        )
+                return sorted(turns + spans)
+        raise DataError(f"{where}: the chat template changes what the assistant says, so its characters{_UNKNOWN}")
 
-    def _render(self, messages: list[Message], where: str, tracked: bool = False) -> tuple[str, list[Span]]:
-        from jinja2 import TemplateError
+    def _calling_turn(self, text: str, chat: Chat, index: int, sentinel: str, where: str) -> Span:
+        """A turn with tool calls: what is left of `text` without all that surrounds a plain answer in its place."""
+        answer = [{"role": "assistant", "content": sentinel}]
+        messages, reason = chat.messages, ""
+        for rest in (messages[index + 1 :], []):  # some templates want a tool's answer only after a call
+            try:
+                whole = text if rest else self._render(chat, messages[: index + 1], where)[0]
+                plain = self._render(chat, messages[:index] + answer + rest, where)[0]
+            except DataError as error:
+                reason = f" ({error})"
+                continue
+            before, _, after = plain.partition(sentinel)
+            if not text.startswith(whole) or sentinel not in plain:
+                continue
+            for head in (before, before.rstrip()):
+                if whole.startswith(head) and whole.endswith(after) and len(head) + len(after) < len(whole):
+                    return len(head), len(whole) - len(after)
+        raise DataError(f"{where}: messages[{index}]: the characters of its tool calls{_UNKNOWN}{reason}")
+
+    def _render(self, chat: Chat, messages: list[Message], where: str, tracked: bool = False) -> tuple[str, list[Span]]:
+        """`messages`, which may differ from the chat's, and the characters inside generation marks when `tracked`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        tools: Any = chat.tools
+        options = {"chat_template": self._source, "return_assistant_tokens_mask": tracked, **self._tokens}
         try:
-            rendered: Any = render_jinja_template(
-                [messages], chat_template=self._source, return_assistant_tokens_mask=tracked, **self._tokens
-            )
-        except (TemplateError, TypeError) as error:
+            try:
+                rendered: Any = render_jinja_template([messages], tools=tools, **options)
+            except TypeError:  # DeepSeek's templates add the arguments of a tool call to a string
+                rendered = render_jinja_template([[_with_text_arguments(one) for one in messages]], tools=tools, **options)
+        except Exception as error:  # a template is a program: beside Jinja's own errors it may raise any
             roles = ", ".join(str(message["role"]) for message in messages[:8])
-            raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from None
+            raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
         texts, blocks = rendered
         return texts[0], blocks[0] if tracked else []
+
+
+_UNKNOWN = (
+    " cannot be told from the rest; "
+    "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
+)
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its tool calls as JSON text."""
+    calls = [dict(call) for call in message.get("tool_calls", ())]
+    for call in calls:
+        function = call.get("function", call)
+        text = {**function, "arguments": json.dumps(function.get("arguments", {}), ensure_ascii=False)}
+        call.update({"function": text} if "function" in call else text)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _unused(text: str) -> Iterator[str]:

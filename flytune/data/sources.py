@@ -17,7 +17,7 @@ KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "
 _KINDS_SHOWN = "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv) or Parquet (.parquet)"
 
 
-class Source(NamedTuple):
+class Files(NamedTuple):
     """Files of one path or address, in order."""
 
     filesystem: Any
@@ -35,7 +35,7 @@ def kind(name: str) -> str | None:
     return KINDS.get(name.removesuffix(".gz").rpartition(".")[2].lower())
 
 
-def locate(path: str, key: str) -> Source:
+def locate(path: str, key: str) -> Files:
     """The data files behind `path`; `key` is the recipe's name for it, for messages.
 
     A folder stands for the data files that lie in it, by name, those in its own folders not included.
@@ -59,11 +59,11 @@ def locate(path: str, key: str) -> Source:
     if is_file and kind(root) is None:
         raise DataError(f"{key}: {path}: unknown kind of file; known are {_KINDS_SHOWN}")
     if is_file:
-        return Source(filesystem, [root], [path], saved=False)
+        return Files(filesystem, [root], [path], saved=False)
     return _folder(path, key, filesystem, entries)
 
 
-def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]) -> Source:
+def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]) -> Files:
     names = {name: name.rstrip("/").rpartition("/")[2] for name, _ in entries}
     saved = bool({"state.json", "dataset_dict.json"} & set(names.values()))
     if saved:
@@ -73,7 +73,7 @@ def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]
     if not files:
         raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_holding(list(names.values()))}")
     labels = [f"{path.rstrip('/')}/{name.rpartition('/')[2]}" for name in files]
-    return Source(filesystem, files, labels, saved)
+    return Files(filesystem, files, labels, saved)
 
 
 def fingerprint(data: Data) -> str:
@@ -86,17 +86,20 @@ def fingerprint(data: Data) -> str:
         DataError: something that the section names is not there, or cannot be reached.
     """
     parts: list[tuple[str, ...]] = []
-    if data.dataset_name is not None:
-        parts.append(("dataset_name", data.dataset_name, resolved_revision(data.dataset_name, data.revision)))
-    for key, path in (("path", data.path), ("heldout_path", data.heldout_path)):
+    for key, source in data.all_sources.items():
+        if source.dataset_name is not None:
+            revision = resolved_revision(source.dataset_name, source.revision, key)
+            parts.append((f"{key}.dataset_name", source.dataset_name, revision))
+    paths = {f"{key}.path": source.path for key, source in data.all_sources.items()}
+    for key, path in {**paths, "data.heldout_path": data.heldout_path}.items():
         if path is not None:
-            parts += [(key, *part) for part in _digests(locate(path, f"data.{key}"))]
+            parts += [(key, *part) for part in _digests(locate(path, key))]
     if data.chat_template is not None:
         parts.append(("chat_template", read_chat_template(data.chat_template)))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _digests(source: Source) -> Iterator[tuple[str, str]]:
+def _digests(source: Files) -> Iterator[tuple[str, str]]:
     local = "file" in source.filesystem.protocol
     for file, label in tqdm(list(zip(source.files, source.labels, strict=True)), desc="fingerprint", unit=" files", delay=2):
         name = label.rpartition("/")[2]

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from flytune.data.formats import Tokens
 from flytune.data.rendering import Rendered, Span
+from flytune.errors import DataError
 
 IGNORED = -100
 """The label of a token that is not trained."""
@@ -29,7 +31,44 @@ def encode(batch: Sequence[Rendered], tokenizer: Any) -> Iterator[Encoded]:
         verbose=False,
     )
     for rendered, ids, offsets in zip(batch, encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        yield _labelled(rendered, ids, offsets, tokenizer.eos_token_id)
+        yield _labelled(rendered, *_with_one_bos(ids, offsets, tokenizer.bos_token_id), tokenizer.eos_token_id)
+
+
+def _with_one_bos(ids: list[int], offsets: list[Span], bos: int | None) -> tuple[list[int], list[Span]]:
+    """Without the tokenizer's own BOS, which stands for no character, where the text begins with one already."""
+    if bos is not None and ids[:2] == [bos, bos] and offsets[0][1] == 0:
+        return ids[1:], offsets[1:]
+    return ids, offsets
+
+
+def checked(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
+    """A sample that was tokenized elsewhere; without labels all its tokens are trained. Nothing is appended.
+
+    Raises:
+        DataError: tokens that a vocabulary of that size does not have, or labels that do not belong to them.
+    """
+    ids = _integers(tokens.input_ids, "input_ids", where)
+    labels = ids if tokens.labels is None else _integers(tokens.labels, "labels", where)
+    if (place := next((place for place, token in enumerate(ids) if not 0 <= token < vocabulary), None)) is not None:
+        raise DataError(
+            f"{where}: input_ids[{place}] is {ids[place]}, but the tokenizer has tokens 0 to {vocabulary - 1}; "
+            "was the data tokenized for another model?"
+        )
+    if len(labels) != len(ids):
+        raise DataError(f"{where}: {len(ids)} input_ids but {len(labels)} labels; there must be a label for each token")
+    for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
+        if label not in (IGNORED, token):
+            raise DataError(
+                f"{where}: labels[{place}] is {label}, but input_ids[{place}] is {token}; a label is {IGNORED} "
+                "(not trained) or the token at the same place: the loss shifts them, the data must not"
+            )
+    return list(ids), [IGNORED] * len(labels[:1]) + labels[1:]
+
+
+def _integers(value: Any, name: str, where: str) -> list[int]:
+    if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
+        raise DataError(f"{where}: {name} must be a list of integers, found {type(value).__name__} {value!r:.60}")
+    return value
 
 
 def _labelled(rendered: Rendered, ids: list[int], offsets: list[Span], eos: int) -> Encoded:

@@ -1,0 +1,164 @@
+"""Chats as data sets write them (messages, ShareGPT's conversations, tool calls), made what chat templates take."""
+
+import json
+from typing import Any
+
+from flytune.errors import DataError
+
+Message = dict[str, Any]
+"""role and content, both strings; tool_calls and what else the row has are handed to the chat template."""
+
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""`from` of a ShareGPT turn to the role that chat templates know."""
+
+
+def messages_of(value: Any, where: str) -> list[Message]:
+    """A `messages` column.
+
+    Raises:
+        DataError: it is no list of messages with role and content: which one, what was found.
+    """
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
+    return [_message(message, f"messages[{index}]", where) for index, message in enumerate(value)]
+
+
+def conversation_of(value: Any, where: str) -> list[Message]:
+    """ShareGPT's `conversations` column, turn by turn: two turns of one speaker in a row stay two messages.
+
+    Raises:
+        DataError: it is no list of turns with from and value (or role and content), or an unknown speaker.
+    """
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: conversations must be a list of {{from, value}}, found {type(value).__name__} {value!r:.60}")
+    return [_turn(turn, f"conversations[{index}]", where) for index, turn in enumerate(value)]
+
+
+def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
+    """A `tools` column: a list of JSON schemas, or the JSON text of one.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(value, str) and value.strip():
+        value = _parsed(value, "tools", where)
+    if value is None or value in ("", []):
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise DataError(f"{where}: tools must be a list of JSON schemas (or its JSON text), found {value!r:.60}")
+    _check_characters(value, "tools", where)
+    return value
+
+
+def text_of(value: Any, name: str, where: str) -> str:
+    """A string that can be encoded.
+
+    Raises:
+        DataError: it is something else, or holds half a surrogate pair.
+    """
+    if not isinstance(value, str):
+        hint = "; for lists of messages name the column in data.columns.messages" if isinstance(value, list) else ""
+        raise DataError(f"{where}: {name} must be a string, found {type(value).__name__} {value!r:.60}{hint}")
+    _check_characters(value, name, where)
+    return value
+
+
+def _message(message: Any, name: str, where: str) -> Message:
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    # Beside tool calls the content may be null or missing.
+    needed = {"role"} if calls else {"role", "content"}
+    if not isinstance(message, dict) or not needed <= message.keys():
+        found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
+        raise DataError(f"{where}: {name} must have role and content, found {found}")
+    text_of(message["role"], f"{name}.role", where)
+    content = message.get("content")
+    content = "" if calls and content is None else _content(content, f"{name}.content", where)
+    # As apply_chat_template does: templates take a key with null for one that is there.
+    kept = {key: item for key, item in message.items() if item is not None and (key != "tool_calls" or calls)}
+    kept = {**kept, "content": content}
+    if calls:
+        kept["tool_calls"] = _calls(calls, f"{name}.tool_calls", where)
+    if kept.keys() - {"role", "content"}:
+        _check_characters(kept, name, where)
+    return kept
+
+
+def _content(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, list):
+        return text_of(value, name, where)
+    for index, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            raise DataError(
+                f"{where}: {name}[{index}] must be a part of text, {{type: text, text: ...}}, found {part!r:.60}; "
+                "images and sound cannot be trained on"
+            )
+    return text_of("".join(part["text"] for part in value), name, where)
+
+
+def _turn(turn: Any, name: str, where: str) -> Message:
+    if isinstance(turn, dict) and "role" in turn:
+        return _message(turn, name, where)
+    if not isinstance(turn, dict) or not {"from", "value"} <= turn.keys():
+        found = f"an object with {', '.join(turn) or 'none'}" if isinstance(turn, dict) else f"{turn!r:.60}"
+        raise DataError(f"{where}: {name} must have from and value, found {found}")
+    speaker = text_of(turn["from"], f"{name}.from", where)
+    if speaker not in SHAREGPT_ROLES:
+        raise DataError(f"{where}: {name}.from is {speaker!r:.40}, which is no known speaker: {', '.join(SHAREGPT_ROLES)}")
+    value = text_of(turn["value"], f"{name}.value", where)
+    if speaker == "function_call":
+        calls = _parsed(value, f"{name}.value", where)
+        calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+        return {"role": "assistant", "content": "", "tool_calls": _calls(calls, f"{name}.value", where)}
+    return {"role": SHAREGPT_ROLES[speaker], "content": value}
+
+
+def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as objects, as chat templates want them: as text they would be quoted twice."""
+    if not isinstance(calls, list):
+        raise DataError(f"{where}: {name} must be a list of calls, found {type(calls).__name__} {calls!r:.60}")
+    made = []
+    for index, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"{where}: {name}[{index}] must name a function, {{function: {{name, arguments}}}}, found {call!r:.60}"
+            )
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            arguments = _parsed(arguments, f"{name}[{index}] arguments", where) if arguments.strip() else {}
+        if not isinstance(arguments, dict):
+            raise DataError(
+                f"{where}: {name}[{index}] arguments must be an object (or its JSON text), found {function['arguments']!r:.60}"
+            )
+        function = {**function, "arguments": arguments}
+        made.append({**call, "function": function} if "function" in call else function)
+    return made
+
+
+def _parsed(text: str, name: str, where: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: {name} must be JSON, found {text!r:.60}: {error}") from None
+    _check_characters(value, name, where)
+    return value
+
+
+def _check_characters(value: Any, name: str, where: str) -> None:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {name} holds half a surrogate pair ({text[error.start]!r}), which is no character") from None
