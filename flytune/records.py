@@ -107,6 +107,8 @@ class Manifest(Record):
     max_length: int
     longest: int
     """Tokens of the longest sample before any cut."""
+    tokens_read: int = 0
+    """Tokens of all rows before any cut."""
     histogram: list[Bin]
     train: SplitCounts
     heldout: SplitCounts

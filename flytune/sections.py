@@ -61,6 +61,14 @@ class Data(Strict):
     """A file or folder of its own for evaluation, instead of `heldout_fraction`."""
     seed: int = 42
     """Of the split."""
+    contract: Literal["stop", "warn"] = "stop"
+    """What a broken line of the contract does (docs/xray.md): stop preparing, or only be told."""
+    min_trained_fraction: Fraction | None = None
+    """Of all tokens, the share that must be trained."""
+    max_truncated_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of all samples, the share that may be cut at max_length."""
+    max_dropped_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of all samples, the share that may be dropped."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -7,6 +7,7 @@ rendering         -> text, and which of its characters are trained
 tokenizing        -> input_ids and labels
 packing           -> blocks of whole samples, where the recipe asks for it
 preparing         -> split, shards, manifest
+contract, clauses what the stored samples must be (samples, census, duplicates)
 shards            the stored files, written and loaded
 """
 

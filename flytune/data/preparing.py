@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from flytune.data import contract
 from flytune.data.formats import choose, convert
 from flytune.data.reading import Row, read, read_path
 from flytune.data.rendering import ChatTemplate, Rendered, render
@@ -42,7 +43,7 @@ class Tally:
 def prepare(request: DataRequest, out: Path) -> Manifest:
     """Reads, renders, tokenizes and splits the data of `request` into the new or empty folder `out`.
 
-    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, and
+    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, contract.json, and
     manifest.json last. With data.packing a row of train is a block of samples, and a column seq_lengths says how long each is;
     held-out samples are never packed, for they are scored one by one. Equal requests give equal bytes. Memory does not grow
     with the data (but see reading.read).
@@ -66,6 +67,7 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     _refuse_empty(data, counts, tally)
     tokenizer.save_pretrained(out / "tokenizer")
     manifest = _manifest(data, counts, tally, out)
+    contract.hold(out, manifest, data, tokenizer)
     partial = out / f"{MANIFEST}.partial"
     manifest.write(partial)
     partial.replace(out / MANIFEST)
@@ -195,6 +197,7 @@ def _manifest(data: Data, counts: dict[Split, SplitCounts], tally: Tally, out: P
         dropped_untrained=tally.dropped_untrained,
         max_length=data.max_length,
         longest=max(tally.lengths),
+        tokens_read=sum(length * rows for length, rows in tally.lengths.items()),
         histogram=_histogram(tally.lengths),
         train=counts["train"],
         heldout=counts["heldout"],
