@@ -27,6 +27,9 @@ demo: .venv/.installed ## Two fine-tunes of small models on this machine, from r
 plan: .venv/.installed ## Say whether RECIPE fits, on what, and why; nothing is started
 	@flytune plan $(RECIPE)
 
+xray: .venv/.installed ## Show what RECIPE would train on, token by token, on a page of its own; no plan, no model
+	@flytune xray $(RECIPE)
+
 run: .venv/.installed ## Run RECIPE on this machine
 	@pyflyte run workflows/finetune.py finetune --recipe $(RECIPE)
 
@@ -64,6 +67,6 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 	  $(COMPILE) $$(printf -- '--extra %s ' $${2//,/ }) | sed 's/+cpu//' > $$1.lock.new; mv $$1.lock.new $$1.lock; wc -l $$1.lock; done
 
 clean: ## Remove what the commands above made, but not .venv
-	@rm -rf .demo .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .demo .xray .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo plan run check test test-all selftest test-gpu bench schema lock clean
+.PHONY: help install demo plan xray run check test test-all selftest test-gpu bench schema lock clean

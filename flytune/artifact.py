@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from flytune import card, report
+from flytune import card, report, xray
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
@@ -68,7 +68,9 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
         shutil.copy(trained / STEPS, out)
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
-    (out / "report.html").write_text(report.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
+    (out / "report.html").write_text(
+        report.render(recipe, plan, manifest, training, metrics, xray.section(dataset)), encoding="utf-8"
+    )
     (out / "README.md").write_text(card.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]
     Contents(files=[_stored(path, out) for path in tqdm(files, desc="hashing the artifact", delay=2)]).write(out / CONTENTS)

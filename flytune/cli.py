@@ -1,8 +1,9 @@
-"""The command line: `flytune plan RECIPE`, `flytune selftest` and `flytune schema`. Running is pyflyte's."""
+"""The command line: `flytune plan RECIPE`, `xray RECIPE`, `selftest` and `schema`. Running is pyflyte's."""
 
 import argparse
 import sys
 import tempfile
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flytune import planner
+from flytune import planner, xray
 from flytune.errors import FlytuneError, RecipeError
 from flytune.recipe import Recipe, json_schema
 from flytune.records import Plan
@@ -26,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = commands.add_parser("plan", help="say whether a recipe fits, on what, and why; nothing is started")
     plan.add_argument("recipe", help="a recipe file")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
+    looked = commands.add_parser("xray", help="show what would be trained on, token by token; needs the tokenizer only")
+    looked.add_argument("recipe", help="a recipe file")
+    looked.add_argument("--rows", type=int, default=1000, help="read only the first so many (of each source)")
+    looked.add_argument("--out", help="the page; .xray/NAME.html when not given")
+    looked.add_argument("--open", action="store_true", help="in a browser")
     selftest = commands.add_parser("selftest", help="hold every method and sharding against plain training, on this machine")
     selftest.add_argument("--pairs", default="", help="only these, as in full/zero2,lora/zero3/cpu (method/sharding/offload)")
     selftest.add_argument("--json", action="store_true", help="the matrix as JSON")
@@ -36,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(json_schema())
         return 0
     try:
-        return _selftest(options) if options.command == "selftest" else _plan(options)
+        return {"selftest": _selftest, "xray": _xray, "plan": _plan}[options.command](options)
     except (FlytuneError, RankFailed) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
         return 1
@@ -48,6 +54,17 @@ def _plan(options: argparse.Namespace) -> int:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
     else:
         show(made, Console())
+    return 0
+
+
+def _xray(options: argparse.Namespace) -> int:
+    recipe = Recipe.from_yaml(options.recipe)
+    if options.rows < 1:
+        raise RecipeError(f"--rows {options.rows}: it takes a row at least")
+    made = xray.of_recipe(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
+    sys.stdout.write(f"{made}\n")
+    if options.open:
+        webbrowser.open(made.resolve().as_uri())
     return 0
 
 

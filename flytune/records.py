@@ -127,6 +127,8 @@ class Manifest(Record):
     max_length: int
     longest: int
     """Tokens of the longest sample before any cut."""
+    tokens_read: int = 0
+    """Tokens of all rows before any cut."""
     histogram: list[Bin]
     sources: list[SourceCounts] = Field(default=[])
     """In the order of the recipe; heldout_path, where the recipe names one, comes last."""

@@ -12,14 +12,15 @@ from flytune.timing import PARTS
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult, metrics: Metrics) -> str:
-    """The report as one self-contained HTML page; everything from the data is escaped."""
+def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult, metrics: Metrics, xray: str = "") -> str:
+    """The report as one self-contained HTML page; everything from the data is escaped. `xray` is HTML of xray.section."""
     return environment(escape=True).get_template("report.html.jinja").render(
         recipe=recipe,
         plan=plan,
         manifest=manifest,
         training=training,
         metrics=metrics,
+        xray=xray,
         charts=charts,
         peak=max((step.memory_bytes for step in training.steps), default=0),
         reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),

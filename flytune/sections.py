@@ -90,6 +90,14 @@ class Data(Source):
     """The share of rows that may be bad: they are left out, and listed in bad_rows.jsonl. 0 stops at the first."""
     seed: int = 42
     """Of the split, and of the rows that weights below 1 draw."""
+    contract: Literal["stop", "warn"] = "stop"
+    """What a broken line of the contract does (docs/xray.md): stop preparing, or only be told."""
+    min_trained_fraction: Fraction | None = None
+    """Of all tokens, the share that must be trained."""
+    max_truncated_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of all samples, the share that may be cut at max_length."""
+    max_dropped_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of all samples, the share that may be dropped."""
 
     @property
     def all_sources(self) -> dict[str, WeightedSource]:
@@ -225,10 +233,8 @@ class Publish(Strict):
 _PLANNED = "the planner says it; write training.global_batch_size"
 _SHARDED = "write sharding: fsdp, zero3 ...; the rest follows from it"
 ELSEWHERE = {
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), _SHARDED),
     "gradient_accumulation_steps": _PLANNED,
-    "deepspeed": _SHARDED,
-    "fsdp": _SHARDED,
-    "fsdp_config": _SHARDED,
     "device_map": "write sharding: device_map",
     "max_memory": "it follows from the shape",
     "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",

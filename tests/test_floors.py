@@ -20,6 +20,7 @@ FLOORS = [
         "flytune.evaluation",
         "flytune.export",
         "flytune.artifact",
+        "flytune.xray",
         "flytune.selftest",
         "flytune.cli",
         "flytune.__main__",
@@ -35,7 +36,8 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
-    {"flytune.memory", "flytune.charts", "flytune.heldout", "flytune.timing", "flytune.collating", "flytune.ordering"},
+    {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing"}
+    | {"flytune.collating", "flytune.ordering"},
     {"flytune.strategies"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},

@@ -9,6 +9,7 @@ packing           -> blocks of whole samples, where the recipe asks for it
 sampling          all of that, for the rows of one source, cut to max_length
 bad_rows          rows that are set aside, with their reasons
 preparing         -> split, shards, manifest
+contract, clauses what the stored samples must be (samples, census, duplicates)
 shards            the stored files, written and loaded
 """
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
+from flytune.data import contract
 from flytune.data.bad_rows import BadRows
 from flytune.data.reading import read, read_path
 from flytune.data.sampling import Sampler, Tally, drawn, shares
@@ -30,9 +31,9 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     """Reads, renders, tokenizes and splits the data of `request` into the new or empty folder `out`.
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
-    where rows were set aside, and manifest.json last. With data.packing a row of train is a block of samples, and a column
-    seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one. Equal requests
-    give equal bytes. Memory does not grow with the data (but see reading.read).
+    where rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
+    and a column seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one. Equal
+    requests give equal bytes. Memory does not grow with the data (but see reading.read).
 
     Raises:
         DataError: whatever about the data or the tokenizer the run could not work with.
@@ -58,6 +59,7 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     _refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
     manifest = _manifest(data, counts, list(tallies.values()), out)
+    contract.hold(out, manifest, data, tokenizer)
     partial = out / f"{MANIFEST}.partial"
     manifest.write(partial)
     partial.replace(out / MANIFEST)
@@ -161,6 +163,7 @@ def _manifest(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]
         **{what: _total(tallies, what) for what in summed},
         max_length=data.max_length,
         longest=max(lengths),
+        tokens_read=sum(length * rows for length, rows in lengths.items()),
         histogram=_histogram(lengths),
         sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],
         train=counts["train"],

@@ -1,0 +1,131 @@
+"""Equal and nearly equal samples, found by hashing.
+
+Equal: a 64-bit hash of a sample's tokens. Nearly equal: MinHash signatures over token 5-grams (Broder 1997, "On the resemblance
+and containment of documents"), compared where they agree in a band (locality-sensitive hashing: Leskovec, Rajaraman and
+Ullman, "Mining of Massive Datasets", chapter 3). A near duplicate shares at least 80 % of its 5-grams, as the signatures tell.
+"""
+
+from typing import Any
+
+GRAM = 5
+"""Tokens."""
+PERMUTATIONS = 64
+"""Of a signature. The share of them that agrees is off by about 0.05 at a resemblance of 0.8."""
+ROWS_A_BAND = 4
+"""16 bands: a pair of resemblance 0.8 is missed once in 5,000, one of 0.5 is compared in two of three cases."""
+RESEMBLANCE = 0.8
+COMMON = 0.1
+"""A 5-gram that more than this share of samples has (a system prompt, the words of a template) tells none of them apart."""
+_LOOKED_AT = 2000
+"""Samples that say which 5-grams are common; with fewer than a tenth of it none is."""
+_CHUNK = 65_536
+"""5-grams that are hashed at a time: they stay in the processor's cache."""
+
+
+def fingerprints(ids: Any, starts: Any, lengths: Any) -> Any:
+    """A uint64 of each sample: the sum over its tokens of a hash of token and position, and of its length."""
+    import numpy
+
+    if not len(starts):
+        return numpy.zeros(0, numpy.uint64)
+    positions = numpy.arange(len(ids)) - numpy.repeat(starts, lengths)
+    hashed = _mixed((positions.astype(numpy.uint64) << numpy.uint64(32)) ^ ids.astype(numpy.uint32).astype(numpy.uint64))
+    return _mixed(numpy.add.reduceat(hashed, starts) + lengths.astype(numpy.uint64))
+
+
+def signatures(samples: list[Any]) -> tuple[Any, Any]:
+    """MinHash signatures of samples (int32 arrays of tokens).
+
+    Returns:
+        uint32 [signed, PERMUTATIONS]: for each permutation the least of a sample's hashed 5-grams; and which samples these are
+        (int64 [signed]): those with a 5-gram that is not common.
+    """
+    import numpy
+
+    grams, counts = _telling(*_grams(samples))
+    which = numpy.flatnonzero(counts)
+    starts = (counts.cumsum() - counts)[which]
+    draw = numpy.random.default_rng(0)
+    factors = draw.integers(0, 2**31, PERMUTATIONS, dtype=numpy.uint32) * numpy.uint32(2) + numpy.uint32(1)
+    shifts = draw.integers(0, 2**32, PERMUTATIONS, dtype=numpy.uint32)
+    signed = numpy.empty((len(which), PERMUTATIONS), numpy.uint32)
+    first = 0
+    while first < len(which):
+        last = max(first + 1, int(numpy.searchsorted(starts, starts[first] + _CHUNK)))
+        chunk = grams[starts[first] : starts[last] if last < len(which) else len(grams)]
+        hashed = numpy.empty_like(chunk)
+        for number in range(PERMUTATIONS):
+            numpy.multiply(chunk, factors[number], out=hashed)
+            hashed += shifts[number]
+            signed[first:last, number] = numpy.minimum.reduceat(hashed, starts[first:last] - starts[first])
+        first = last
+    return signed, which
+
+
+def earlier(signed: Any) -> Any:
+    """int64 [signed]: for each signature the number of an earlier one that nearly equals it, or -1. Who drops drops the later.
+
+    In a band each is compared with the first and the last before it that agree there: O(samples), and few are missed.
+    """
+    import numpy
+
+    found = numpy.full(len(signed), -1, numpy.int64)
+    for band in range(0, PERMUTATIONS, ROWS_A_BAND):
+        keys = numpy.zeros(len(signed), numpy.uint64)
+        for column in range(band, band + ROWS_A_BAND):
+            keys = _mixed(keys + signed[:, column])
+        order = numpy.argsort(keys, kind="stable")
+        begins = numpy.ones(len(order), bool)
+        begins[1:] = keys[order[1:]] != keys[order[:-1]]
+        firsts = order[numpy.maximum.accumulate(numpy.where(begins, numpy.arange(len(order)), 0))]
+        for later, before in ((order, firsts), (order[1:], order[:-1])):
+            asked = (later != before) & (found[later] < 0) & (keys[later] == keys[before])
+            left, right = later[asked], before[asked]
+            near = (signed[left] == signed[right]).mean(axis=1) >= RESEMBLANCE
+            found[left[near]] = right[near]
+    return found
+
+
+def _grams(samples: list[Any]) -> tuple[Any, Any]:
+    """All 5-grams, hashed (uint32), and how many each sample has."""
+    import numpy
+
+    lengths = numpy.asarray([len(sample) for sample in samples], numpy.int64)
+    counts = numpy.maximum(lengths - GRAM + 1, 0)
+    if not counts.any():
+        return numpy.zeros(0, numpy.uint32), counts
+    ids = numpy.concatenate(samples).astype(numpy.uint64)
+    total = len(ids) - GRAM + 1
+    hashed = numpy.zeros(total, numpy.uint64)
+    for place in range(GRAM):
+        hashed = hashed * numpy.uint64(0x9E3779B97F4A7C15) + ids[place : place + total]
+    # Those that reach into the next sample are none.
+    inside = numpy.repeat(lengths.cumsum(), lengths)[:total] - numpy.arange(total) >= GRAM
+    return (_mixed(hashed[inside]) >> numpy.uint64(32)).astype(numpy.uint32), counts
+
+
+def _telling(grams: Any, counts: Any) -> tuple[Any, Any]:
+    """Without the common 5-grams, which are known from the first samples: what most samples have, most of these have."""
+    import numpy
+
+    some = counts[:_LOOKED_AT]
+    if len(some) < _LOOKED_AT // 10:
+        return grams, counts
+    owners = numpy.repeat(numpy.arange(len(some), dtype=numpy.uint64), some)
+    different = numpy.unique((owners << numpy.uint64(32)) | grams[: len(owners)])
+    values, samples = numpy.unique(different & numpy.uint64(2**32 - 1), return_counts=True)
+    common = values[samples > COMMON * len(some)].astype(numpy.uint32)
+    if not len(common):
+        return grams, counts
+    is_telling = ~numpy.isin(grams, common)
+    owners = numpy.repeat(numpy.arange(len(counts)), counts)
+    return grams[is_telling], numpy.bincount(owners[is_telling], minlength=len(counts))
+
+
+def _mixed(values: Any) -> Any:
+    """splitmix64's finalizer (Steele, Lea and Flood 2014): each bit of a uint64 depends on each."""
+    import numpy
+
+    values = (values ^ (values >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return values ^ (values >> numpy.uint64(31))
