@@ -231,12 +231,14 @@ TOKENS = [{"input_ids": [20 + n % 9, 30, 40 + n % 50], "labels": [IGNORED, 30, I
 def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", TOKENS)
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    manifest = data.prepare(request(tokenizer, path=str(source)), tmp_path / "out")
+    manifest = data.prepare(request(tokenizer, path=str(source), contract="warn"), tmp_path / "out")
     assert (manifest.format, manifest.rows) == ("tokens", 60)
     rows = stored(tmp_path / "out", "train") + stored(tmp_path / "out", "heldout")
     assert sorted(map(str, rows)) == sorted(map(str, TOKENS))
     renamed = write_rows(tmp_path / "ids.jsonl", [{"ids": row["input_ids"]} for row in TOKENS])
-    manifest = data.prepare(request(tokenizer, path=str(renamed), columns={"input_ids": "ids"}), tmp_path / "all")
+    manifest = data.prepare(
+        request(tokenizer, path=str(renamed), columns={"input_ids": "ids"}, contract="warn"), tmp_path / "all"
+    )
     assert manifest.train.trained_tokens == 2 * manifest.train.samples, "without labels all but the first are trained"
 
 
