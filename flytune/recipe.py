@@ -13,7 +13,6 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_va
 
 from flytune.errors import RecipeError
 from flytune.sections import (
-    ELSEWHERE,
     Checkpoints,
     Data,
     Evaluation,
@@ -26,6 +25,24 @@ from flytune.sections import (
     Training,
 )
 from flytune.strict import Strict, load_yaml, mistakes
+
+_PLANNED = "the planner says it; write training.global_batch_size"
+_SHARDED = "write sharding: fsdp, zero3 ...; the rest follows from it"
+ELSEWHERE = {
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), _SHARDED),
+    "gradient_accumulation_steps": _PLANNED,
+    "device_map": "write sharding: device_map",
+    "max_memory": "it follows from the shape",
+    "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
+    "quantization_config": "write method: qlora",
+    "merge": "a run stores the adapter alone: while it trains, the base is sharded (fsdp, zero3) or 4-bit, and merged wrong",
+    "gradient_checkpointing": "write training.activation_checkpointing",
+    "max_seq_length": "write data.max_length",
+    "num_epochs": "write training.num_train_epochs",
+    "bf16": "write model.dtype: bfloat16",
+    "fp16": "write model.dtype: float16",
+}
+"""Keys of other tools, and what a recipe says instead."""
 
 
 class Recipe(Strict):

@@ -122,6 +122,8 @@ class Manifest(Record):
     dropped_too_long: int
     dropped_untrained: int
     """Without one trained token left (an answer that was cut off whole, or empty)."""
+    duplicates: int = 0
+    """Samples left out by data.deduplicate."""
     bad: int = 0
     """Rows that cannot be trained on, listed in bad_rows.jsonl with their reasons."""
     max_length: int

@@ -88,6 +88,8 @@ class Data(Source):
     """A file or folder of its own for evaluation, instead of `heldout_fraction`; format and columns are those given here."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of rows that may be bad: they are left out, and listed in bad_rows.jsonl. 0 stops at the first."""
+    deduplicate: bool = False
+    """Leave out samples that equal an earlier one, held-out ones that equal a training sample included."""
     seed: int = 42
     """Of the split, and of the rows that weights below 1 draw."""
     contract: Literal["stop", "warn"] = "stop"
@@ -115,6 +117,8 @@ class Data(Source):
         of_heldout = {"format", "columns", "dataset_split"} if self.heldout_path else set()
         fields = [name for name in Source.model_fields if name not in of_heldout]
         changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
+        if self.deduplicate and any(source.weight > 1 for source in self.sources):
+            raise ValueError("deduplicate leaves out what a weight above 1 repeats; use one of them")
         if self.sources and changed:
             raise ValueError(f"{', '.join(changed)}: beside sources this says nothing; write it into each of them")
         return self
@@ -228,22 +232,3 @@ class Publish(Strict):
 
     address: str | None = None
     """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""
-
-
-_PLANNED = "the planner says it; write training.global_batch_size"
-_SHARDED = "write sharding: fsdp, zero3 ...; the rest follows from it"
-ELSEWHERE = {
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), _SHARDED),
-    "gradient_accumulation_steps": _PLANNED,
-    "device_map": "write sharding: device_map",
-    "max_memory": "it follows from the shape",
-    "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
-    "quantization_config": "write method: qlora",
-    "merge": "a run stores the adapter alone: while it trains, the base is sharded (fsdp, zero3) or 4-bit, and merged wrong",
-    "gradient_checkpointing": "write training.activation_checkpointing",
-    "max_seq_length": "write data.max_length",
-    "num_epochs": "write training.num_train_epochs",
-    "bf16": "write model.dtype: bfloat16",
-    "fp16": "write model.dtype: float16",
-}
-"""Keys of other tools, and what a recipe says instead."""

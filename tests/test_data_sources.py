@@ -243,3 +243,20 @@ def test_bad_rows_of_other_files(name: str, place: str, tokenizer: Path, tmp_pat
     assert (manifest.rows, manifest.bad) == (51, 1)
     told = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
     assert (told["file"], told["line"]) == (str(tmp_path / name), int(place.strip(":,item ")))
+
+
+def test_duplicates_are_left_out_when_asked(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Question {index % 10}?", "completion": f" Answer {index % 10}."} for index in range(30)]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    heldout = write_rows(tmp_path / "heldout.jsonl", [*rows[:3], {"prompt": "New?", "completion": " Yes."}])
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    paths = {"path": str(source), "heldout_path": str(heldout)}
+    manifest = data.prepare(request(tokenizer, **paths, deduplicate=True), tmp_path / "once")
+    assert (manifest.train.samples, manifest.heldout.samples, manifest.duplicates) == (10, 1, 23)
+    kept = data.prepare(request(tokenizer, **paths, contract="warn"), tmp_path / "all")
+    assert (kept.train.samples, kept.heldout.samples, kept.duplicates) == (30, 4, 0)
+
+
+def test_deduplicate_and_repeating_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="deduplicate leaves out what a weight above 1 repeats"):
+        Data.model_validate({"sources": [{"path": "a.jsonl", "weight": 2}], "deduplicate": True})

@@ -167,9 +167,9 @@ def duplicates(census: Census) -> Iterator[Check]:
     found = census.duplicates()
     for name, count, of, what, most, advice in (
         ("duplicates", found.equal, found.train, "training samples equal an earlier one", SYSTEMATIC,
-         "they are learnt by heart first: take them out"),
+         "they are learnt by heart first: data.deduplicate leaves them out"),
         ("overlap", found.overlap, found.heldout, "held-out samples are also trained on", 0.0,
-         "the evaluation measures memory: take them out of the training data"),
+         "the evaluation measures memory: data.deduplicate leaves them out"),
         ("near duplicates", found.near, found.near_train, "training samples nearly equal an earlier one", _LOST,
          "look at them: text made from templates, or copies that differ in a date"),
         ("near overlap", found.near_overlap, found.near_heldout, "held-out samples nearly equal a training sample", _LOST,

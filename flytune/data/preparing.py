@@ -51,7 +51,11 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
         bar = opened.enter_context(tqdm(desc="prepare", unit=" rows", delay=2))
         tallies = _tallies(data)
+        seen: set[bytes] = set()
         for split, sample, tally in _samples(data, Sampler(request, tokenizer, bad, bar), tallies):
+            if data.deduplicate and not _is_new(sample, seen):
+                tally.duplicates += 1
+                continue
             writers[split].add(sample)
             tally.keep(sample)
         counts = {split: writer.counts() for split, writer in writers.items()}
@@ -107,12 +111,23 @@ def _drawn(
                 yield [(split, sample) for sample in group]
 
 
-def _split(sample: Encoded, data: Data) -> Split:
-    """By the tokens as they are stored, so that equal samples never stand on both sides."""
+def _is_new(sample: Encoded, seen: set[bytes]) -> bool:
+    """Whether no sample of `seen` has these tokens; it is one of them then. 16 bytes of a hash stand for a sample."""
+    digest = hashlib.sha256(_content(sample)).digest()[:16]
+    before = len(seen)
+    seen.add(digest)
+    return len(seen) > before
+
+
+def _content(sample: Encoded) -> bytes:
     import numpy
 
-    content = numpy.asarray(sample[0], dtype="<i4").tobytes()
-    digest = hashlib.sha256(str(data.seed).encode() + b":" + content).digest()
+    return numpy.asarray(sample[0], dtype="<i4").tobytes()
+
+
+def _split(sample: Encoded, data: Data) -> Split:
+    """By the tokens as they are stored, so that equal samples never stand on both sides."""
+    digest = hashlib.sha256(str(data.seed).encode() + b":" + _content(sample)).digest()
     return "heldout" if int.from_bytes(digest[:8], "big") < data.heldout_fraction * 2**64 else "train"
 
 
@@ -155,7 +170,7 @@ def _manifest(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]
     for shard in (shard for split in counts.values() for shard in split.shards):
         content.update(f"{shard.file}:{shard.sha256}\n".encode())
     lengths = sum((tally.lengths for tally in tallies), Counter[int]())
-    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained")
+    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates")
     kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
     return Manifest(
         source=", ".join(source.name for source in data.all_sources.values()),

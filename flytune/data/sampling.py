@@ -31,6 +31,8 @@ class Tally:
         self.name, self.weight, self.form = name, weight, ""
         self.rows = self.bad = self.truncated = self.split = self.dropped_too_long = self.dropped_untrained = 0
         """Rows, each once; the last four also once for each time a weight repeats them."""
+        self.duplicates = 0
+        """Samples left out by data.deduplicate."""
         self.samples = self.tokens = self.trained_tokens = 0
         """Kept."""
         self.lengths: Counter[int] = Counter()
