@@ -52,9 +52,10 @@ class Stream:
         self._epoch, self._order = -1, None
         if self._batch > len(dataset):
             log.warning(
-                "training.global_batch_size: %d, but there are %d samples: every step trains some of them several times",
+                "training.global_batch_size: %d, but there are %d samples: a step repeats some, the run trains %.1f epochs",
                 self._batch,
                 len(dataset),
+                self.steps * self._batch / len(dataset),
             )
 
     def __len__(self) -> int:

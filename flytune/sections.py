@@ -89,7 +89,7 @@ class Data(Source):
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of rows that may be bad: they are left out, and listed in bad_rows.jsonl. 0 stops at the first."""
     deduplicate: bool = False
-    """Leave out samples that equal an earlier one, held-out ones that equal a training sample included."""
+    """Leave out samples that equal an earlier one, held-out ones that equal a training sample included; 80 bytes a sample."""
     seed: int = 42
     """Of the split, and of the rows that weights below 1 draw."""
     contract: Literal["stop", "warn"] = "stop"

@@ -9,6 +9,7 @@ from typing import Any
 
 from flytune import charts, data, report, strips
 from flytune.data.contract import CONTRACT, Contract, check
+from flytune.data.formats import CHATS
 from flytune.data.samples import Part, parts
 from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
@@ -86,7 +87,7 @@ def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> P
         strips=strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
         padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
         sources=_sources(manifest),
-        template=tokenizer.get_chat_template() if manifest.format in ("messages", "instruction") else "",
+        template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
         charts=charts,
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)

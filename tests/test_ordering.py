@@ -84,7 +84,7 @@ def test_steps_follow_from_epochs_and_the_global_batch(rows, fields, steps):
 def test_a_batch_of_more_than_there_is_is_told(caplog):
     with caplog.at_level(logging.WARNING):
         stream(3)
-    assert "training.global_batch_size: 8, but there are 3 samples: every step trains some of them several times" in caplog.text
+    assert "training.global_batch_size: 8, but there are 3 samples: a step repeats some" in caplog.text
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
@@ -146,7 +146,7 @@ def inputs(tmp_path_factory):
 
 def recipe_for(folder, sharding, base=None, rows=None, **changes):
     usual = {"sharding": sharding, "training.global_batch_size": BATCH, "training.max_steps": None}
-    usual |= {"training.num_train_epochs": 2, "data.heldout_path": str(folder / "heldout.jsonl")}
+    usual |= {"training.num_train_epochs": 2, "data.contract": "warn", "data.heldout_path": str(folder / "heldout.jsonl")}
     usual |= {"checkpoints.folder": str(folder / "checkpoints"), "hardware.shape": "auto", "hardware.accelerator": "cpu"}
     recipe = tiny_recipe(base or folder / "tiny", rows or folder / "pairs.jsonl", usual | changes)
     return Recipe.model_validate(recipe)

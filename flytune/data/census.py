@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.data.duplicates import earlier, signatures
+from flytune.data.formats import CHATS
 from flytune.data.samples import Part, parts
 from flytune.records import Manifest
 
@@ -59,7 +60,9 @@ class Census:
         special[tokenizer.eos_token_id] = self.eos
         self._marks = {number: token for number, token in special.items() if token == self.eos or token != self.bos}
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
-        is_chat = manifest.format in ("messages", "instruction")
+        # The pad token is used by its number alone.
+        self.written = {token for token in (self.bos, self.eos) if token}
+        is_chat = bool(set(manifest.format.split(", ")) & set(CHATS))
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
         asked = sorted(self.named | set(special.values()) | written)
         self.special = len(asked)

@@ -41,7 +41,12 @@ class Check(Strict):
         return f"{self.name}: {self.found}{example}; {self.advice}"
 
 
-def answers(census: Census, data: Data) -> Iterator[Check]:
+def _is_systematic(count: int, of: int) -> bool:
+    """Whether it is the recipe's fault: single rows never are, however few there are in all."""
+    return count > max(1, SYSTEMATIC * of)
+
+
+def answers(census: Census, manifest: Manifest, data: Data) -> Iterator[Check]:
     """What is learnt: the answers, and where they end."""
     samples, answers = census.samples, census.answers
     yield _judged(
@@ -52,11 +57,12 @@ def answers(census: Census, data: Data) -> Iterator[Check]:
         example=census.examples.get("untrained", ""),
     )  # fmt: skip
     whole, unended = census.last_answers, census.unended
+    may_stop = data.too_long != "split" and "tokens" not in manifest.format.split(", ")
     ends = ", ".join(f"{count:,} × {mark!r}" for mark, count in census.ends.most_common(3)) or "none"
     yield _judged(
         "end marker", unended, whole, f"{unended:,} of {whole:,} samples do not end in a trained end marker (found: {ends})",
-        # A piece of a long sample ends where it was split.
-        "more than 1 % of uncut samples", stops=unended > SYSTEMATIC * whole and data.too_long != "split",
+        # A piece of a long sample ends where it was split; rows of tokens are taken as they are, blocks of a corpus too.
+        "more than 1 % of uncut samples", stops=_is_systematic(unended, whole) and may_stop,
         fine=f"each of {whole:,} uncut samples ends in a trained one; of all answers {ends}",
         advice="the model never learns to stop: let the template end each answer with a special token, or the rows with EOS",
         example=census.examples.get("unended", ""),
@@ -79,7 +85,7 @@ def answers(census: Census, data: Data) -> Iterator[Check]:
         "pad token", census.masked, answers,
         f"{census.masked:,} of {answers:,} answers are followed by an end marker without a label"
         + (f", which is also the pad token {census.pad!r}" if census.pad == census.eos else ""),
-        "more than 1 %", stops=census.masked > SYSTEMATIC * answers,
+        "more than 1 %", stops=_is_systematic(census.masked, answers),
         fine=f"{census.pad!r}" + (" is EOS too, and EOS is trained" if census.pad == census.eos else " is not EOS"),
         advice="the end was masked, as if it were padding: label it; another data.pad_token keeps the two apart",
         example=census.examples.get("masked", ""),
@@ -91,7 +97,7 @@ def tokens(census: Census) -> Iterator[Check]:
     samples = census.samples
     yield _judged(
         "BOS", census.double_bos, samples, f"{census.double_bos:,} of {samples:,} samples begin with BOS twice",
-        "more than 1 %", stops=census.double_bos > SYSTEMATIC * samples,
+        "more than 1 %", stops=_is_systematic(census.double_bos, samples),
         fine=f"{census.bos!r} begins {census.with_bos:,} of {samples:,} samples, never twice" if census.bos else "it has none",
         advice="the text has one and the tokenizer adds another: take it out of the rows or of the template",
         example=census.examples.get("double_bos", ""),
@@ -99,7 +105,7 @@ def tokens(census: Census) -> Iterator[Check]:
     pieces = census.in_pieces
     yield _judged(
         "special tokens", len(pieces), census.special, f"not a single token: {', '.join(pieces)}",
-        "BOS, EOS or pad in pieces", stops=bool(census.named & set(pieces)),
+        "BOS or EOS in pieces", stops=bool(census.written & set(pieces)),
         fine=f"each of {census.special} is a single token",
         advice="add them to the tokenizer as special tokens, or use a template with those that it has",
     )  # fmt: skip
@@ -175,7 +181,7 @@ def duplicates(census: Census) -> Iterator[Check]:
         ("near overlap", found.near_overlap, found.near_heldout, "held-out samples nearly equal a training sample", _LOST,
          "the evaluation is kinder than the world: hold out by source or by topic, in data.heldout_path"),
     ):  # fmt: skip
-        stops = name == "overlap" and count > SYSTEMATIC * of
+        stops = name == "overlap" and _is_systematic(count, of)
         note = ", drawn from all" if name in found.drawn else ""
         yield _judged(
             name, count, of, f"{count:,} of {of:,} {what}{note}",

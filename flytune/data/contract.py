@@ -56,7 +56,7 @@ def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any) -> Contr
     census = Census(folder, manifest, tokenizer)
     return Contract(
         checks=[
-            *clauses.answers(census, data),
+            *clauses.answers(census, manifest, data),
             *clauses.tokens(census),
             *clauses.round_trip(census),
             *clauses.shares(census, manifest, data),

@@ -16,7 +16,7 @@ from flytune.data.reading import read, read_path
 from flytune.data.sampling import Sampler, Tally, drawn, shares
 from flytune.data.shards import MANIFEST, SplitWriter
 from flytune.data.tokenizer import load_tokenizer
-from flytune.data.tokenizing import Encoded
+from flytune.data.tokenizing import IGNORED, Encoded
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
@@ -112,8 +112,9 @@ def _drawn(
 
 
 def _is_new(sample: Encoded, seen: set[bytes]) -> bool:
-    """Whether no sample of `seen` has these tokens; it is one of them then. 16 bytes of a hash stand for a sample."""
-    digest = hashlib.sha256(_content(sample)).digest()[:16]
+    """Whether no sample of `seen` trains these tokens; it is one of them then. 16 bytes of a hash stand for a sample."""
+    trained = bytes(label != IGNORED for label in sample[1])
+    digest = hashlib.sha256(_content(sample) + trained).digest()[:16]
     before = len(seen)
     seen.add(digest)
     return len(seen) > before
