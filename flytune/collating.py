@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-IGNORED = -100
-"""The label of a token that the loss is not taken over."""
+from flytune.heldout import IGNORED
 
 PACKABLE = {
     "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma", "gemma2",

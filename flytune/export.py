@@ -17,8 +17,8 @@ from flytune.records import TrainingResult
 from flytune.strategies import strategy_of
 
 MAX_FILE_BYTES = 5_000_000_000
-# What wraps a module puts a name of its own into its parameters' names: activation checkpointing, torch.compile.
-_WRAPPERS = re.compile(r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod)\.")
+# torch.compile puts a name of its own into parameters' names.
+_WRAPPERS = re.compile(r"(?<![^.])_orig_mod\.")
 _LAYER = re.compile(r".*?\.\d+\.")
 # Nats a token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
 # training and evaluation. Seen on the demo's models: docs/measured.md. A tensor that is lost costs whole nats.
