@@ -227,7 +227,7 @@ def test_bad_rows_are_told_once_and_a_hopeless_source_stops_early(
     assert data.prepare(asked, tmp_path / "twice").bad == 1
     monkeypatch.setattr("flytune.data.bad_rows._PATIENCE", 100)
     source.write_text("nope\n" * 500 + "".join(json.dumps(row) + "\n" for row in PAIRS * 10))
-    with pytest.raises(DataError, match=r"101 of 101 rows so far are bad, more than data\.max_bad_fraction 0\.3 allows \(30\)"):
+    with pytest.raises(DataError, match=r"256 of 256 rows so far are bad, more than data\.max_bad_fraction 0\.3 allows \(76\)"):
         data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.3), tmp_path / "hopeless")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +25,24 @@ class BadRows:
     def __init__(self, folder: Path, fraction: float) -> None:
         self.fraction = fraction
         """Of all rows, the share that may be bad."""
-        self.count = 0
+        self.rows = self.count = 0
+        """Of all that were read; of those that are bad."""
+        self.first: list[str] = []
+        """Messages of the first few."""
         self._path = folder / BAD_ROWS
         self._file: IO[str] | None = None
-        self._first: list[str] = []
+
+    def go_on(self, rows: int, count: int, first: list[str], size: int) -> None:
+        """Takes up what was listed before: `count` of `rows` rows, in `size` bytes of the file; drops what came after."""
+        self.rows, self.count, self.first = rows, count, list(first)
+        if self._path.exists():
+            os.truncate(self._path, size)
+
+    def size(self) -> int:
+        """Bytes of the file, all rows so far written out."""
+        if self._file is not None:
+            self._file.flush()
+        return self._path.stat().st_size if self._path.exists() else 0
 
     def add(self, where: str, error: DataError) -> None:
         """One bad row.
@@ -39,25 +54,26 @@ class BadRows:
             raise error
         if self._file is None:
             logger.warning("%s; it is set aside in %s, as data.max_bad_fraction allows", error, BAD_ROWS)
-            self._file = self._path.open("w", encoding="utf-8")
+            self._file = self._path.open("a", encoding="utf-8")
         self.count += 1
-        if len(self._first) < _SHOWN:
-            self._first.append(str(error))
+        if len(self.first) < _SHOWN:
+            self.first.append(str(error))
         place = _PLACE.fullmatch(where)
         file, line = (place["file"], int(place["line"])) if place else (where, None)
         reason = str(error).removeprefix(where).lstrip(": ")
         self._file.write(json.dumps({"file": file, "line": line, "reason": reason}) + "\n")
 
-    def check(self, rows: int, done: bool = True) -> None:
-        """Refuses a bad share that is too large among `rows` rows; before they are `done`, only one beyond hope.
+    def check(self, done: bool = True) -> None:
+        """Refuses a bad share that is too large; before all rows were read, only one beyond hope.
 
         Raises:
             DataError: how many are bad, the first reasons, and where all of them stand.
         """
+        rows = self.rows
         allowed = int(self.fraction * rows + 1e-9)  # 0.29 * 100 is 28.999...
         if self.count <= (allowed if done else rows * max(self.fraction, 0.5) + _PATIENCE / 2):
             return
-        first = "\n".join(f"  {reason}" for reason in self._first)
+        first = "\n".join(f"  {reason}" for reason in self.first)
         so_far = "" if done else " so far"
         raise DataError(
             f"{self.count} of {rows} rows{so_far} are bad, more than data.max_bad_fraction {self.fraction} allows "

@@ -15,8 +15,8 @@ WINDOW_TOKENS = 4_000_000
 WINDOW_BLOCKS = 256
 """Blocks' worth of tokens at least that are packed at a time, however long: the last, half-empty one costs 0.4 % at most."""
 
-Block = tuple[list[int], list[int], list[int]]
-"""input_ids and labels of whole samples one after the other, and the samples' lengths in that order."""
+Block = tuple[Any, Any, list[int]]
+"""input_ids and labels (int32 arrays) of whole samples one after the other, and the samples' lengths in that order."""
 
 
 class Window:
@@ -25,15 +25,16 @@ class Window:
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
         self._capacity = max(WINDOW_TOKENS, WINDOW_BLOCKS * max_length)
-        self._samples: list[Any] = []
+        self._samples: list[tuple[Any, Any]] = []
         self._tokens = 0
 
-    def add(self, sample: Encoded) -> Iterator[Block]:
+    def add(self, sample: Encoded | tuple[Any, Any]) -> Iterator[Block]:
         """One more sample, of max_length tokens at most; the blocks of a window that it fills."""
         import numpy
 
         # Lists of integers take eight times as much.
-        self._samples.append(numpy.asarray(sample, dtype=numpy.int32))
+        ids, labels = (numpy.asarray(numbers, dtype=numpy.int32) for numbers in sample)
+        self._samples.append((ids, labels))
         self._tokens += len(sample[0])
         return self.flush() if self._tokens >= self._capacity else iter(())
 
@@ -43,12 +44,12 @@ class Window:
         return _blocks(samples, self._max_length)
 
 
-def _blocks(samples: list[Any], max_length: int) -> Iterator[Block]:
+def _blocks(samples: list[tuple[Any, Any]], max_length: int) -> Iterator[Block]:
     import numpy
 
-    for block in pack([sample.shape[1] for sample in samples], max_length):
-        ids, labels = numpy.concatenate([samples[index] for index in block], axis=1).tolist()
-        yield ids, labels, [samples[index].shape[1] for index in block]
+    for block in pack([len(ids) for ids, _ in samples], max_length):
+        ids, labels = (numpy.concatenate([samples[index][place] for index in block]) for place in (0, 1))
+        yield ids, labels, [len(samples[index][0]) for index in block]
 
 
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:

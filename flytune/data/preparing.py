@@ -1,72 +1,82 @@
-"""Preparing: rows in, tokenized shards with a manifest out; once, on a CPU, so that no GPU ever waits for it."""
+"""Preparing: rows in, tokenized shards with a manifest out; once, on CPUs, so that no GPU ever waits for it."""
 
-import hashlib
 import logging
-from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from tqdm import tqdm
 
-from flytune.data import contract
+from flytune.data import contract, progress
 from flytune.data.bad_rows import BadRows
-from flytune.data.reading import read, read_path
-from flytune.data.sampling import Sampler, Tally, drawn, shares
+from flytune.data.mixing import Kept, Split, Stream, bytes_of, mixed
+from flytune.data.progress import PROGRESS, Progress
+from flytune.data.samples import parts
+from flytune.data.sampling import HELDOUT, digest
 from flytune.data.shards import MANIFEST, SplitWriter
+from flytune.data.summing import manifest_of, refuse_empty
+from flytune.data.tally import Tally, dumped, loaded
 from flytune.data.tokenizer import load_tokenizer
-from flytune.data.tokenizing import IGNORED, Encoded
+from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
-from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
-from flytune.sections import Data, WeightedSource
+from flytune.records import Manifest
+from flytune.sections import Data
 
 logger = logging.getLogger(__name__)
-_BINS = 12
-Split = Literal["train", "heldout"]
 
 
-def prepare(request: DataRequest, out: Path) -> Manifest:
-    """Reads, renders, tokenizes and splits the data of `request` into the new or empty folder `out`.
+def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Manifest:
+    """Reads, renders, tokenizes and splits the data of `request` into the folder `out`.
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
     where rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
-    and a column seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one. Equal
-    requests give equal bytes. Memory does not grow with the data (but see reading.read).
+    and a column seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one.
+
+    Equal requests give equal bytes, whatever the number of `processes` (all cores, if not given), and however often the run
+    was killed: `out` is new, or empty, or what a killed run of the same request left, which is gone on with behind its last
+    whole shards. Memory does not grow with the data (but see reading.read; data.deduplicate takes 80 bytes a sample).
 
     Raises:
         DataError: whatever about the data or the tokenizer the run could not work with.
     """
     data = request.data
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer = load_tokenizer(request.model, data)
-    counts: dict[Split, SplitCounts] = {}
+    before = progress.find(out, request, list(_tallies(data)))
+    if (out / MANIFEST).exists():
+        (out / PROGRESS).unlink()
+        return Manifest.read(out / MANIFEST)
     with ExitStack() as opened:
-        writers: dict[Split, SplitWriter] = {
-            "train": opened.enter_context(SplitWriter(out, "train", data.max_length if data.packing else None)),
-            "heldout": opened.enter_context(SplitWriter(out, "heldout")),
-        }
+        bar = opened.enter_context(_bar(data))
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
-        bar = opened.enter_context(tqdm(desc="prepare", unit=" rows", delay=2))
-        tallies = _tallies(data)
-        seen: set[bytes] = set()
-        for split, sample, tally in _samples(data, Sampler(request, tokenizer, bad, bar), tallies):
-            if data.deduplicate and not _is_new(sample, seen):
-                tally.duplicates += 1
-                continue
-            writers[split].add(sample)
-            tally.keep(sample)
-        counts = {split: writer.counts() for split, writer in writers.items()}
-        bad.check(sum(tally.rows for tally in tallies.values()))
-    _refuse_empty(data, counts, list(tallies.values()))
+        workers = opened.enter_context(Workers(request, tokenizer, processes))
+        length = data.max_length if data.packing else None
+        writers: dict[Split, SplitWriter] = {
+            "train": opened.enter_context(SplitWriter(out, "train", length, before.train)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout", written=before.heldout)),
+        }
+        tallies = {key: loaded(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
+        streams = [Stream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
+        bad.go_on(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
+        seen = _digests(out, before) if data.deduplicate else set()
+        for row in mixed(streams, bad, bar):
+            for stream, kept in row:
+                _write(kept, stream.tally, writers, seen)
+            if any(writer.is_full for writer in writers.values()):
+                _end_shards(request, out, writers, streams, bad)
+        _end_shards(request, out, writers, streams, bad)
+        bad.check()
+    counts = {split: writer.counts() for split, writer in writers.items()}
+    refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
-    manifest = _manifest(data, counts, list(tallies.values()), out)
+    manifest = manifest_of(data, counts, list(tallies.values()), out)
     contract.hold(out, manifest, data, tokenizer)
     partial = out / f"{MANIFEST}.partial"
     manifest.write(partial)
     partial.replace(out / MANIFEST)
+    (out / PROGRESS).unlink()
     train, heldout = manifest.train, manifest.heldout
     logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)
     if train.blocks is not None:
@@ -74,127 +84,53 @@ def prepare(request: DataRequest, out: Path) -> Manifest:
     return manifest
 
 
+def _bar(data: Data) -> "tqdm[Any]":
+    """Of bytes with the time left, or of rows where nobody knows how many there are."""
+    if (total := bytes_of(data)) is None:
+        return tqdm(desc="prepare", unit=" rows", delay=2)
+    return tqdm(desc="prepare", total=total, unit="B", unit_scale=True, delay=2)
+
+
 def _tallies(data: Data) -> dict[str, Tally]:
     tallies = {key: Tally(source.name, source.weight) for key, source in data.all_sources.items()}
-    return tallies | ({"data.heldout_path": Tally(data.heldout_path)} if data.heldout_path else {})
+    return tallies | ({HELDOUT: Tally(data.heldout_path)} if data.heldout_path else {})
 
 
-def _samples(data: Data, sampler: Sampler, tallies: dict[str, Tally]) -> Iterator[tuple[Split, Encoded, Tally]]:
-    """All samples that are kept, each with its split, in order: one of each source in turn, then those of heldout_path.
-
-    In turn, so that the first held-out samples, which are all that an evaluation may look at, are not of one source alone.
-    """
-    waiting = {key: _drawn(data, sampler, key, source, tallies[key]) for key, source in data.all_sources.items()}
-    while waiting:
-        for key, samples in list(waiting.items()):
-            if (found := next(samples, None)) is None:
-                del waiting[key]
-            else:
-                yield from ((split, sample, tallies[key]) for split, sample in found)
-    if data.heldout_path:
-        rows = read_path(data.heldout_path, "data.heldout_path", data.dataset_split)
-        tally = tallies["data.heldout_path"]
-        for group in sampler.samples(rows, data, "data", tally):
-            yield from (("heldout", sample, tally) for sample in group)
+def _write(kept: list[Kept], tally: Tally, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
+    for sample in kept:
+        if sample.digest is not None:
+            if sample.digest in seen:
+                tally.duplicates += 1
+                continue
+            seen.add(sample.digest)
+        writers[sample.split].add((sample.ids, sample.labels))
+        tally.keep(len(sample.ids), sample.trained)
 
 
-def _drawn(
-    data: Data, sampler: Sampler, key: str, source: WeightedSource, tally: Tally
-) -> Iterator[list[tuple[Split, Encoded]]]:
-    """The samples of each row that its weight draws, each time; held-out ones are stored once."""
-    for turn, share in enumerate(shares(source.weight)):
-        rows = drawn(read(source, key), share, data.seed)
-        for group in sampler.samples(rows, source, key, tally, again=turn > 0):
-            # Pieces of one row stay together.
-            split: Split = "train" if data.heldout_path else _split(group[0], data)
-            if split == "train" or turn == 0:
-                yield [(split, sample) for sample in group]
-
-
-def _is_new(sample: Encoded, seen: set[bytes]) -> bool:
-    """Whether no sample of `seen` trains these tokens; it is one of them then. 16 bytes of a hash stand for a sample."""
-    trained = bytes(label != IGNORED for label in sample[1])
-    digest = hashlib.sha256(_content(sample) + trained).digest()[:16]
-    before = len(seen)
-    seen.add(digest)
-    return len(seen) > before
-
-
-def _content(sample: Encoded) -> bytes:
-    import numpy
-
-    return numpy.asarray(sample[0], dtype="<i4").tobytes()
-
-
-def _split(sample: Encoded, data: Data) -> Split:
-    """By the tokens as they are stored, so that equal samples never stand on both sides."""
-    digest = hashlib.sha256(str(data.seed).encode() + b":" + _content(sample)).digest()
-    return "heldout" if int.from_bytes(digest[:8], "big") < data.heldout_fraction * 2**64 else "train"
-
-
-def _refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]) -> None:
-    source = ", ".join(source.name for source in data.all_sources.values())
-    rows, too_long, untrained = (_total(tallies, what) for what in ("rows", "dropped_too_long", "dropped_untrained"))
-    kept = counts["train"].samples + counts["heldout"].samples
-    for tally in tallies[: len(data.all_sources)]:
-        if not tally.rows:
-            drawn_of = f": none was drawn at weight {tally.weight}, if it has any" if tally.weight < 1 else ""
-            raise DataError(f"{tally.name}: empty, not one row was found{drawn_of}")
-    if not kept:
-        raise DataError(
-            f"{source}: none of {rows} rows is left: {too_long} are longer than data.max_length "
-            f"{data.max_length}, {untrained} have no trained token within it (no answer, or an empty or cut one)"
-        )
-    names: dict[Split, str] = {"train": "training", "heldout": "held-out"}
-    for split, name in names.items():
-        if counts[split].samples:
-            continue
-        if data.heldout_path:
-            where = data.heldout_path if split == "heldout" else source
-            raise DataError(
-                f"{where}: no {name} sample is left of it; {too_long} were too long, {untrained} without a trained token"
-            )
-        raise DataError(
-            f"{source}: no {name} sample: {kept} samples, shared out by content at data.heldout_fraction "
-            f"{data.heldout_fraction}; give more data, change the fraction, or name data.heldout_path"
-        )
-
-
-def _total(tallies: list[Tally], what: str) -> int:
-    return sum(getattr(tally, what) for tally in tallies)
-
-
-def _manifest(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path) -> Manifest:
-    tokenizer, content = hashlib.sha256(), hashlib.sha256()
-    for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
-        tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    for shard in (shard for split in counts.values() for shard in split.shards):
-        content.update(f"{shard.file}:{shard.sha256}\n".encode())
-    lengths = sum((tally.lengths for tally in tallies), Counter[int]())
-    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates")
-    kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
-    return Manifest(
-        source=", ".join(source.name for source in data.all_sources.values()),
-        format=", ".join(dict.fromkeys(tally.form for tally in tallies if tally.form)),
-        **{what: _total(tallies, what) for what in summed},
-        max_length=data.max_length,
-        longest=max(lengths),
-        tokens_read=sum(length * rows for length, rows in lengths.items()),
-        histogram=_histogram(lengths),
-        sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],
-        train=counts["train"],
-        heldout=counts["heldout"],
-        tokenizer_sha256=tokenizer.hexdigest(),
-        content_sha256=content.hexdigest(),
+def _end_shards(
+    request: DataRequest, out: Path, writers: dict[Split, SplitWriter], streams: list[Stream], bad: BadRows
+) -> None:
+    """Makes the shards of both splits whole, and this the point that a killed run goes on from."""
+    progress.save(
+        Progress(
+            request=progress.digest_of(request),
+            places={stream.key: stream.place for stream in streams},
+            tallies={stream.key: dumped(stream.tally) for stream in streams},
+            train=writers["train"].counts(),
+            heldout=writers["heldout"].counts(),
+            bad_rows=bad.size(),
+            bad=bad.count,
+            first_bad=bad.first,
+        ),
+        out,
     )
 
 
-def _histogram(lengths: Counter[int]) -> list[Bin]:
-    """Bins of equal width from the shortest row to the longest; no more than _BINS."""
-    shortest, longest = min(lengths), max(lengths)
-    width = -(-(longest + 1 - shortest) // _BINS)
-    bins: Counter[int] = Counter()
-    for length, rows in lengths.items():
-        bins[(length - shortest) // width] += rows
-    lows = range(shortest, longest + 1, width)
-    return [Bin(low=low, high=low + width, samples=bins[number]) for number, low in enumerate(lows)]
+def _digests(out: Path, before: Progress) -> set[bytes]:
+    """Of all samples that are stored already."""
+    return {
+        digest(part.tokens(sample), part.labelled[start : start + length])
+        for counts in (before.train, before.heldout)
+        for part in parts(out, counts)
+        for sample, (start, length) in enumerate(zip(part.starts, part.lengths, strict=True))
+    }

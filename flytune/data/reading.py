@@ -1,11 +1,12 @@
 """Files to rows: JSON Lines, JSON, CSV, Parquet, and what `datasets.save_to_disk` wrote; one row at a time."""
 
 import csv
+import gzip
 import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -17,11 +18,13 @@ from flytune.sections import Source
 
 Row = tuple[dict[str, Any] | DataError, str]
 """Column to value, or why the row cannot be read; and where it stands: `train.jsonl:4127`."""
+Advance = Callable[[int], object]
+"""Is told of further bytes that were read, of the files as they are stored."""
 _EXCERPT = 80
 _LARGEST_CELL = 2**31 - 1
 
 
-def read(source: Source, key: str = "data") -> Iterator[Row]:
+def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
     """The rows of one source of a recipe, in order; `max_samples` of them at most, all when it is not set.
 
     JSON Lines, CSV and Parquet are read piece by piece; a JSON file is held whole. `key` is the source's key in the recipe.
@@ -32,18 +35,18 @@ def read(source: Source, key: str = "data") -> Iterator[Row]:
     if source.dataset_name is not None:
         rows: Iterator[Row] = ((_bare(row), where) for row, where in hub_rows(source, source.dataset_name, key))
     else:
-        rows = read_path(str(source.path), f"{key}.path", source.dataset_split)
+        rows = read_path(str(source.path), f"{key}.path", source.dataset_split, advance)
     return islice(rows, source.max_samples)
 
 
-def read_path(path: str, key: str, split: str) -> Iterator[Row]:
+def read_path(path: str, key: str, split: str, advance: Advance | None = None) -> Iterator[Row]:
     """The rows of all files behind `path`; `key` is the recipe's name for it, `split` the one of a saved DatasetDict."""
     files = locate(path, key)
     if files.saved:
         yield from _saved(path, split)
         return
     for file, label in zip(files.files, files.labels, strict=True):
-        yield from _file(files, file, label)
+        yield from _file(files, file, label, advance)
 
 
 def strict(rows: Iterator[Row]) -> Iterator[Row]:
@@ -69,11 +72,19 @@ def _bad_ones(rows: Iterator[Row], where: str) -> int:
     return count
 
 
-def _file(source: Files, file: str, label: str) -> Iterator[Row]:
+def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iterator[Row]:
     reader = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet}[str(kind(file))]
     try:
-        with source.filesystem.open(file, "rb", compression="gzip" if file.endswith(".gz") else None) as content:
-            yield from reader(content, label)
+        with source.filesystem.open(file, "rb") as stored:
+            content = gzip.GzipFile(fileobj=stored) if file.endswith(".gz") else stored
+            place = 0
+            for number, row in enumerate(reader(content, label)):
+                if advance is not None and number % 64 == 0:
+                    before, place = place, max(place, stored.tell())
+                    advance(place - before)
+                yield row
+            if advance is not None:
+                advance(max(0, stored.tell() - place))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{label}: cannot be read: {error}") from None
 

@@ -1,84 +1,130 @@
-"""The rows of one source to tokenized samples: drawn by weight, rendered, tokenized in batches, and cut to max_length."""
+"""Rows of one source to tokenized samples: drawn by weight, rendered, tokenized in batches, and cut to max_length.
+
+A pure function of the rows and the request, so that any process may do it for any chunk of rows.
+"""
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
-from flytune.data.bad_rows import BadRows
-from flytune.data.formats import CHATS, Tokens, check_columns, choose, convert
-from flytune.data.reading import Row, strict
+from flytune.data.formats import CHATS, Tokens, choose, convert
+from flytune.data.reading import Row
 from flytune.data.rendering import ChatTemplate, Rendered, render
+from flytune.data.tally import Tally
 from flytune.data.tokenizer import require_chat_template
 from flytune.data.tokenizing import IGNORED, Encoded, checked, encode
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
-from flytune.sections import Source
 
-_BATCH_SAMPLES = 1000
 _BATCH_CHARACTERS = 1_000_000
+"""Of text that is tokenized at a time."""
+HELDOUT = "data.heldout_path"
+"""The key of the rows that the recipe holds out itself."""
 _Text = tuple[Rendered | Encoded, str]
 """What a row says, as text or as tokens, and where it stands."""
 
 
-class Tally:
-    """What happened to the rows of one source so far."""
+class Chunk(NamedTuple):
+    """Rows that follow each other in one source."""
 
-    def __init__(self, name: str, weight: float = 1.0) -> None:
-        self.name, self.weight, self.form = name, weight, ""
-        self.rows = self.bad = self.truncated = self.split = self.dropped_too_long = self.dropped_untrained = 0
-        """Rows, each once; the last four also once for each time a weight repeats them."""
-        self.duplicates = 0
-        """Samples left out by data.deduplicate."""
-        self.samples = self.tokens = self.trained_tokens = 0
-        """Kept."""
-        self.lengths: Counter[int] = Counter()
-        """Tokens of a row before any cut, to rows of that length."""
+    key: str
+    """The recipe's key of the source."""
+    rows: list[Row]
+    form: str
+    """The format of the source, if earlier rows told it."""
+    share: float
+    """How much of it is drawn."""
+    again: bool
+    """Whether they were read before (a weight above 1): what is wrong with them is known."""
 
-    def keep(self, sample: Encoded) -> None:
-        """One more sample that is stored."""
-        self.samples += 1
-        self.tokens += len(sample[0])
-        self.trained_tokens += len(sample[1]) - sample[1].count(IGNORED)
+
+@dataclass
+class Samples:
+    """What a chunk gives: its samples, one after the other."""
+
+    tally: Tally
+    ids: Any
+    """int32 [tokens]."""
+    labels: Any
+    """int32 [tokens]."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each sample."""
+    trained: list[int] = field(default_factory=list)
+    """Trained tokens of each sample."""
+    pieces: list[int] = field(default_factory=list)
+    """Samples of each row that has any: several where long ones are split."""
+    heldout: list[bool] = field(default_factory=list)
+    """Of each such row: whether its samples are held out."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of each sample, where duplicates are left out."""
+    bad: list[tuple[str, DataError]] = field(default_factory=list)
+    """Where a bad row stands, and what is wrong with it."""
 
 
 class Sampler:
     """Makes samples as one request asks for."""
 
-    def __init__(self, request: DataRequest, tokenizer: Any, bad: BadRows, bar: "tqdm[Any]") -> None:
-        self._request, self._data, self._tokenizer, self._bad, self._bar = request, request.data, tokenizer, bad, bar
+    def __init__(self, request: DataRequest, tokenizer: Any) -> None:
+        self._request, self._data, self._tokenizer = request, request.data, tokenizer
+        self._sources = {**request.data.all_sources, HELDOUT: request.data}
         self._template: ChatTemplate | None = None
-        self._rows = 0
         if request.data.system_prompt is not None and not request.data.system_prompt.strip():
             raise DataError("data.system_prompt: empty; leave it out, or say what the system says")
 
-    def samples(
-        self, rows: Iterator[Row], source: Source, key: str, tally: Tally, again: bool = False
-    ) -> Iterator[list[Encoded]]:
-        """What each row gives: a sample, several where long ones are split, never none; what happens to others is tallied.
-
-        `key` is the recipe's key for the source. `again`: these rows were read before, and their bad ones are known.
+    def samples(self, chunk: Chunk) -> Samples:
+        """The samples of a chunk; what happens to its other rows is tallied.
 
         Raises:
             DataError: a bad row, where none is allowed; a row too long, where the recipe says so; no chat template.
         """
-        check_columns(source.columns, key)
-        for batch in _batches(self._texts(rows if self._bad.fraction else strict(rows), source, tally, again)):
-            for sample, (_, where) in zip(self._encoded([text for text, _ in batch]), batch, strict=True):
-                tally.lengths[len(sample[0])] += 1
-                pieces = self._cut(sample, where, tally)
-                if trained := [piece for piece in pieces if piece[1].count(IGNORED) < len(piece[1])]:
-                    yield trained
-                elif pieces:
-                    tally.dropped_untrained += 1
-            self._bar.update(len(batch))
+        import numpy
 
-    def _texts(self, rows: Iterator[Row], source: Source, tally: Tally, again: bool) -> Iterator[_Text]:
-        for row, where in rows:
-            self._rows, tally.rows = self._rows + (not again), tally.rows + (not again)
+        source = self._sources[chunk.key]
+        none = numpy.zeros(0, numpy.int32)
+        made = Samples(Tally(source.name, form=chunk.form), none, none)
+        kept: list[tuple[Any, Any]] = []
+        for batch in _batches(self._texts(chunk, made)):
+            for sample, (_, where) in zip(self._encoded([text for text, _ in batch]), batch, strict=True):
+                kept += self._kept(sample, where, chunk, made)
+        if kept:
+            made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
+        made.lengths = [len(ids) for ids, _ in kept]
+        made.trained = [int((labels != IGNORED).sum()) for _, labels in kept]
+        if self._data.deduplicate:
+            made.digests = [digest(ids, labels != IGNORED) for ids, labels in kept]
+        return made
+
+    def _kept(self, sample: Encoded, where: str, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
+        """What is stored of one row, as int32 arrays: nothing, the sample, or pieces of it, which stay together."""
+        import numpy
+
+        pieces, tally = self._cut(sample, where), made.tally
+        trained = [
+            (numpy.asarray(ids, dtype="<i4"), numpy.asarray(labels, dtype="<i4"))
+            for ids, labels in pieces
+            if labels.count(IGNORED) < len(labels)
+        ]
+        is_heldout = bool(trained) and self._is_heldout(trained[0][0], chunk.key)
+        if chunk.again and (is_heldout or not trained):
+            return []  # held-out samples are stored once
+        tally.lengths[len(sample[0])] += 1
+        if not chunk.again:
+            is_cut = len(sample[0]) > self._data.max_length
+            tally.truncated += is_cut and self._data.too_long == "truncate"
+            tally.split += is_cut and self._data.too_long == "split"
+            tally.dropped_too_long += not pieces
+            tally.dropped_untrained += bool(pieces) and not trained
+        if trained:
+            made.pieces.append(len(trained))
+            made.heldout.append(is_heldout)
+        return trained
+
+    def _texts(self, chunk: Chunk, made: Samples) -> Iterator[_Text]:
+        source, tally = self._sources[chunk.key], made.tally
+        for row, where in drawn(chunk.rows, chunk.share, self._data.seed):
+            tally.rows += not chunk.again
             try:
                 if isinstance(row, DataError):
                     raise row
@@ -91,10 +137,11 @@ class Sampler:
             except _Refused:
                 raise
             except DataError as error:
-                if not again:
+                if not self._data.max_bad_fraction:
+                    raise
+                if not chunk.again:
                     tally.bad += 1
-                    self._bad.add(where, error)
-                    self._bad.check(self._rows, done=False)
+                    made.bad.append((where, error))
                 continue
             tally.form = form
             yield text, where
@@ -113,11 +160,11 @@ class Sampler:
         return self._template
 
     def _encoded(self, texts: list[Rendered | Encoded]) -> Iterable[Encoded]:
-        """All texts of a batch are of one source, and so of one format."""
+        """All texts of a chunk are of one source, and so of one format."""
         rendered = [text for text in texts if isinstance(text, Rendered)]
         return encode(rendered, self._tokenizer) if rendered else [text for text in texts if not isinstance(text, Rendered)]
 
-    def _cut(self, sample: Encoded, where: str, tally: Tally) -> list[Encoded]:
+    def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
         """The sample as it fits into max_length; nothing where it is dropped."""
         max_length, (ids, labels) = self._data.max_length, sample
         if len(ids) <= max_length:
@@ -128,23 +175,33 @@ class Sampler:
                 "raise it, or set data.too_long to truncate, split or drop"
             )
         if self._data.too_long == "drop":
-            tally.dropped_too_long += 1
             return []
-        if self._data.too_long == "truncate":
-            tally.truncated += 1
-            return [(ids[:max_length], labels[:max_length])]
-        tally.split += 1
-        return list(split(sample, max_length))
+        return (
+            [(ids[:max_length], labels[:max_length])] if self._data.too_long == "truncate" else list(split(sample, max_length))
+        )
+
+    def _is_heldout(self, ids: Any, key: str) -> bool:
+        """By the tokens as they are stored, so that equal samples never stand on both sides."""
+        if self._data.heldout_path:
+            return key == HELDOUT
+        hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + ids.tobytes()).digest()
+        return int.from_bytes(hashed[:8], "big") < self._data.heldout_fraction * 2**64
+
+
+def digest(ids: Any, labelled: Any) -> bytes:
+    """16 bytes of a hash that stand for a sample: its tokens (int32), and which of them are trained (bool)."""
+    return hashlib.sha256(ids.tobytes() + labelled.tobytes()).digest()[:16]
 
 
 class _Refused(DataError):
     """No row's fault."""
 
 
-def drawn(rows: Iterator[Row], share: float, seed: int) -> Iterator[Row]:
+def drawn(rows: Iterable[Row], share: float, seed: int) -> Iterator[Row]:
     """The share of the rows that their content draws: the same in any order, the smaller one always part of the larger."""
     if share >= 1:
         yield from rows
+        return
     for row, where in rows:
         content = json.dumps(row, sort_keys=True, default=str) if isinstance(row, dict) else where
         digest = hashlib.sha256(f"{seed}:weight:{content}".encode()).digest()
@@ -184,7 +241,7 @@ def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
     for item in texts:
         batch.append(item)
         characters += len(item[0].text if isinstance(item[0], Rendered) else item[0][0])
-        if len(batch) >= _BATCH_SAMPLES or characters >= _BATCH_CHARACTERS:
+        if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:

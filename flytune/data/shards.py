@@ -8,13 +8,13 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from flytune.data.packing import Block, Window
+from flytune.data.packing import Window
 from flytune.data.tokenizing import IGNORED, Encoded
 from flytune.errors import DataError
 from flytune.records import Manifest, Shard, SplitCounts
 
 MANIFEST = "manifest.json"
-SAMPLES_A_SHARD = 10_000
+SAMPLES_A_SHARD = 100_000
 TOKENS_A_SHARD = 20_000_000
 _TOKENS_A_WRITE = 500_000
 
@@ -23,9 +23,10 @@ class SplitWriter:
     """Writes one split below `folder`, a shard after the other, holding about half a million tokens.
 
     With `block_length` a row is a block of samples (see packing, whose window it holds as well), with a column seq_lengths.
+    `written` is what an earlier writer of the same split left whole.
     """
 
-    def __init__(self, folder: Path, split: str, block_length: int | None = None) -> None:
+    def __init__(self, folder: Path, split: str, block_length: int | None = None, written: SplitCounts | None = None) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
@@ -34,11 +35,12 @@ class SplitWriter:
         self._window = Window(block_length) if block_length else None
         self._folder, self._split = folder, split
         self._writer: Any = None
-        self._pending: list[Encoded | Block] = []
-        self._pending_tokens = 0
-        self._rows = self._samples = self._tokens = self._trained = self._blocks = 0
-        self._shards: list[Shard] = []
-        (folder / split).mkdir(parents=True)
+        self._pending: list[tuple[Any, ...]] = []
+        self._pending_tokens = self._samples = self._tokens = 0
+        self._shards = list(written.shards) if written else []
+        self._trained = written.trained_tokens if written else 0
+        self._blocks = (written.blocks or 0) if written else 0
+        (folder / split).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -47,52 +49,33 @@ class SplitWriter:
         if self._writer is not None:
             self._writer.close()
 
-    def add(self, sample: Encoded) -> None:
-        """One more sample."""
+    @property
+    def is_full(self) -> bool:
+        """Whether the shard that is being written is as large as it should be."""
+        return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
+
+    def add(self, sample: Encoded | tuple[Any, Any]) -> None:
+        """One more sample: input_ids and labels, lists or int32 arrays."""
+        self._samples += 1
+        self._tokens += len(sample[0])
         for row in [sample] if self._window is None else self._window.add(sample):
             self._add(row)
 
     def counts(self) -> SplitCounts:
-        """What was written; ends the last shard."""
-        for row in self._window.flush() if self._window else ():
-            self._add(row)
-        self._write()
+        """What was written. Ends the shard that is being written, whatever its size; what comes after goes into a new one."""
         self._close()
         samples, tokens = (sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens"))
         blocks = self._blocks if self._window else None
-        return SplitCounts(samples=samples, tokens=tokens, trained_tokens=self._trained, blocks=blocks, shards=self._shards)
-
-    def _add(self, row: Encoded | Block) -> None:
-        self._pending.append(row)
-        self._pending_tokens += len(row[0])
-        self._trained += len(row[1]) - row[1].count(IGNORED)
-        if self._pending_tokens >= _TOKENS_A_WRITE or self._rows + len(self._pending) >= SAMPLES_A_SHARD:
-            self._write()
-            if self._rows >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD:
-                self._close()
-
-    @property
-    def _file(self) -> str:
-        return f"{self._split}/{len(self._shards):05}.parquet"
-
-    def _write(self) -> None:
-        import pyarrow
-        from pyarrow.parquet import ParquetWriter
-
-        if not self._pending:
-            return
-        if self._writer is None:
-            self._writer = ParquetWriter(self._folder / self._file, self._schema)
-        columns = list(zip(*self._pending, strict=True))
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
-        self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
-        self._rows += len(self._pending)
-        self._samples += sum(len(column) for column in columns[2]) if self._window else len(self._pending)
-        self._blocks += len(self._pending)
-        self._tokens += self._pending_tokens
-        self._pending, self._pending_tokens = [], 0
+        return SplitCounts(
+            samples=samples, tokens=tokens, trained_tokens=self._trained, blocks=blocks, shards=list(self._shards)
+        )
 
     def _close(self) -> None:
+        import pyarrow
+
+        for row in self._window.flush() if self._window else ():
+            self._add(row)
+        self._write()
         if self._writer is None:
             return
         self._writer.close()
@@ -100,7 +83,37 @@ class SplitWriter:
         with (self._folder / self._file).open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
-        self._rows = self._samples = self._tokens = 0
+        self._samples = self._tokens = 0
+        pyarrow.default_memory_pool().release_unused()
+
+    @property
+    def _file(self) -> str:
+        return f"{self._split}/{len(self._shards):05}.parquet"
+
+    def _add(self, row: tuple[Any, ...]) -> None:
+        self._pending.append(row)
+        self._pending_tokens += len(row[0])
+        if self._pending_tokens >= _TOKENS_A_WRITE:
+            self._write()
+
+    def _write(self) -> None:
+        import numpy
+        import pyarrow
+        from pyarrow.parquet import ParquetWriter
+
+        if not self._pending:
+            return
+        if self._writer is None:
+            self._writer = ParquetWriter(self._folder / self._file, self._schema)
+        columns = []
+        for column in zip(*self._pending, strict=True):
+            values = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
+            borders = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
+            columns.append(pyarrow.ListArray.from_arrays(pyarrow.array(borders), pyarrow.array(values)))
+        self._trained += int((columns[1].values.to_numpy() != IGNORED).sum())
+        self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
+        self._blocks += len(self._pending)
+        self._pending, self._pending_tokens = [], 0
 
 
 def load(folder: Path, split: str) -> Any:

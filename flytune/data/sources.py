@@ -63,6 +63,16 @@ def locate(path: str, key: str) -> Files:
     return _folder(path, key, filesystem, entries)
 
 
+def size(path: str, key: str) -> int | None:
+    """Bytes of all data files behind `path`, as they are stored; None where they are not read as files (`save_to_disk`).
+
+    Raises:
+        DataError: as `locate`.
+    """
+    found = locate(path, key)
+    return None if found.saved else sum(found.filesystem.info(file)["size"] or 0 for file in found.files)
+
+
 def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]) -> Files:
     names = {name: name.rstrip("/").rpartition("/")[2] for name, _ in entries}
     saved = bool({"state.json", "dataset_dict.json"} & set(names.values()))
