@@ -162,6 +162,21 @@ def test_white_space_behind_the_end_marker_is_no_fault(loaded, tmp_path):
     assert line(found, "end marker").verdict == "ok"
 
 
+def test_an_end_token_that_is_not_special_is_seen(tokenizer, tmp_path):
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(str(tokenizer))
+    made.add_tokens([AddedToken("<|done|>", special=False)])
+    made.chat_template = CHATML.replace("im_end", "done")
+    made.save_pretrained(tmp_path / "tokenizer")
+    rows = [{"instruction": f"ask {n}", "output": f"say {n} fox"} for n in range(100)]
+    data.prepare(request(tmp_path / "tokenizer", path=str(write_rows(tmp_path / "rows.jsonl", rows))), tmp_path / "out")
+    found = Contract.read(tmp_path / "out" / CONTRACT)
+    assert "100 × '<|done|>'" in line(found, "end marker").found
+    assert verdicts(found)["end marker is EOS"] == "warning"
+
+
 def test_cut_samples_need_no_end(loaded, tmp_path):
     rows = [(ids[:12], labels[:12]) for ids, labels in good(loaded, 100)]
     found = checked(tmp_path, loaded, rows, good(loaded, 10, 1000), max_length=12)

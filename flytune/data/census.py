@@ -8,6 +8,7 @@ from typing import Any
 
 from flytune.data.duplicates import earlier, signatures
 from flytune.data.formats import CHATS
+from flytune.data.rendering import ChatTemplate
 from flytune.data.samples import Part, parts
 from flytune.records import Manifest
 
@@ -58,11 +59,13 @@ class Census:
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         special[tokenizer.eos_token_id] = self.eos
-        self._marks = {number: token for number, token in special.items() if token == self.eos or token != self.bos}
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is used by its number alone.
         self.written = {token for token in (self.bos, self.eos) if token}
         is_chat = bool(set(manifest.format.split(", ")) & set(CHATS))
+        marks = ChatTemplate(tokenizer).marks if is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
+        self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
+        self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
         asked = sorted(self.named | set(special.values()) | written)
         self.special = len(asked)
