@@ -57,13 +57,14 @@ def of_recipe(recipe: Recipe, rows: int, out: Path) -> Path:
         DataError: what preparing raises.
     """
     changes: dict[str, Any] = {
-        "max_samples": min(rows, recipe.data.max_samples or rows),
         "contract": "warn",
         # So that a handful of rows still has both splits.
         "heldout_fraction": max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
     }
-    if several := getattr(recipe.data, "sources", []):
+    if several := recipe.data.sources:
         changes["sources"] = [one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several]
+    else:
+        changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
     asked = recipe.data.model_copy(update=changes)
     with tempfile.TemporaryDirectory(prefix="flytune-xray-") as made:
         folder, cut = Path(made) / "dataset", Path(made) / "heldout.jsonl"

@@ -97,6 +97,19 @@ def test_all_parts_are_there(page):
     assert "{% for message in messages %}" in text
 
 
+def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
+    asked = recipe(tokenizer, path).model_dump(mode="json")
+    asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
+    made = xray.of_recipe(Recipe.model_validate(asked), 30, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert Tags(made).open == []
+    text = re.sub(r"\s+", " ", Tags(made).text)
+    assert "40 rows were read" in text
+    assert f"{path} messages 11010" in text
+    assert re.search(rf"{other} text 2305\d", text)
+
+
 def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", chats(60))
     others = [
