@@ -1,5 +1,6 @@
 """The x-ray: prepared data on one page, token by token, as the model will meet it."""
 
+import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any
 from flytune import charts, data, report, strips
 from flytune.data.contract import CONTRACT, Contract, check
 from flytune.data.formats import CHATS
+from flytune.data.reading import read_path, strict
 from flytune.data.samples import Part, parts
 from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Manifest
+from flytune.records import Manifest, SourceCounts
+from flytune.sections import Data
 
 SAMPLES = 6
 """Shown in full: the first ones; beside them the longest, and one that was cut, of those looked at."""
@@ -46,7 +49,7 @@ class Shown:
 
 
 def of_recipe(recipe: Recipe, rows: int, out: Path) -> Path:
-    """Prepares the first `rows` rows of a recipe's data in a temporary folder and writes their page to `out`.
+    """Prepares the first `rows` rows of each source of a recipe, and of its heldout_path, and writes their page to `out`.
 
     Needs the tokenizer, neither plan nor model. A broken contract is shown and stops nothing.
 
@@ -54,18 +57,36 @@ def of_recipe(recipe: Recipe, rows: int, out: Path) -> Path:
         DataError: what preparing raises.
     """
     changes: dict[str, Any] = {
-        "max_samples": min(rows, recipe.data.max_samples or rows),
         "contract": "warn",
         # So that a handful of rows still has both splits.
         "heldout_fraction": max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
     }
-    if several := getattr(recipe.data, "sources", []):
+    if several := recipe.data.sources:
         changes["sources"] = [one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several]
+    else:
+        changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
     asked = recipe.data.model_copy(update=changes)
     with tempfile.TemporaryDirectory(prefix="flytune-xray-") as made:
-        folder = Path(made) / "dataset"
-        data.prepare(DataRequest(model=recipe.model, data=asked, fingerprint="xray"), folder)
+        folder, cut = Path(made) / "dataset", Path(made) / "heldout.jsonl"
+        asked = _with_few_heldout(asked, rows, cut)
+        try:
+            data.prepare(DataRequest(model=recipe.model, data=asked, fingerprint="xray"), folder)
+        except DataError as error:
+            raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_path} row ")) from error
         return page(folder, recipe, out, rows)
+
+
+def _with_few_heldout(asked: Data, rows: int, cut: Path) -> Data:
+    """Where data.heldout_path has more than `rows` rows, the same with the first of them, which are written to `cut`."""
+    if asked.heldout_path is None:
+        return asked
+    found = read_path(asked.heldout_path, "data.heldout_path", asked.dataset_split)
+    first = list(islice(found if asked.max_bad_fraction else strict(found), rows + 1))
+    if len(first) <= rows:
+        return asked
+    readable = [row for row, _ in first[:rows] if not isinstance(row, DataError)]
+    cut.write_text("".join(json.dumps(row, default=str) + "\n" for row in readable), encoding="utf-8")
+    return asked.model_copy(update={"heldout_path": str(cut)})
 
 
 def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> Path:
@@ -86,7 +107,7 @@ def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> P
         samples=shown(folder, manifest, tokenizer, SAMPLES),
         strips=strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
         padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
-        sources=_sources(manifest),
+        sources=_sources(manifest, recipe),
         template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
         charts=charts,
     )  # fmt: skip
@@ -199,9 +220,10 @@ def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(folder / "tokenizer"))
 
 
-def _sources(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Name, samples and tokens of each source, where the manifest tells them."""
-    return [(source.name, source.samples, source.tokens) for source in getattr(manifest, "sources", [])]
+def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
+    """What each source gave; held-out rows, which may have been cut to the first, under the name that the recipe gives them."""
+    sources, heldout = manifest.sources, recipe.data.heldout_path
+    return [*sources[:-1], sources[-1].model_copy(update={"name": heldout})] if sources and heldout else sources
 
 
 def _sentence(contract: Contract) -> str:

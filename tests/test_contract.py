@@ -1,6 +1,7 @@
 """Every line of the contract: found where it is broken, silent where it holds."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from flytune.data.shards import SplitWriter
 from flytune.errors import DataError
 from flytune.records import Manifest
 from flytune.sections import Data
-from tests.chats import CHATML, request, tokenizer_folder, write_rows
+from tests.chats import CHATML, LLAMA2, request, tokenizer_folder, write_rows
 from tests.stages import manifest as manifest_of
 
 
@@ -162,6 +163,31 @@ def test_white_space_behind_the_end_marker_is_no_fault(loaded, tmp_path):
     assert line(found, "end marker").verdict == "ok"
 
 
+def test_an_end_token_that_is_not_special_is_seen(tokenizer, tmp_path):
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(str(tokenizer))
+    made.add_tokens([AddedToken("<|done|>", special=False)])
+    made.chat_template = CHATML.replace("im_end", "done")
+    made.save_pretrained(tmp_path / "tokenizer")
+    rows = [{"instruction": f"ask {n}", "output": f"say {n} fox"} for n in range(100)]
+    data.prepare(request(tmp_path / "tokenizer", path=str(write_rows(tmp_path / "rows.jsonl", rows))), tmp_path / "out")
+    found = Contract.read(tmp_path / "out" / CONTRACT)
+    assert "100 × '<|done|>'" in line(found, "end marker").found
+    assert verdicts(found)["end marker is EOS"] == "warning"
+
+
+def test_chats_that_end_with_a_question_do_not_stop_where_all_is_trained(tmp_path):
+    said = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps"}]
+    rows = [{"messages": [*said, {"role": "user", "content": f"fizz {n}"}]} for n in range(100)]
+    folder, source = tokenizer_folder(tmp_path / "tokenizer", LLAMA2), write_rows(tmp_path / "rows.jsonl", rows)
+    data.prepare(request(folder, path=str(source), completion_only_loss=False), tmp_path / "out")
+    told = line(Contract.read(tmp_path / "out" / CONTRACT), "end marker")
+    assert (told.verdict, told.count) == ("warning", 100)
+    assert told.advice.startswith("a chat that ends with a question needs none")
+
+
 def test_cut_samples_need_no_end(loaded, tmp_path):
     rows = [(ids[:12], labels[:12]) for ids, labels in good(loaded, 100)]
     found = checked(tmp_path, loaded, rows, good(loaded, 10, 1000), max_length=12)
@@ -221,6 +247,59 @@ def test_overlap_and_near_duplicates(loaded, tmp_path):
     assert line(found, "near overlap").count == pytest.approx(20, abs=2)
     assert line(found, "near overlap").verdict == line(found, "near duplicates").verdict == "warning"
     assert line(found, "overlap").count == line(found, "duplicates").count == 0
+
+
+def test_what_a_weight_repeats_is_meant(tokenizer, tmp_path):
+    """But not the duplicates that the data have besides, and none can be left out by data.deduplicate."""
+    rows = [{"prompt": f"ask {n}:", "completion": f" say {n} fox"} for n in range(200)]
+    twice = {"path": str(write_rows(tmp_path / "rows.jsonl", rows)), "weight": 2}
+    once = {"path": str(write_rows(tmp_path / "more.jsonl", [{**row, "prompt": f"more {row['prompt']}"} for row in rows]))}
+    manifest = data.prepare(request(tokenizer, sources=[twice, once]), tmp_path / "fine")
+    told = line(Contract.read(tmp_path / "fine" / CONTRACT), "duplicates")
+    assert told.verdict == "ok"
+    assert told.count == manifest.train.samples + manifest.heldout.samples - 400
+    assert re.search(rf"\(about 1\d\d by a weight above 1: {twice['path']}: 2\)", told.found)
+    same = {"path": str(write_rows(tmp_path / "same.jsonl", [*rows[:80], *rows[:80]]))}
+    data.prepare(request(tokenizer, sources=[twice, same]), tmp_path / "bad")
+    told = line(Contract.read(tmp_path / "bad" / CONTRACT), "duplicates")
+    assert told.verdict == "warning"
+    assert "take them out of the data; data.deduplicate can only where no weight is above 1" in told.advice
+
+
+def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
+    from flytune.data.census import Census
+
+    monkeypatch.setattr("flytune.data.census.HASHES", 700)
+    monkeypatch.setattr("flytune.data.census.TRIP_SAMPLES", 1400)
+    rows, heldout = good(loaded, 300), good(loaded, 20, 1000)
+    counts = {}
+    for split, samples in (("train", [*rows, *rows[:1] * 400]), ("heldout", [*heldout, *rows[:1] * 30])):
+        with SplitWriter(tmp_path, split) as writer:
+            for one in samples:
+                writer.add(one)
+            counts[split] = writer.counts()
+    base = manifest_of([{"input_ids": ids} for ids, _ in rows], {split: found.shards for split, found in counts.items()})
+    census = Census(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
+    assert census.round_trip().tried == 320
+    assert len(census._near["train"]) == 300
+    found = census.duplicates()
+    assert (found.near_train, found.near_heldout) == (300, 21)
+    # All copies of one sample are drawn with it, or none.
+    assert found.equal % 400 == found.overlap % 30 == 0
+
+
+def test_hashes_are_held_once():
+    import numpy
+
+    held = duplicates.Hashes(10)
+    values = numpy.arange(1000, dtype=numpy.uint64)
+    assert not held.holds(values).any()
+    for start in range(0, 1000, 4):
+        held.add(values[[start, start, start + 1]])
+    assert held.added == 750
+    assert len(held.different) == 500
+    assert held.holds(values).tolist() == [value % 4 < 2 for value in range(1000)]
+    assert sum(map(len, held._parts)) <= 510
 
 
 def test_minhash_agrees_with_resemblance():

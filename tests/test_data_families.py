@@ -148,6 +148,18 @@ def test_a_template_that_wants_arguments_as_text_gets_them(tokenizers: Any) -> N
     assert rendered.text[start:end] == '<｜tool▁call▁begin｜>weather\n{"city": "Köln"}<｜tool▁call▁end｜></s>'
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=30, deadline=None)
+@given(conversations, st.sets(st.integers(0, 6)))
+def test_answers_that_are_context_are_no_spans(name: str, tokenizers: Any, texts: list[str], context: set[int]) -> None:
+    template, asked = ChatTemplate(tokenizers(name)), chat(texts)
+    some = Chat([{**one, "train": False} if index in context else one for index, one in enumerate(asked.messages)])
+    whole, rendered = render(asked, template, True, "x:1"), render(some, template, True, "x:1")
+    said = [index for index in range(1, len(texts), 2) if texts[index].strip()]
+    assert rendered.spans == [span for index, span in zip(said, whole.spans, strict=True) if index not in context]
+    assert (rendered.text, rendered.append_eos) == (whole.text, whole.append_eos)
+
+
 def test_eos_is_trained_also_where_it_is_the_pad_token(tmp_path: Path) -> None:
     """Masking by the id of the pad token would hide every EOS, and the model would never stop."""
     tokenizer = tokenizer_folder(tmp_path / "tokenizer", (FOLDER / "zephyr.jinja").read_text(), pad_token="</s>")

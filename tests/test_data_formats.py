@@ -150,6 +150,61 @@ def test_chats_that_do_not_fit_are_told(row: dict[str, Any], form: str, message:
         convert(row, form, {}, "x:1")
 
 
+CONTEXT = {**SAID, "train": False}
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "messages"),
+    [
+        ({"messages": [USER, {**SAID, "weight": 0}]}, "messages", [USER, CONTEXT]),
+        ({"messages": [USER, {**SAID, "weight": 1}]}, "messages", [USER, SAID]),
+        ({"messages": [USER, {**SAID, "train": False, "weight": 0.0}]}, "messages", [USER, CONTEXT]),
+        ({"messages": [{**USER, "train": None}, {**SAID, "train": True, "weight": None}]}, "messages", [USER, SAID]),
+        ({"messages": [{**USER, "weight": 0}, SAID]}, "messages", [{**USER, "train": False}, SAID]),
+        (
+            {"conversations": [*turns(("human", "q")), {"from": "gpt", "value": "a", "train": False}]},
+            "sharegpt",
+            [USER, CONTEXT],
+        ),
+        ({"conversations": [*turns(("human", "q")), {"from": "gpt", "value": "a", "weight": 1}]}, "sharegpt", [USER, SAID]),
+        (
+            {"conversations": [{"from": "function_call", "value": '{"name": "weather"}', "weight": 0}]},
+            "sharegpt",
+            [
+                {
+                    **CALLING,
+                    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {}}}],
+                    "train": False,
+                }
+            ],
+        ),
+    ],
+)
+def test_turns_say_themselves_whether_they_are_trained(row: Any, form: str, messages: list[dict[str, Any]]) -> None:
+    assert convert(row, form, {}, "x:1") == Chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (
+            {**SAID, "weight": 0.5},
+            r"x:1: messages\[0\]\.weight is 0\.5; a turn is trained \(train: true or weight: 1\) or is context",
+        ),
+        ({**SAID, "train": "yes"}, r"messages\[0\]\.train is 'yes'; a turn is trained"),
+        (
+            {**USER, "train": True},
+            r"messages\[0\]\.train is True, but its role is 'user': only what the assistant says is trained",
+        ),
+        ({"role": "system", "content": "s", "weight": 1}, r"messages\[0\]\.weight is 1, but its role is 'system'"),
+        ({**SAID, "train": True, "weight": 0}, r"messages\[0\] has both train: True and weight: 0; leave out one"),
+    ],
+)
+def test_turns_that_say_something_else_are_told(turn: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        convert({"messages": [turn]}, "messages", {}, "x:1")
+
+
 def test_content_may_be_parts_of_text_and_null_beside_tool_calls() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}
     as_text = {"function": {"name": "weather", "arguments": '{"city": "Köln", "days": null}'}, "type": "function"}
@@ -209,6 +264,33 @@ def test_tool_calls_reach_the_template_and_are_trained(tokenizer_of: Any) -> Non
         DataError, match=r"x:1: messages\[1\]: the characters of its tool calls cannot be told .* generation marks"
     ):
         trained(CALLED, tokenizer_of(odd))
+
+
+def test_a_calling_turn_may_be_context(tokenizer_of: Any) -> None:
+    messages = [{**message, "train": False} if "tool_calls" in message else message for message in CALLED.messages]
+    text, answers = trained(Chat(messages, CALLED.tools), tokenizer_of(WITH_TOOLS))
+    assert text == trained(CALLED, tokenizer_of(WITH_TOOLS))[0]
+    assert answers == "a<|im_end|>"
+    head, said = "{{ '<|im_start|>' + message['role'] }}", "message['role'] == 'assistant'"
+    body = WITH_TOOLS.partition(head)[2].removesuffix("{% endfor %}")
+    marked = (
+        WITH_TOOLS.partition(head)[0]
+        + head
+        + (f"{{% if {said} %}}{{% generation %}}{body}{{% endgeneration %}}{{% else %}}{body}{{% endif %}}{{% endfor %}}")
+    )
+    assert trained(Chat(messages, CALLED.tools), tokenizer_of(marked)) == (text, "\na<|im_end|>\n")
+
+
+def test_data_whose_answers_are_all_context_are_dropped(tmp_path: Path) -> None:
+    rows = [{"messages": [USER, {"role": "assistant", "content": f"a{n}", "weight": n % 4 > 0}]} for n in range(80)]
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    source = str(write_rows(tmp_path / "rows.jsonl", rows))
+    manifest = data.prepare(request(tokenizer, path=source), tmp_path / "out")
+    assert manifest.dropped_untrained == 20
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: a turn has train: false .*data\.completion_only_loss: false trains every"
+    ):
+        data.prepare(request(tokenizer, path=source, completion_only_loss=False), tmp_path / "all")
 
 
 def test_tools_of_parquet_have_no_keys_of_other_tools(tmp_path: Path) -> None:

@@ -119,6 +119,73 @@ def test_a_template_that_changes_answers_is_refused(tokenizers: Any) -> None:
     assert tokenizers(cut).decode(trained(chat("ok", "yes"), tokenizers(cut))[1]) == "yes<|im_end|>"
 
 
+def with_context(sample: Chat, *indices: int) -> Chat:
+    """The chat with these messages not to be trained."""
+    return Chat([{**one, "train": False} if index in indices else one for index, one in enumerate(sample.messages)])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_answers_that_are_context_are_not_trained(style: str, tokenizers: Any) -> None:
+    template, end = STYLES[style]
+    tokenizer = tokenizers(template)
+    asked = chat("q", "the fox", "q", "jumps", "q", "", "q", "the fox", "q", "over")
+    whole, _ = trained(asked, tokenizer)
+    for indices, said in (((1, 7), "jumps over"), ((3, 9), "the fox the fox"), ((1, 3, 5, 7, 9), ""), ((0, 2, 5), None)):
+        ids, labels = trained(with_context(asked, *indices), tokenizer)
+        assert ids == whole, "a template never sees what is trained"
+        answers = [text.strip() for text in tokenizer.decode(labels).split(end)]
+        assert " ".join(answers).strip() == ("the fox jumps the fox over" if said is None else said)
+        assert answers[-1] == ""
+
+
+def test_nothing_is_cut_or_ended_behind_a_last_answer_that_is_context(tokenizers: Any) -> None:
+    marked = UNENDED.replace(
+        "message['content']", "'' }}{% generation %}{{ message['content'] }}{% endgeneration %}{{ ''"
+    ).replace("{% for message in messages %}", "{% for message in messages %}{% if message['role'] != 'user' %}")
+    marked = marked.replace("{% endfor %}", "{% else %}{{ 'user: ' + message['content'] + '\n' }}{% endif %}{% endfor %}")
+    asked = chat("ok", "yes", "more", "the fox")
+    for template in (UNENDED, marked):
+        tokenizer = tokenizers(template)
+        ids, labels = trained(with_context(asked, 3), tokenizer)
+        assert tokenizer.decode(ids) == "user: ok\nassistant: yes\nuser: more\nassistant: the fox\n"
+        assert tokenizer.decode(labels).strip() == "yes"
+        ids, labels = trained(with_context(asked, 1), tokenizer)
+        assert tokenizer.decode(ids) == "user: ok\nassistant: yes\nuser: more\nassistant: the fox</s>"
+        assert tokenizer.decode(labels).strip() == "the fox</s>"
+        # The last answer with words decides.
+        ids, _ = trained(with_context(chat("ok", "yes", "more", " "), 3), tokenizer)
+        assert tokenizer.decode(ids) == "user: ok\nassistant: yes</s>"
+
+
+def test_blocks_that_cannot_be_told_apart_are_refused(tokenizers: Any) -> None:
+    opened = "{% generation %}" + UNENDED + "{% endgeneration %}"
+    asked = chat("ok", "yes", "more", "the fox")
+    assert "yes" in tokenizers(opened).decode(trained(asked, tokenizers(opened))[1])
+    with pytest.raises(DataError, match=r"x:1: train: false .* which generation blocks .* one block for each answer"):
+        trained(with_context(asked, 1), tokenizers(opened))
+
+
+def test_an_end_token_need_not_be_special(tokenizers: Any, tmp_path: Path) -> None:
+    """Where the template puts an added token behind each answer; one that begins the next turn ends none."""
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    for template, ended in (
+        (CHATML.replace("im_end", "done"), "<|done|>"),
+        (CHATML.replace(" + '<|im_end|>' }}{{ '\n'", ""), "</s>"),
+    ):
+        folder = tokenizer_folder(tmp_path / ended.strip("</>|"), template.replace("im_start", "turn"))
+        made = AutoTokenizer.from_pretrained(str(folder))
+        made.add_tokens([AddedToken("<|done|>", special=False), AddedToken("<|turn|>", special=False)])
+        made.save_pretrained(folder)
+        asked = request(folder, path="unread")
+        tokenizer = load_tokenizer(asked.model, asked.data)
+        _, labels = trained(chat("ok", "yes", "more", "the fox"), tokenizer)
+        assert tokenizer.decode(labels) == ("yes<|done|>the fox<|done|>" if ended == "<|done|>" else "yesthe fox</s>")
+        assert ("<|done|>" in ChatTemplate(tokenizer).marks) == (ended == "<|done|>")
+        assert "<|turn|>" not in ChatTemplate(tokenizer).marks
+
+
 def test_messages_that_the_template_refuses(tokenizers: Any) -> None:
     strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with user') }}{% endif %}" + CHATML
     with pytest.raises(DataError, match=r"x:1: the chat template refuses these messages \(assistant\): begin with user"):

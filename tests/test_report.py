@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flytune import charts, evaluation, report
-from flytune.records import Answer, Metrics, Shard
+from flytune import card, charts, evaluation, report
+from flytune.records import Answer, Metrics, Shard, SourceCounts
 from tests.stages import manifest, plan_for, recipe_for, training_result
 
 EVIL = "<script>alert('a')</script> & \"quotes\""
@@ -136,6 +136,40 @@ def test_figures_and_reasons_are_there():
         "(nothing)",
     ):
         assert shown in text
+
+
+def with_sources(count: int) -> tuple[str, str]:
+    """Report and card of data of so many sources, the first of which is called EVIL."""
+    names = [EVIL, "s3://bucket/a-very-long-name-of-a-folder/with-chats-and-more/2026|11"][:count]
+    counts = {"rows": 1200, "bad": 0, "samples": 3000, "tokens": 90_000, "trained_tokens": 30_000}
+    sources = [SourceCounts(name=name, format="messages", weight=2.5 - index, **counts) for index, name in enumerate(names)]
+    recipe = recipe_for(Path("models/base"), "lora")
+    shard = {split: [Shard(file="a", samples=9, tokens=60, sha256="a")] for split in ("train", "heldout")}
+    data = manifest([{"input_ids": [0] * 9}], shard).model_copy(update={"sources": sources, "source": EVIL, "split": 4321})
+    made = recipe, plan_for(recipe), data, training_result(4), metrics()
+    return report.render(*made), card.render(*made)
+
+
+def test_several_sources_are_told_apart():
+    page, text = with_sources(2)
+    tags = Tags(page)
+    assert (tags.open, tags.all("script")) == ([], [])
+    assert all(attrs.get("scope") in ("row", "col") for attrs in tags.all("th"))
+    rows = re.sub(r"\s+", " ", tags.text)
+    assert "2 sources, read as messages" in rows
+    assert f"{EVIL} messages 2.51,2003,00090,000 33.3 %50 %" in rows
+    assert "2026|11 messages 1.51,200" in rows
+    assert "| data | 2 sources (below), messages: 4 rows read |" in text
+    assert "2026\\|11, messages | 1.5 | 1,200 | 3,000 | 90,000 | 33.3 % |" in text
+    for text in with_sources(1):
+        assert "Where the samples come from" not in text
+        assert "| weight |" not in text
+
+
+def test_rows_that_were_split_are_counted():
+    page, text = with_sources(1)
+    assert "Split into several samples4,321" in re.sub(r"\s+", " ", Tags(page).text)
+    assert "4,321 split into several" in text
 
 
 def test_tables_have_scoped_heads():

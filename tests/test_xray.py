@@ -97,6 +97,43 @@ def test_all_parts_are_there(page):
     assert "{% for message in messages %}" in text
 
 
+def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
+    asked = recipe(tokenizer, path).model_dump(mode="json")
+    asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
+    made = xray.of_recipe(Recipe.model_validate(asked), 30, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert Tags(made).open == []
+    text = re.sub(r"\s+", " ", Tags(made).text)
+    assert "40 rows were read" in text
+    assert f"{path} messages 11010" in text
+    assert re.search(rf"{other} text 2305\d", text)
+
+
+def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    others = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"fizz {n}"}]} for n in range(90)
+    ]
+    heldout = write_rows(tmp_path / "heldout.jsonl", others)
+    asked = recipe(tokenizer, path, heldout_path=str(heldout))
+    text = Tags(xray.of_recipe(asked, 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    assert "40 rows were read" in text
+    assert "20 samples to train on, 20 held out" in text
+    assert re.search(rf"{heldout} messages\s+1\s*20\s*20", text)
+    text = Tags(xray.of_recipe(asked, 90, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    assert "90 held out" in text
+    others[7]["messages"] = []
+    write_rows(heldout, others)
+    with pytest.raises(DataError, match=rf"^{heldout} row 8: messages must be a list"):
+        xray.of_recipe(asked, 20, tmp_path / "other.html")
+    with pytest.raises(DataError, match=rf"^{heldout}:8: messages must be a list"):
+        xray.of_recipe(asked, 90, tmp_path / "other.html")
+    with heldout.open("a") as file:
+        file.write("oops")
+    assert xray.of_recipe(recipe(tokenizer, path, heldout_path=str(heldout), max_bad_fraction=0.5), 90, tmp_path / "last.html")
+
+
 def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", chats(60))
     made = xray.of_recipe(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flytune.data.duplicates import earlier, signatures
+from flytune.data.duplicates import Hashes, below, earlier, firsts, signatures
 from flytune.data.formats import CHATS
+from flytune.data.rendering import ChatTemplate
 from flytune.data.samples import Part, parts
 from flytune.records import Manifest
 
@@ -58,11 +59,13 @@ class Census:
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         special[tokenizer.eos_token_id] = self.eos
-        self._marks = {number: token for number, token in special.items() if token == self.eos or token != self.bos}
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is used by its number alone.
         self.written = {token for token in (self.bos, self.eos) if token}
         is_chat = bool(set(manifest.format.split(", ")) & set(CHATS))
+        marks = ChatTemplate(tokenizer).marks if is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
+        self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
+        self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
         asked = sorted(self.named | set(special.values()) | written)
         self.special = len(asked)
@@ -75,9 +78,10 @@ class Census:
         self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = self.outside = 0
         self.packed = manifest.train.blocks is not None
         self._trip: list[tuple[str, Any]] = []
-        self._hashes: dict[str, list[Any]] = {"train": [], "heldout": []}
+        self._trained, self._heldout, self._overlap = Hashes(HASHES), 0, 0
         self._near: dict[str, list[Any]] = {"train": [], "heldout": []}
-        self._near_hashes: dict[str, list[Any]] = {"train": [], "heldout": []}
+        self._seen: dict[str, set[int]] = {"trip": set(), "train": set(), "heldout": set()}
+        """Hashes of the samples that are kept: the copies of one that stands there a million times are not."""
         total = manifest.train.samples + manifest.heldout.samples
         tokens = manifest.train.tokens + manifest.heldout.tokens
         self._hashed_share = min(1.0, HASHES / max(1, total))
@@ -168,17 +172,19 @@ class Census:
 
     def _draw(self, part: Part, split: str, near_share: float) -> None:
         """Keeps what the later questions are asked of; by content, so that the same samples are drawn each time."""
-        import numpy
-
         hashes = part.hashes
-        self._hashes[split].append(hashes[_below(hashes, self._hashed_share)])
-        for sample in numpy.flatnonzero(_below(hashes, self._trip_share)).tolist():
+        asked = hashes[below(hashes, self._hashed_share)]
+        if split == "train":
+            self._trained.add(asked)
+        else:
+            self._heldout += len(asked)
+            self._overlap += int(self._trained.holds(asked).sum())
+        for sample in firsts(hashes, self._trip_share, self._seen["trip"]):
             # What was cut need not be what its text gives.
             if part.lengths[sample] < self._max_length:
                 self._trip.append((part.where(sample), part.tokens(sample).copy()))
-        near = numpy.flatnonzero(_below(hashes, near_share))
-        self._near[split] += [part.tokens(sample).copy() for sample in near.tolist()]
-        self._near_hashes[split].append(hashes[near])
+        # Equal ones are counted already.
+        self._near[split] += [part.tokens(sample).copy() for sample in firsts(hashes, near_share, self._seen[split])]
 
     def round_trip(self) -> Trip:
         """Tokenizes the text of the drawn samples again; compared by tokens where plain sentences come back so."""
@@ -198,18 +204,11 @@ class Census:
         """Counts equal and nearly equal samples, among those drawn."""
         import numpy
 
-        train, heldout = (
-            numpy.concatenate([numpy.zeros(0, numpy.uint64), *self._hashes[split]]) for split in ("train", "heldout")
-        )
-        different = numpy.unique(train)
-        # Equal ones are counted already.
-        samples, kinds, examples = [], [], dict[str, str]()
-        for split, kind in (("train", 0), ("heldout", 1)):
-            firsts = numpy.sort(numpy.unique(_joined(self._near_hashes[split]), return_index=True)[1])
-            samples += (kept := [self._near[split][index] for index in firsts])
-            kinds += [kind] * len(kept)
+        examples = dict[str, str]()
+        train, heldout = len(self._near["train"]), len(self._near["heldout"])
+        samples = self._near["train"] + self._near["heldout"]
         signed, which = signatures(samples)
-        kind = numpy.asarray(kinds, numpy.int64)[which]
+        kind = (which >= train).astype(numpy.int64)
         before = earlier(signed)
         is_near, is_near_train = (before >= 0) & (kind == 0), (before >= 0) & (kind == 1) & (kind[before] == 0)
         for name, found in (("near duplicates", is_near), ("near overlap", is_near_train)):
@@ -217,9 +216,9 @@ class Census:
                 texts = [self._decode(samples[which[place]].tolist())[-_EXCERPT:] for place in (index, before[index])]
                 examples[name] = f"{texts[0]!r} beside {texts[1]!r}"
         return Duplicates(
-            len(train), len(heldout),
-            len(train) - len(different), int(numpy.isin(heldout, different).sum()),
-            kinds.count(0), kinds.count(1), int(is_near.sum()), int(is_near_train.sum()), self._drawn, examples,
+            self._trained.added, self._heldout,
+            self._trained.added - len(self._trained.different), self._overlap,
+            train, heldout, int(is_near.sum()), int(is_near_train.sum()), self._drawn, examples,
         )  # fmt: skip
 
     def _encode(self, text: str) -> list[int]:
@@ -230,16 +229,3 @@ class Census:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _joined(hashes: list[Any]) -> Any:
-    import numpy
-
-    return numpy.concatenate([numpy.zeros(0, numpy.uint64), *hashes])
-
-
-def _below(hashes: Any, share: float) -> Any:
-    """Those that belong to a share drawn by content."""
-    import numpy
-
-    return numpy.ones(len(hashes), bool) if share >= 1 else hashes < numpy.uint64(int(share * 2**64))

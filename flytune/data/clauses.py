@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from flytune.data.census import Census
+from flytune.data.formats import CHATS
 from flytune.records import Manifest
 from flytune.sections import Data
 from flytune.strict import Strict
@@ -57,14 +58,20 @@ def answers(census: Census, manifest: Manifest, data: Data) -> Iterator[Check]:
         example=census.examples.get("untrained", ""),
     )  # fmt: skip
     whole, unended = census.last_answers, census.unended
-    may_stop = data.too_long != "split" and "tokens" not in manifest.format.split(", ")
+    formats = set(manifest.format.split(", "))
+    # With every token trained a chat that ends with a question ends so, and all others were given an end marker.
+    is_open = not data.completion_only_loss and bool(formats & set(CHATS))
+    may_stop = data.too_long != "split" and "tokens" not in formats and not is_open
+    advice = "the model never learns to stop: let the template end each answer with a special token, or the rows with EOS"
+    if is_open:
+        advice = "a chat that ends with a question needs none; all others let the template end, with a special token"
     ends = ", ".join(f"{count:,} × {mark!r}" for mark, count in census.ends.most_common(3)) or "none"
     yield _judged(
         "end marker", unended, whole, f"{unended:,} of {whole:,} samples do not end in a trained end marker (found: {ends})",
         # A piece of a long sample ends where it was split; rows of tokens are taken as they are, blocks of a corpus too.
         "more than 1 % of uncut samples", stops=_is_systematic(unended, whole) and may_stop,
         fine=f"each of {whole:,} uncut samples ends in a trained one; of all answers {ends}",
-        advice="the model never learns to stop: let the template end each answer with a special token, or the rows with EOS",
+        advice=advice,
         example=census.examples.get("unended", ""),
     )  # fmt: skip
     inner = census.unended_inside
@@ -168,25 +175,36 @@ def shares(census: Census, manifest: Manifest, data: Data) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def duplicates(census: Census) -> Iterator[Check]:
-    """What stands there more than once."""
+def duplicates(census: Census, manifest: Manifest) -> Iterator[Check]:
+    """What stands there more than once, beyond what weights above 1 repeat."""
     found = census.duplicates()
+    repeated = [source for source in manifest.sources if source.weight > 1]
+    names = ", ".join(f"{source.name}: {source.weight:g}" for source in repeated)
+    copies = sum(source.samples * (1 - 1 / source.weight) for source in repeated)
+    # Of the samples asked of; a little too many, for held-out samples are not repeated.
+    meant = min(found.equal, round(copies * found.train / max(1, manifest.train.samples)))
+    what_equal = "training samples equal an earlier one" + (
+        f" (about {meant:,} by a weight above 1: {names})" if repeated else ""
+    )
+    remove = "data.deduplicate leaves them out"
+    if repeated:
+        remove = f"take them out of the data; data.deduplicate can only where no weight is above 1 (here {names})"
     for name, count, of, what, most, advice in (
-        ("duplicates", found.equal, found.train, "training samples equal an earlier one", SYSTEMATIC,
-         "they are learnt by heart first: data.deduplicate leaves them out"),
+        ("duplicates", found.equal, found.train, what_equal, SYSTEMATIC, f"they are learnt by heart first: {remove}"),
         ("overlap", found.overlap, found.heldout, "held-out samples are also trained on", 0.0,
-         "the evaluation measures memory: data.deduplicate leaves them out"),
+         f"the evaluation measures memory: {remove}"),
         ("near duplicates", found.near, found.near_train, "training samples nearly equal an earlier one", _LOST,
          "look at them: text made from templates, or copies that differ in a date"),
         ("near overlap", found.near_overlap, found.near_heldout, "held-out samples nearly equal a training sample", _LOST,
          "the evaluation is kinder than the world: hold out by source or by topic, in data.heldout_path"),
     ):  # fmt: skip
         stops = name == "overlap" and _is_systematic(count, of)
+        faults = count - meant if name == "duplicates" else count
         note = ", drawn from all" if name in found.drawn else ""
         yield _judged(
             name, count, of, f"{count:,} of {of:,} {what}{note}",
             "more than 1 %" if name == "overlap" else f"only warns, over {100 * most:.0f} %",
-            stops=stops, is_fine=count <= most * of, advice=advice, example=found.examples.get(name, ""),
+            stops=stops, is_fine=faults <= most * of, advice=advice, example=found.examples.get(name, ""),
         )  # fmt: skip
 
 

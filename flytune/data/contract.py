@@ -60,6 +60,6 @@ def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any) -> Contr
             *clauses.tokens(census),
             *clauses.round_trip(census),
             *clauses.shares(census, manifest, data),
-            *clauses.duplicates(census),
+            *clauses.duplicates(census, manifest),
         ]
     )

@@ -33,6 +33,60 @@ def fingerprints(ids: Any, starts: Any, lengths: Any) -> Any:
     return _mixed(numpy.add.reduceat(hashed, starts) + lengths.astype(numpy.uint64))
 
 
+class Hashes:
+    """Hashes of many samples, those of equal ones held once: 8 bytes for each different one."""
+
+    def __init__(self, waiting: int) -> None:
+        self.added = 0
+        """With those of equal samples."""
+        self._waiting, self._parts = waiting, list[Any]()
+
+    def add(self, hashes: Any) -> None:
+        """More samples; `waiting` hashes at most are held unsorted."""
+        import numpy
+
+        self.added += len(hashes)
+        self._parts.append(numpy.unique(hashes))
+        if sum(map(len, self._parts[1:])) > self._waiting:
+            self._parts = [self.different]
+
+    @property
+    def different(self) -> Any:
+        """Each hash once, in order (uint64)."""
+        import numpy
+
+        if len(self._parts) > 1:
+            self._parts = [numpy.unique(numpy.concatenate(self._parts))]
+        return self._parts[0] if self._parts else numpy.zeros(0, numpy.uint64)
+
+    def holds(self, hashes: Any) -> Any:
+        """Whether each of `hashes` was added (bool)."""
+        import numpy
+
+        held = self.different
+        if not len(held):
+            return numpy.zeros(len(hashes), bool)
+        return held[numpy.minimum(numpy.searchsorted(held, hashes), len(held) - 1)] == hashes
+
+
+def below(hashes: Any, share: float) -> Any:
+    """Those that belong to a share drawn by content (bool)."""
+    import numpy
+
+    return numpy.ones(len(hashes), bool) if share >= 1 else hashes < numpy.uint64(int(share * 2**64))
+
+
+def firsts(hashes: Any, share: float, seen: set[int]) -> list[int]:
+    """Of a share drawn by content the first of equal samples each, but for those of `seen`, to which they are added."""
+    import numpy
+
+    drawn = numpy.flatnonzero(below(hashes, share))
+    firsts = drawn[numpy.sort(numpy.unique(hashes[drawn], return_index=True)[1])]
+    new = [sample for sample in firsts.tolist() if int(hashes[sample]) not in seen]
+    seen.update(hashes[new].tolist())
+    return new
+
+
 def signatures(samples: list[Any]) -> tuple[Any, Any]:
     """MinHash signatures of samples (int32 arrays of tokens).
 

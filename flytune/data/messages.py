@@ -6,7 +6,8 @@ from typing import Any
 from flytune.errors import DataError
 
 Message = dict[str, Any]
-"""role and content, both strings; tool_calls and what else the row has are handed to the chat template."""
+"""role and content, both strings; tool_calls and what else the row has are handed to the chat template, but for `train`, which
+is False on messages that their row says not to train on, and missing on all others."""
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -22,6 +23,7 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 """`from` of a ShareGPT turn to the role that chat templates know."""
+_FLAGS = ("train", "weight")
 
 
 def messages_of(value: Any, where: str) -> list[Message]:
@@ -75,6 +77,32 @@ def text_of(value: Any, name: str, where: str) -> str:
     return value
 
 
+def is_answer(message: Message) -> bool:
+    """Whether the assistant says something in it, or calls."""
+    return message["role"] == "assistant" and bool(message.get("tool_calls") or message["content"].strip())
+
+
+def with_suffix(message: Message, suffix: str) -> Message:
+    """The message with `suffix` behind each of its texts, and behind the names of the functions that it calls."""
+    texts = {key: text for key, text in message.items() if key != "role" and isinstance(text, str) and text.strip()}
+    calls = [dict(call) for call in message.get("tool_calls", ())]
+    for call in calls:
+        function = call.get("function", call)
+        named = {**function, "name": function["name"] + suffix}
+        call.update({"function": named} if "function" in call else named)
+    return {**message, **{key: text + suffix for key, text in texts.items()}} | ({"tool_calls": calls} if calls else {})
+
+
+def with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its tool calls as JSON text."""
+    calls = [dict(call) for call in message.get("tool_calls", ())]
+    for call in calls:
+        function = call.get("function", call)
+        text = {**function, "arguments": json.dumps(function.get("arguments", {}), ensure_ascii=False)}
+        call.update({"function": text} if "function" in call else text)
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def _message(message: Any, name: str, where: str) -> Message:
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     # Beside tool calls the content may be null or missing.
@@ -82,17 +110,36 @@ def _message(message: Any, name: str, where: str) -> Message:
     if not isinstance(message, dict) or not needed <= message.keys():
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
         raise DataError(f"{where}: {name} must have role and content, found {found}")
-    text_of(message["role"], f"{name}.role", where)
+    role = text_of(message["role"], f"{name}.role", where)
     content = message.get("content")
     content = "" if calls and content is None else _content(content, f"{name}.content", where)
     # As apply_chat_template does: templates take a key with null for one that is there.
     kept = {key: item for key, item in message.items() if item is not None and (key != "tool_calls" or calls)}
-    kept = {**kept, "content": content}
+    kept = {key: item for key, item in kept.items() if key not in _FLAGS} | {"content": content}
     if calls:
         kept["tool_calls"] = _calls(calls, f"{name}.tool_calls", where)
     if kept.keys() - {"role", "content"}:
         _check_characters(kept, name, where)
-    return kept
+    return kept | _flag(message, role, name, where)
+
+
+def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
+    """What the turn's own `train` (axolotl) or `weight` (OpenAI) says: {"train": False}, or nothing where it is trained."""
+    said = {key: turn[key] for key in _FLAGS if turn.get(key) is not None}
+    for key, value in said.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise DataError(
+                f"{where}: {name}.{key} is {value!r:.40}; a turn is trained (train: true or weight: 1) or is context "
+                "(train: false or weight: 0), with nothing in between"
+            )
+        if value and role != "assistant":
+            raise DataError(
+                f"{where}: {name}.{key} is {value!r}, but its role is {role!r:.40}: only what the assistant says is trained; "
+                "leave it out, or set it to false or 0"
+            )
+    if len({bool(value) for value in said.values()}) > 1:
+        raise DataError(f"{where}: {name} has both train: {said['train']} and weight: {said['weight']}; leave out one of them")
+    return {"train": False} if said and not any(said.values()) else {}
 
 
 def _content(value: Any, name: str, where: str) -> str:
@@ -120,8 +167,10 @@ def _turn(turn: Any, name: str, where: str) -> Message:
     if speaker == "function_call":
         calls = _parsed(value, f"{name}.value", where)
         calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-        return {"role": "assistant", "content": "", "tool_calls": _calls(calls, f"{name}.value", where)}
-    return {"role": SHAREGPT_ROLES[speaker], "content": value}
+        message = {"role": "assistant", "content": "", "tool_calls": _calls(calls, f"{name}.value", where)}
+    else:
+        message = {"role": SHAREGPT_ROLES[speaker], "content": value}
+    return message | _flag(turn, str(message["role"]), name, where)
 
 
 def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:

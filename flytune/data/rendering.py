@@ -14,9 +14,11 @@ The answers of a chat are found in one of two ways:
 An empty answer trains nothing. After each other answer the end marker is trained too: the special token that the template
 puts directly behind it, or behind spaces (Llama 2), which are trained with it; never what follows, like a new line.
 Where the last answer has none, what the template puts behind that answer is cut off and a trained EOS takes its place.
+
+A message with `train: False` is context. Its generation blocks are known by a character for private use in what it says; from
+templates without marks it is given none. If it is the last answer, nothing is cut off and no EOS is added.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from itertools import product
 from typing import Any
 
 from flytune.data.formats import Chat, Plain
-from flytune.data.messages import Message
+from flytune.data.messages import Message, is_answer, with_suffix, with_text_arguments
 from flytune.errors import DataError
 
 Span = tuple[int, int]
@@ -50,7 +52,8 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
     """The text of a sample. Without `completion_only` all of it is trained.
 
     Raises:
-        DataError: the chat template refuses the messages, or changes answers so that they cannot be found again.
+        DataError: the chat template refuses the messages, or changes answers so that they cannot be found again; or a message
+            is not to be trained, where all is.
     """
     if isinstance(sample, Plain):
         text = sample.prompt + sample.completion
@@ -60,6 +63,11 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
     assert template is not None
     if completion_only:
         return template.answers(sample, where)
+    if any("train" in message for message in sample.messages):
+        raise DataError(
+            f"{where}: a turn has train: false (or weight: 0), but data.completion_only_loss: false trains every token; take "
+            " these keys out of the data, or leave completion_only_loss at true"
+        )
     text = template.text(sample, where)
     ends = sample.messages[-1]["role"] != "assistant" or template.is_ended(text)
     return Rendered(text, [(0, len(text))], False, not ends)
@@ -71,13 +79,16 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any) -> None:
         self._source = tokenizer.get_chat_template()
         self._tokens = tokenizer.special_tokens_map
+        self._marked = bool(_GENERATION.search(self._source))
         eos, bos = tokenizer.eos_token, tokenizer.bos_token
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special} | {eos}
+        added = tokenizer.added_tokens_decoder.values()
+        special = {str(token) for token in added if token.special} | {eos}
         # What begins a text ends no answer, unless one token does both (GPT-2's <|endoftext|>).
-        marks = "|".join(re.escape(token) for token in sorted(special - ({bos} - {eos}), key=len, reverse=True))
+        self.marks = special - ({bos} - {eos}) | self._behind_answers({str(token) for token in added} - special)
+        """The tokens that end an answer where they stand behind it."""
+        marks = "|".join(re.escape(token) for token in sorted(self.marks, key=len, reverse=True))
         self._mark = re.compile(rf" *(?:{marks})")
         self._last_mark = re.compile(rf"(?:{marks})\s*\Z")
-        self._marked = bool(_GENERATION.search(self._source))
 
     def text(self, chat: Chat, where: str) -> str:
         """The messages, rendered."""
@@ -90,21 +101,57 @@ class ChatTemplate:
     def answers(self, chat: Chat, where: str) -> Rendered:
         """The messages, rendered, with the answers and their end markers as spans."""
         text, blocks = self._render(chat, chat.messages, where, tracked=self._marked)
-        found = self._inside_marks(text, blocks) if self._marked else self._by_sentinels(text, chat, where)
+        found = self._inside_marks(text, blocks, chat, where) if self._marked else self._by_sentinels(text, chat, where)
         spans, is_ended = [], True
         for start, end in found:
             mark = None if self._marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
             is_ended = mark is not None or (self._marked and self.is_ended(text[start:end]))
             spans.append((start, mark.end() if mark else end))
-        return Rendered(text if is_ended else text[: spans[-1][1]], spans, False, not is_ended)
+        last = next((message for message in reversed(chat.messages) if is_answer(message)), {})
+        if is_ended or "train" in last:
+            return Rendered(text, spans, False, False)
+        return Rendered(text[: spans[-1][1]], spans, False, True)
 
-    def _inside_marks(self, text: str, blocks: list[Span]) -> list[Span]:
-        return [(start, end) for start, end in blocks if self._mark.sub("", text[start:end]).strip()]
+    def _behind_answers(self, tokens: set[str]) -> set[str]:
+        """The one of these tokens that the template puts directly behind each answer; a turn's own beginning is none."""
+        asked = {"role": "user", "content": "a"}
+        said = [{"role": "assistant", "content": chr(code)} for code in _PRIVATE_USE[:2]]
+        try:
+            text, _ = self._render(Chat([]), [asked, said[0], asked, said[1]], "")
+        except DataError:  # it wants other messages
+            return set()
+        behind = [text.partition(message["content"])[2].lstrip(" ") for message in said]
+        found = [token for token in tokens if all(rest.startswith(token) for rest in behind)]
+        return {max(found, key=len)} if found else set()
+
+    def _inside_marks(self, text: str, blocks: list[Span], chat: Chat, where: str) -> list[Span]:
+        says = [bool(self._mark.sub("", text[start:end]).strip()) for start, end in blocks]
+        trained = [True] * len(blocks)
+        if any(is_answer(message) and "train" in message for message in chat.messages):
+            trained = self._trained(text, blocks, says, chat, where)
+        return [block for block, is_said, is_trained in zip(blocks, says, trained, strict=True) if is_said and is_trained]
+
+    def _trained(self, text: str, blocks: list[Span], says: list[bool], chat: Chat, where: str) -> list[bool]:
+        """Which generation blocks hold the words of trained messages: rendered with a character in them that says so."""
+        context, trained = _unused(text)
+        words = [
+            with_suffix(message, context if "train" in message else trained) if is_answer(message) else message
+            for message in chat.messages
+        ]
+        marked, found = self._render(chat, words, where, tracked=True)
+        held = [{context, trained} & set(marked[start:end]) for start, end in found]
+        if len(held) != len(blocks) or any(len(marks) != 1 for marks, is_said in zip(held, says, strict=True) if is_said):
+            raise DataError(
+                f"{where}: train: false (or weight: 0) on a turn, but which generation blocks of the chat template are that "
+                "turn's cannot be told; give a template with one block for each answer in data.chat_template"
+            )
+        return [trained in marks for marks in held]
 
     def _by_sentinels(self, text: str, chat: Chat, where: str) -> list[Span]:
         messages = chat.messages
         left, right = list(_unused(text + "".join(message["content"] for message in messages)))
         said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        said = [index for index in said if "train" not in messages[index]]
         calling = [index for index in said if messages[index].get("tool_calls")]
         answers = [index for index in said if index not in calling and messages[index]["content"].strip()]
         turns = [self._calling_turn(text, chat, index, left, where) for index in calling]
@@ -152,13 +199,14 @@ class ChatTemplate:
         """`messages`, which may differ from the chat's, and the characters inside generation marks when `tracked`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        messages = [{key: item for key, item in message.items() if key != "train"} for message in messages]
         tools: Any = chat.tools
         options = {"chat_template": self._source, "return_assistant_tokens_mask": tracked, **self._tokens}
         try:
             try:
                 rendered: Any = render_jinja_template([messages], tools=tools, **options)
             except TypeError:  # DeepSeek's templates add the arguments of a tool call to a string
-                rendered = render_jinja_template([[_with_text_arguments(one) for one in messages]], tools=tools, **options)
+                rendered = render_jinja_template([[with_text_arguments(one) for one in messages]], tools=tools, **options)
         except Exception as error:  # a template is a program: beside Jinja's own errors it may raise any
             roles = ", ".join(str(message["role"]) for message in messages[:8])
             raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
@@ -170,16 +218,6 @@ _UNKNOWN = (
     " cannot be told from the rest; "
     "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
 )
-
-
-def _with_text_arguments(message: Message) -> Message:
-    """The message with the arguments of its tool calls as JSON text."""
-    calls = [dict(call) for call in message.get("tool_calls", ())]
-    for call in calls:
-        function = call.get("function", call)
-        text = {**function, "arguments": json.dumps(function.get("arguments", {}), ensure_ascii=False)}
-        call.update({"function": text} if "function" in call else text)
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def _unused(text: str) -> Iterator[str]:
