@@ -257,6 +257,7 @@ def test_generation_marks_and_sentinels_agree(tokenizers: Any, texts: list[str])
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(letters | st.just("\n"), max_size=60), st.text(letters | st.just("\n"), max_size=60))
+@example("#", "#")
 @example("ask", "  say  ")  # spaces that trim_offsets leaves out of the offsets
 def test_any_completion_is_trained_whole(tokenizers: Any, prompt: str, completion: str) -> None:
     for options in ({"trim": True}, {"trim": False}, {"adds_bos": True, "trim": True}):

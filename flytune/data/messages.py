@@ -1,6 +1,7 @@
 """Chats as data sets write them (messages, ShareGPT's conversations, tool calls), made what chat templates take."""
 
 import json
+import re
 from typing import Any
 
 from flytune.errors import DataError
@@ -9,6 +10,7 @@ Message = dict[str, Any]
 """role and content, both strings; tool_calls and what else the row has are handed to the chat template, but for `train`, which
 is False on messages that their row says not to train on, and missing on all others."""
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -34,7 +36,9 @@ def messages_of(value: Any, where: str) -> list[Message]:
     """
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
-    return [_message(message, f"messages[{index}]", where) for index, message in enumerate(value)]
+    return [
+        message if _is_plain(message) else _message(message, f"messages[{index}]", where) for index, message in enumerate(value)
+    ]
 
 
 def conversation_of(value: Any, where: str) -> list[Message]:
@@ -101,6 +105,16 @@ def with_text_arguments(message: Message) -> Message:
         text = {**function, "arguments": json.dumps(function.get("arguments", {}), ensure_ascii=False)}
         call.update({"function": text} if "function" in call else text)
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether it is role and content and nothing else, both of them text: most are, and are taken as they stand."""
+    if type(message) is not dict or len(message) != 2:
+        return False
+    role, content = message.get("role"), message.get("content")
+    return (
+        type(role) is str and type(content) is str and (content.isascii() or not _SURROGATES.search(content)) and role.isascii()
+    )
 
 
 def _message(message: Any, name: str, where: str) -> Message:

@@ -26,12 +26,10 @@ from itertools import product
 from typing import Any
 
 from flytune.data.formats import Chat, Plain
-from flytune.data.messages import Message, is_answer, with_suffix, with_text_arguments
+from flytune.data.messages import Message, is_answer, with_suffix
+from flytune.data.templates import Span, Template
 from flytune.errors import DataError
 
-Span = tuple[int, int]
-"""Characters [start, end) of a text."""
-_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PRIVATE_USE = range(0xE000, 0xF900)
 
 
@@ -77,9 +75,7 @@ class ChatTemplate:
     """A tokenizer's chat template, with the special tokens that it may write."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._source = tokenizer.get_chat_template()
-        self._tokens = tokenizer.special_tokens_map
-        self._marked = bool(_GENERATION.search(self._source))
+        self._template = Template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
         eos, bos = tokenizer.eos_token, tokenizer.bos_token
         added = tokenizer.added_tokens_decoder.values()
         special = {str(token) for token in added if token.special} | {eos}
@@ -92,7 +88,7 @@ class ChatTemplate:
 
     def text(self, chat: Chat, where: str) -> str:
         """The messages, rendered."""
-        return self._render(chat, chat.messages, where)[0]
+        return self._template.text(_bare(chat.messages), chat.tools, where)
 
     def is_ended(self, text: str) -> bool:
         """Whether an end marker stands last, white space aside."""
@@ -100,12 +96,17 @@ class ChatTemplate:
 
     def answers(self, chat: Chat, where: str) -> Rendered:
         """The messages, rendered, with the answers and their end markers as spans."""
-        text, blocks = self._render(chat, chat.messages, where, tracked=self._marked)
-        found = self._inside_marks(text, blocks, chat, where) if self._marked else self._by_sentinels(text, chat, where)
+        is_marked = self._template.has_marks
+        if is_marked:
+            text, blocks = self._template.blocks(_bare(chat.messages), chat.tools, where)
+            found = self._inside_marks(text, blocks, chat, where)
+        else:
+            text = self.text(chat, where)
+            found = self._by_sentinels(text, chat, where)
         spans, is_ended = [], True
         for start, end in found:
-            mark = None if self._marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
-            is_ended = mark is not None or (self._marked and self.is_ended(text[start:end]))
+            mark = None if is_marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
+            is_ended = mark is not None or (is_marked and self.is_ended(text[start:end]))
             spans.append((start, mark.end() if mark else end))
         last = next((message for message in reversed(chat.messages) if is_answer(message)), {})
         if is_ended or "train" in last:
@@ -117,7 +118,7 @@ class ChatTemplate:
         asked = {"role": "user", "content": "a"}
         said = [{"role": "assistant", "content": chr(code)} for code in _PRIVATE_USE[:2]]
         try:
-            text, _ = self._render(Chat([]), [asked, said[0], asked, said[1]], "")
+            text = self._template.text([asked, said[0], asked, said[1]], None, "")
         except DataError:  # it wants other messages
             return set()
         behind = [text.partition(message["content"])[2].lstrip(" ") for message in said]
@@ -138,7 +139,7 @@ class ChatTemplate:
             with_suffix(message, context if "train" in message else trained) if is_answer(message) else message
             for message in chat.messages
         ]
-        marked, found = self._render(chat, words, where, tracked=True)
+        marked, found = self._template.blocks(_bare(words), chat.tools, where)
         held = [{context, trained} & set(marked[start:end]) for start, end in found]
         if len(held) != len(blocks) or any(len(marks) != 1 for marks, is_said in zip(held, says, strict=True) if is_said):
             raise DataError(
@@ -171,7 +172,7 @@ class ChatTemplate:
             if marked in tried:
                 continue
             tried.append(marked)
-            spans = _without(self._render(chat, marked, where)[0], left, right, text)
+            spans = _without(self._template.text(_bare(marked), chat.tools, where), left, right, text)
             if spans is not None:
                 return sorted(turns + spans)
         raise DataError(f"{where}: the chat template changes what the assistant says, so its characters{_UNKNOWN}")
@@ -179,11 +180,11 @@ class ChatTemplate:
     def _calling_turn(self, text: str, chat: Chat, index: int, sentinel: str, where: str) -> Span:
         """A turn with tool calls: what is left of `text` without all that surrounds a plain answer in its place."""
         answer = [{"role": "assistant", "content": sentinel}]
-        messages, reason = chat.messages, ""
+        messages, reason = _bare(chat.messages), ""
         for rest in (messages[index + 1 :], []):  # some templates want a tool's answer only after a call
             try:
-                whole = text if rest else self._render(chat, messages[: index + 1], where)[0]
-                plain = self._render(chat, messages[:index] + answer + rest, where)[0]
+                whole = text if rest else self._template.text(messages[: index + 1], chat.tools, where)
+                plain = self._template.text(messages[:index] + answer + rest, chat.tools, where)
             except DataError as error:
                 reason = f" ({error})"
                 continue
@@ -195,29 +196,18 @@ class ChatTemplate:
                     return len(head), len(whole) - len(after)
         raise DataError(f"{where}: messages[{index}]: the characters of its tool calls{_UNKNOWN}{reason}")
 
-    def _render(self, chat: Chat, messages: list[Message], where: str, tracked: bool = False) -> tuple[str, list[Span]]:
-        """`messages`, which may differ from the chat's, and the characters inside generation marks when `tracked`."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        messages = [{key: item for key, item in message.items() if key != "train"} for message in messages]
-        tools: Any = chat.tools
-        options = {"chat_template": self._source, "return_assistant_tokens_mask": tracked, **self._tokens}
-        try:
-            try:
-                rendered: Any = render_jinja_template([messages], tools=tools, **options)
-            except TypeError:  # DeepSeek's templates add the arguments of a tool call to a string
-                rendered = render_jinja_template([[with_text_arguments(one) for one in messages]], tools=tools, **options)
-        except Exception as error:  # a template is a program: beside Jinja's own errors it may raise any
-            roles = ", ".join(str(message["role"]) for message in messages[:8])
-            raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
-        texts, blocks = rendered
-        return texts[0], blocks[0] if tracked else []
-
 
 _UNKNOWN = (
     " cannot be told from the rest; "
     "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
 )
+
+
+def _bare(messages: list[Message]) -> list[Message]:
+    """Without what is said to us, not to the template."""
+    if not any("train" in message for message in messages):
+        return messages
+    return [{key: item for key, item in message.items() if key != "train"} for message in messages]
 
 
 def _unused(text: str) -> Iterator[str]:

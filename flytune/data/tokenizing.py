@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flytune.data.formats import Tokens
-from flytune.data.rendering import Rendered, Span
+from flytune.data.rendering import Rendered
+from flytune.data.templates import Span
 from flytune.errors import DataError
 
 IGNORED = -100
