@@ -10,8 +10,8 @@ Tokens a second are of each one's own kept tokens; where somebody keeps others t
 says so. Shares are of the bare tokenizer's rate. CPU seconds are those of the process and its ended children.
 
 --memory measures apart from the clock: PSS (memory that processes share is divided among them), summed over the process
-and all its descendants, read every 50 ms; at most while it prepares, less what it was just before. Files mapped into
-memory are part of PSS, and can be dropped by the kernel at any time; so the anonymous part stands beside it.
+and all its descendants, read every 50 ms; at most while it prepares, and what it was just before (warmed). Files mapped
+into memory are part of PSS, and can be dropped by the kernel at any time; so the anonymous part stands below it.
 """
 
 import argparse
@@ -59,8 +59,10 @@ def run(way: str, interpreter: str, rows: Path, watched: bool = False) -> dict[s
         environment = {**os.environ, **_QUIET, "TMPDIR": folder, "HF_DATASETS_CACHE": str(out / "cache")}
         if way == "bare":
             environment["TOKENIZERS_PARALLELISM"] = "true"
-        if interpreter != sys.executable:
-            environment.pop("PYTHONPATH", None)  # Is of this interpreter.
+        if interpreter == sys.executable:
+            environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # The flytune beside this file.
+        else:
+            environment.pop("PYTHONPATH", None)
         # -P: not benchmarks/, where the script lies, but what is installed.
         command = [interpreter, "-P", str(Path(__file__).with_name("preparers.py").resolve()), way, json.dumps(job)]
         with (out / "log").open("wb") as log:
@@ -72,11 +74,9 @@ def run(way: str, interpreter: str, rows: Path, watched: bool = False) -> dict[s
             raise SystemExit(f"{way} ended with {code}; the end of what it said:\n{log_text[-3000:]}")
         told: dict[str, Any] = json.loads((out / "told.json").read_text(encoding="utf-8"))
     if watched:
-        before = [sizes for at, sizes in samples if at < told["started"]][-1]
-        during = [sizes for at, sizes in samples if told["started"] <= at <= told["ended"]]
-        for index, kind in enumerate(("pss", "anonymous")):
-            told[kind] = max(sizes[index] for sizes in during) - before[index]
-        told["base"] = before[0]
+        for index, kind in enumerate(("PSS", "anonymous")):
+            before = [sizes[index] for at, sizes in samples if at < told["started"]][-1]
+            told[kind] = (before, max(sizes[index] for at, sizes in samples if told["started"] <= at <= told["ended"]))
     return told | {"seconds": told["ended"] - told["started"]}
 
 
@@ -170,24 +170,21 @@ def remarks(found: dict[str, list[dict[str, Any]]], rows: int) -> Iterator[str]:
 
 def memory_table(ways: dict[str, str], corpora: dict[int, Path]) -> Table:
     """Memory at most while preparing, in MiB, by the number of chats."""
-    table = Table(
-        title=f"Memory at most beyond the warmed process, MiB: PSS (of it anonymous); {_cores()} cores", title_justify="left"
-    )
-    table.add_column("who", no_wrap=True)
-    table.add_column("warmed", justify="right")
-    for rows in corpora:
-        table.add_column(f"{rows:,} chats", justify="right")
-    table.add_column("ratio", justify="right")
-    with tqdm(total=len(ways) * len(corpora), unit="run", desc="memory") as bar:
+    table = Table(title=f"Memory at most while preparing, MiB; {_cores()} cores", title_justify="left")
+    for column in ("who", "warmed", *(f"{rows:,} chats" for rows in corpora), "ratio", "beyond the warmed"):
+        table.add_column(column, justify="left" if column == "who" else "right", no_wrap=True)
+    with tqdm(total=len(ways) * len(corpora), unit="run") as bar:
         for way, interpreter in ways.items():
             found = []
             for rows, path in corpora.items():
                 bar.set_description(f"memory, {NAMES[way]}, {rows} chats")
                 found.append(run(way, interpreter, path, watched=True))
                 bar.update()
-            cells = [f"{told['pss'] / MIB:,.0f} ({told['anonymous'] / MIB:,.0f})" for told in found]
-            ratios = [found[-1][kind] / max(found[0][kind], MIB) for kind in ("pss", "anonymous")]
-            table.add_row(NAMES[way], f"{found[0]['base'] / MIB:,.0f}", *cells, f"{ratios[0]:.2f} ({ratios[1]:.2f})")
+            for kind in ("PSS", "anonymous"):
+                before, most = zip(*(told[kind] for told in found), strict=True)
+                beyond = " and ".join(f"{(high - low) / MIB:,.0f}" for low, high in zip(before, most, strict=True))
+                sizes = [f"{size / MIB:,.0f}" for size in (before[0], *most)]
+                table.add_row(f"{NAMES[way]}, {kind}", *sizes, f"{most[-1] / most[0]:.2f}", beyond)
     return table
 
 
@@ -209,9 +206,11 @@ def _arguments() -> argparse.Namespace:
         help=f"{' or '.join(PEERS)}, and the interpreter that has it",
     )
     parser.add_argument("--memory", action="store_true", help="also measure memory, at --memory-rows and at ten times as many")
-    parser.add_argument("--memory-rows", type=int, default=5_000, help="chats (default 5,000)")
+    parser.add_argument(
+        "--memory-rows", type=int, default=8_000, help="chats (default 8,000: more than a packing window holds)"
+    )
     given = parser.parse_args()
-    given.peers = dict(peer.partition("=")[::2] for peer in given.peer)
+    given.peers = {name: os.path.abspath(python) for name, _, python in (peer.partition("=") for peer in given.peer)}
     if min(given.rows, given.memory_rows) < WARM_ROWS:
         parser.error(f"--rows and --memory-rows: {WARM_ROWS} at least")
     for name, interpreter in given.peers.items():
