@@ -11,6 +11,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import multiprocessing.util
+
 import pytest
 
 # Flyte, torchrun and datasets leave folders in the temporary directory: they get one that goes when the tests are over.
@@ -21,6 +23,7 @@ if not _IS_WORKER:
 
 def pytest_unconfigure(config):
     if not _IS_WORKER:
+        multiprocessing.util._run_finalizers()  # has a folder in there, which it would look for at the very end
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 

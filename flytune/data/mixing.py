@@ -13,7 +13,7 @@ from flytune.data.reading import Row, read, read_path, strict
 from flytune.data.sampling import HELDOUT, Chunk, Samples, shares
 from flytune.data.sources import size
 from flytune.data.tally import Tally
-from flytune.data.workers import ALONE, Workers
+from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.sections import Data
 
@@ -35,6 +35,8 @@ class Kept(NamedTuple):
 
 _CHUNK_ROWS = 256
 _CHUNK_CHARACTERS = 500_000
+_WEIGHED = 8
+"""One row in so many tells how many characters the others have."""
 
 
 class Stream:
@@ -63,7 +65,8 @@ class Stream:
             if turn > self.place.turn:
                 self.place = Place(turn=turn)
             begin = self.place
-            for number, samples in enumerate(self._made(turn, share, begin.chunk, bar), begin.chunk):
+            chunks = islice(self._chunks(turn, share, bar), begin.chunk, None)
+            for number, samples in enumerate(self._workers.samples(chunks), begin.chunk):
                 taken = begin.row if number == begin.chunk else 0
                 if not taken:
                     self._count(samples, bad)
@@ -73,18 +76,6 @@ class Stream:
                 self.place = Place(turn=turn, chunk=number + 1)
                 bar.set_postfix_str(f"{self.tally.rows:,} rows", refresh=False)
         self.place = self.place.model_copy(update={"is_done": True})
-
-    def _made(self, turn: int, share: float, first: int, bar: "tqdm[Any]") -> Iterator[Samples]:
-        """The samples of each chunk from the `first` on."""
-        chunks = self._chunks(turn, share, bar)
-        for _ in range(first):
-            next(chunks)
-        # The first ones here: small data needs no processes, and all others shall know the format.
-        for done, chunk in enumerate(chunks, 1):
-            yield self._workers.samples(chunk)
-            if done >= ALONE and self.tally.form:
-                break
-        yield from self._workers.ahead(chunks)
 
     def _chunks(self, turn: int, share: float, bar: "tqdm[Any]") -> Iterator[Chunk]:
         advance = bar.update if bar.unit == "B" else None
@@ -156,8 +147,9 @@ def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
     stopped: DataError | None = None
     try:
         for row in rows:
+            if len(chunk) % _WEIGHED == 0:
+                characters += _WEIGHED * _characters(row[0])
             chunk.append(row)
-            characters += _characters(row[0])
             if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0

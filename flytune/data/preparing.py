@@ -45,7 +45,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer = load_tokenizer(request.model, data)
     before = progress.find(out, request, list(_tallies(data)))
-    if (out / MANIFEST).exists():
+    if (out / MANIFEST).exists():  # killed between the last two lines below
         (out / PROGRESS).unlink()
         return Manifest.read(out / MANIFEST)
     with ExitStack() as opened:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from flytune.records import Record, SplitCounts
@@ -60,7 +61,7 @@ def save(progress: Progress, folder: Path) -> None:
 def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
     """Where an earlier run of the same request came to in `folder`; the beginning, where there was none.
 
-    Whatever is not part of it is removed. `keys` are the recipe's keys of all sources.
+    Whatever is not part of it is removed, unless all of it was done. `keys` are the recipe's keys of all sources.
 
     Raises:
         DataError: the progress is that of another request.
@@ -68,6 +69,8 @@ def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
     begun = _read(folder)
     if begun is not None and begun.request != digest_of(request):
         raise DataError(f"{folder}: another preparation was begun there; prepared data needs a folder of its own")
+    if begun is not None and (folder / MANIFEST).exists():
+        return begun
     if begun is not None and (changed := _changed(folder, begun)):
         logger.warning("%s: %s is not what %s says; preparing begins anew", folder, changed, PROGRESS)
         begun = None

@@ -84,7 +84,7 @@ class ChatTemplate:
         """The tokens that end an answer where they stand behind it."""
         marks = "|".join(re.escape(token) for token in sorted(self.marks, key=len, reverse=True))
         self._mark = re.compile(rf" *(?:{marks})")
-        self._last_mark = re.compile(rf"(?:{marks})\s*\Z")
+        self._ends = tuple(self.marks)
 
     def text(self, chat: Chat, where: str) -> str:
         """The messages, rendered."""
@@ -92,7 +92,7 @@ class ChatTemplate:
 
     def is_ended(self, text: str) -> bool:
         """Whether an end marker stands last, white space aside."""
-        return bool(self._last_mark.search(text))
+        return text.rstrip().endswith(self._ends)
 
     def answers(self, chat: Chat, where: str) -> Rendered:
         """The messages, rendered, with the answers and their end markers as spans."""
@@ -125,8 +125,13 @@ class ChatTemplate:
         found = [token for token in tokens if all(rest.startswith(token) for rest in behind)]
         return {max(found, key=len)} if found else set()
 
+    def _says(self, block: str) -> bool:
+        """Whether anything but end markers and white space stands in it."""
+        begin = block.lstrip()
+        return bool(begin) and (not begin.startswith(self._ends) or bool(self._mark.sub("", block).strip()))
+
     def _inside_marks(self, text: str, blocks: list[Span], chat: Chat, where: str) -> list[Span]:
-        says = [bool(self._mark.sub("", text[start:end]).strip()) for start, end in blocks]
+        says = [self._says(text[start:end]) for start, end in blocks]
         trained = [True] * len(blocks)
         if any(is_answer(message) and "train" in message for message in chat.messages):
             trained = self._trained(text, blocks, says, chat, where)

@@ -13,7 +13,7 @@ from flytune.data.formats import CHATS, Tokens, choose, convert
 from flytune.data.reading import Row
 from flytune.data.rendering import ChatTemplate, Rendered, render
 from flytune.data.tally import Tally
-from flytune.data.tokenizer import require_chat_template
+from flytune.data.tokenizer import Encoder, require_chat_template
 from flytune.data.tokenizing import IGNORED, Encoded, checked, encode
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
@@ -66,7 +66,7 @@ class Samples:
 class Sampler:
     """Makes samples as one request asks for."""
 
-    def __init__(self, request: DataRequest, tokenizer: Any) -> None:
+    def __init__(self, request: DataRequest, tokenizer: Encoder) -> None:
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._sources = {**request.data.all_sources, HELDOUT: request.data}
         self._template: ChatTemplate | None = None
@@ -90,8 +90,9 @@ class Sampler:
                 kept += self._kept(sample, where, chunk, made)
         if kept:
             made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
-        made.lengths = [len(ids) for ids, _ in kept]
-        made.trained = [int((labels != IGNORED).sum()) for _, labels in kept]
+            made.lengths = [len(ids) for ids, _ in kept]
+            starts = numpy.cumsum([0, *made.lengths[:-1]])
+            made.trained = numpy.add.reduceat(made.labels != IGNORED, starts, dtype=numpy.int64).tolist()
         if self._data.deduplicate:
             made.digests = [digest(ids, labels != IGNORED) for ids, labels in kept]
         return made

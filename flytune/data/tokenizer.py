@@ -44,6 +44,25 @@ def load_tokenizer(model: Model, data: Data) -> Any:
     return tokenizer
 
 
+class Encoder:
+    """What making samples needs of a tokenizer, under the same names; a process that is sent it need not import torch."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.backend_tokenizer = tokenizer.backend_tokenizer
+        self.chat_template = None if tokenizer.chat_template is None else tokenizer.get_chat_template()
+        self.special_tokens_map = dict(tokenizer.special_tokens_map)
+        self.added_tokens_decoder = dict(tokenizer.added_tokens_decoder)
+        self.bos_token, self.bos_token_id = tokenizer.bos_token, tokenizer.bos_token_id
+        self.eos_token, self.eos_token_id = tokenizer.eos_token, tokenizer.eos_token_id
+        self._length = len(tokenizer)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def get_chat_template(self) -> str | None:
+        return self.chat_template
+
+
 def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
     """Refuses a tokenizer without chat template, for a format that goes through one.
 
