@@ -12,12 +12,16 @@ from images import LIGHT
 
 
 class Planned(NamedTuple):
-    """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only."""
+    """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only.
+
+    `keep` is the folder that all attempts see.
+    """
 
     plan: Plan
     route: str
     shape: str
     request: DataRequest
+    keep: str
 
 
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"))
@@ -25,4 +29,4 @@ def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
     plan = planner.make(recipe)
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-    return Planned(plan, route(recipe, plan), plan.shape, request)
+    return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.folder)

@@ -13,6 +13,7 @@ import yaml
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import data
+from flytune.data import mixing, progress, shards
 from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics, Plan, TrainingResult
@@ -97,13 +98,54 @@ def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
     def prepared(**changes):
         recipe = Recipe.model_validate(tiny_recipe(base, copy, changes))
         request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-        return Path(prepare_data(request=request).path)
+        return Path(prepare_data(request=request, keep=str(tmp_path / "keep")).path)
 
     first = prepared()
     assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, "nothing that matters changed"
     assert prepared(**{"data.max_length": 64}) != first
     copy.write_text(copy.read_text().replace("Question 1:", "Question one:"))
     assert prepared() != first, "the same path with other content"
+
+
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # flytekit's, of a task that raised
+def test_a_killed_attempt_is_gone_on_with_and_nothing_is_left_behind(inputs, tmp_path, local_cache, monkeypatch, caplog):
+    base, rows = inputs
+    keep = tmp_path / "keep"
+    caplog.set_level("INFO", logger="flytune")
+    monkeypatch.setattr(shards, "SAMPLES_A_SHARD", 10)
+    monkeypatch.setattr(mixing, "_CHUNK_ROWS", 8)
+
+    def asked(path, **changes):
+        recipe = Recipe.model_validate(tiny_recipe(base, path, changes))
+        return DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+
+    save, saves = progress.save, []
+
+    def killing(found, folder):
+        save(found, folder)
+        saves.append(found)
+        if len(saves) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(progress, "save", killing)
+        prepare_data(request=asked(rows), keep=str(keep))
+    (left,) = keep.iterdir()
+    assert len(list(left.glob("train/*.parquet"))) == 3
+    folder = Path(prepare_data(request=asked(rows), keep=str(keep)).path)
+    assert "going on behind" in caplog.text
+    assert data.read_manifest(folder).rows == 80
+    assert not list(keep.iterdir())
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("nope\n")
+    with pytest.raises(Exception, match=r"bad\.jsonl:1: not JSON"):
+        prepare_data(request=asked(bad), keep=str(keep))
+    assert not list(keep.iterdir())
+    # A folder that cannot be made is no reason to fail.
+    (tmp_path / "file").touch()
+    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), keep=str(tmp_path / "file" / "keep")).path)
+    assert data.read_manifest(folder).rows == 80
+    assert "nothing is kept should this attempt be killed" in caplog.text
 
 
 def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):

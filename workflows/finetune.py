@@ -19,7 +19,7 @@ from workflows.routing import on
 def finetune(recipe: Recipe) -> FlyteDirectory:
     """Plan, prepare the data, train on the plan's machines, evaluate the export, store one artifact."""
     planned = make_plan(recipe=recipe)
-    dataset = prepare_data(request=planned.request)
+    dataset = prepare_data(request=planned.request, keep=planned.keep)
     trained = on("train", planned.route, TRAIN, recipe=recipe, plan=planned.plan, dataset=dataset)
     metrics = on("evaluate", planned.shape, EVALUATE, recipe=recipe, trained=trained, dataset=dataset)
     return store_artifact(recipe=recipe, plan=planned.plan, dataset=dataset, trained=trained, metrics=metrics)
