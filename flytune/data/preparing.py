@@ -49,9 +49,10 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         (out / PROGRESS).unlink()
         return Manifest.read(out / MANIFEST)
     with ExitStack() as opened:
-        bar = opened.enter_context(_bar(data))
+        size = bytes_of(data)
+        bar = opened.enter_context(_bar(size))
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
-        workers = opened.enter_context(Workers(request, tokenizer, processes))
+        workers = opened.enter_context(Workers(request, tokenizer, processes, size))
         length = data.max_length if data.packing else None
         writers: dict[Split, SplitWriter] = {
             "train": opened.enter_context(SplitWriter(out, "train", length, before.train)),
@@ -84,11 +85,11 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     return manifest
 
 
-def _bar(data: Data) -> "tqdm[Any]":
+def _bar(size: int | None) -> "tqdm[Any]":
     """Of bytes with the time left, or of rows where nobody knows how many there are."""
-    if (total := bytes_of(data)) is None:
+    if size is None:
         return tqdm(desc="prepare", unit=" rows", delay=2)
-    return tqdm(desc="prepare", total=total, unit="B", unit_scale=True, delay=2)
+    return tqdm(desc="prepare", total=size, unit="B", unit_scale=True, delay=2)
 
 
 def _tallies(data: Data) -> dict[str, Tally]:

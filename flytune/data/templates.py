@@ -42,16 +42,12 @@ class Template:
     def blocks(self, messages: list[Message], tools: Tools, where: str) -> tuple[str, list[Span]]:
         """The messages, rendered, and the characters of each generation block.
 
-        Of messages that are nothing but text the marks are printed and taken out again, which takes half the time of asking
-        transformers where they stand.
+        The marks are printed and taken out again where that can be done: half the time of asking transformers where they stand.
 
         Raises:
             DataError: the template refuses the messages.
         """
-        is_text = tools is None and all(
-            type(value) is str and _LEFT not in value and _RIGHT not in value for one in messages for value in one.values()
-        )
-        if self._printing is not None and is_text:
+        if self._printing is not None and _is_text(messages, tools) and not any(map(_holds_mark, messages)):
             return _unmarked(self._render(self._printing, messages, tools, where)[0])
         return self._render(self._source, messages, tools, where, tracked=True)
 
@@ -66,10 +62,14 @@ class Template:
     def _render(
         self, source: str, messages: list[Message], tools: Tools, where: str, tracked: bool = False
     ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
         options: Any = {"chat_template": source, "return_assistant_tokens_mask": tracked, "tools": tools, **self._tokens}
         try:
+            if not tracked and _is_text(messages, tools):
+                # What render_jinja_template does besides is for other values than text; it takes three times as long.
+                told = {"tools": None, "documents": None, "add_generation_prompt": False, **self._tokens}
+                return _compile_jinja_template(source).render(messages=messages, **told), []
             try:
                 rendered: Any = render_jinja_template([messages], **options)
             except TypeError:  # DeepSeek's templates add the arguments of a tool call to a string
@@ -79,6 +79,17 @@ class Template:
             raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
         texts, blocks = rendered
         return texts[0], blocks[0] if tracked else []
+
+
+def _is_text(messages: list[Message], tools: Tools) -> bool:
+    """Whether there is nothing but roles and what they say."""
+    return tools is None and all(
+        len(one) == 2 and type(one.get("role")) is str and type(one.get("content")) is str for one in messages
+    )
+
+
+def _holds_mark(message: Message) -> bool:
+    return any(mark in text for mark in (_LEFT, _RIGHT) for text in message.values())
 
 
 def _unmarked(marked: str) -> tuple[str, list[Span]]:

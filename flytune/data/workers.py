@@ -23,7 +23,9 @@ from flytune.recipe import DataRequest
 
 logger = logging.getLogger(__name__)
 ALONE = 16
-"""Chunks of a source that are done here before processes are started: these need some seconds to import."""
+"""Chunks of a source that are done here before processes are started: these need seconds to import."""
+LARGE = 16_000_000
+"""Bytes of files for which they are started at once."""
 _AHEAD = 2
 """Chunks that wait beside those in work, so that no process does."""
 _sampler: Sampler | None = None
@@ -32,13 +34,16 @@ _sampler: Sampler | None = None
 class Workers:
     """Makes samples; in processes of their own as soon as there is enough to do."""
 
-    def __init__(self, request: DataRequest, tokenizer: Any, processes: int | None = None) -> None:
+    def __init__(self, request: DataRequest, tokenizer: Any, processes: int | None = None, size: int | None = None) -> None:
+        """`size` is that of all files in bytes, where it is known."""
         encoder = Encoder(tokenizer)
         self._arguments = request, encoder
         self._processes = cores() if processes is None else processes
         self._sampler = Sampler(request, encoder)
         self._pool: ProcessPoolExecutor | None = None
         self._is_ready = threading.Event()
+        if self._processes > 1 and (size or 0) >= LARGE:
+            self._start()
 
     def __enter__(self) -> Self:
         return self
@@ -56,8 +61,9 @@ class Workers:
         for number, chunk in enumerate(chunks, 1):
             yield (samples := self._sampler.samples(chunk))
             # All others shall know the format that a first row told.
-            if self._processes > 1 and samples.tally.form and (self._is_ready.is_set() or number >= ALONE):
-                self._start()
+            if self._processes > 1 and samples.tally.form:
+                if number >= ALONE:
+                    self._start()
                 if self._is_ready.is_set():
                     break
         try:
