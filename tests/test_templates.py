@@ -13,8 +13,11 @@ MARKED = {
     "plain": "{% for m in messages %}" + TURN + "{% if m['role'] == 'assistant' %}"
     "{% generation %}{{ m['content'] }}</s>{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}",
     "white space": "{% for m in messages %}\n  " + TURN + "  {%- if m['role'] == 'assistant' %}\n"
-    "  {%- generation -%}\n   {{ m['content'] }}  \n  {%- endgeneration +%}\n  x{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}",
-    "lines": "{% for m in messages %}\n" + TURN + "{% if m['role'] == 'assistant' %}\n    {% generation %}\n{{ m['content'] }}\n"
+    "  {%- generation -%}\n   {{ m['content'] }}  \n  {%- endgeneration +%}\n  x"
+    "{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}",
+    "lines": "{% for m in messages %}\n"
+    + TURN
+    + "{% if m['role'] == 'assistant' %}\n    {% generation %}\n{{ m['content'] }}\n"
     "    {% endgeneration %}\nend{% else %}\n{{ m['content'] | trim }}{% endif %}\n{% endfor %}",
     "scope": "{% set said = 'none' %}{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}"
     "{% set said = m['content'] %}{{ said }}{{ loop.index }}{% endgeneration %}{% endif %}[{{ said }}]{% endfor %}",
@@ -36,7 +39,9 @@ def asked(source: str, messages: list[dict[str, Any]], tools: Any) -> tuple[str,
 
 @pytest.mark.parametrize("name", MARKED)
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.text(st.sampled_from(" \naB</think>狐\ue000\ue001\ue002"), max_size=12), min_size=1, max_size=6), st.booleans())
+@given(
+    st.lists(st.text(st.sampled_from(" \naB</think>狐\ue000\ue001\ue002"), max_size=12), min_size=1, max_size=6), st.booleans()
+)
 @example(["q", "\ue000 and \ue001", "q", "plain"], False)
 @example(["q", "<think>a</think> b \n"], True)
 def test_blocks_are_those_of_transformers(name: str, texts: list[str], with_tools: bool) -> None:
