@@ -16,8 +16,8 @@ from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
-from flytune.records import Manifest, Metrics, Plan, Record, TrainingResult
-from flytune.strict import Strict
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.strict import Record, Strict
 
 log = logging.getLogger(__name__)
 

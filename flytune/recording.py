@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flytune import timing, tracking
+from flytune import peaks, timing, tracking
 from flytune.collating import tokens_of
 from flytune.errors import TrainingError
+from flytune.peaks import Peaks
 from flytune.records import Step
 from flytune.scoring import Scorer
 from flytune.strategies.strategy import Strategy
@@ -27,6 +28,7 @@ class Recorder:
         self.trainer: Any = None
         """Set once it is built: callbacks are built before it."""
         self.strategy, self.scorer = strategy, scorer
+        self.peaks = Peaks()
         self._eval_loss: float | None = None
         self._tokens = 0
         """Of this process since the last logged step, padding not counted."""
@@ -46,6 +48,17 @@ class Recorder:
         self.clock = timing.Clock(on_gpu=args.device.type == "cuda")
         timing.watch(self.trainer, self.clock)
         self._count_tokens()
+        self._watch_memory()
+
+    def _watch_memory(self) -> None:
+        save = self.trainer._save_checkpoint
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            with self.peaks.during(peaks.SAVE):
+                save(*args, **kwargs)
+
+        self.trainer._save_checkpoint = watched
+        self.peaks.enter(peaks.FIRST_STEP)
 
     def _count_tokens(self) -> None:
         # TRL's num_tokens counts one row of a packed batch, with its padding.
@@ -61,10 +74,13 @@ class Recorder:
     def end_step(self, step: int, is_last: bool) -> bool:
         """An optimizer step is over; says whether the live model was scored after it."""
         self.clock.enter("other")
+        if self.peaks.phase == peaks.FIRST_STEP:
+            self.peaks.enter(peaks.STEP)
         if self.scorer is None or not self.scorer.is_due(step, is_last):
             return False
         self.clock.enter("eval")
-        self._eval_loss = self.scorer.score(self.trainer)
+        with self.peaks.during(peaks.EVALUATE):
+            self._eval_loss = self.scorer.score(self.trainer)
         self.clock.enter("other")
         return True
 
@@ -83,6 +99,7 @@ class Recorder:
             )
         parts, tokens = self.clock.read(), self._all_tokens()
         seconds = sum(parts.values())
+        held, reserved = self.peaks.read()
         done = Step(
             step=step,
             epoch=epoch,
@@ -98,7 +115,8 @@ class Recorder:
             eval_seconds=parts["eval"],
             tokens=tokens,
             tokens_per_second=tokens / (seconds - parts["eval"]),
-            **peak_memory(),
+            memory_bytes=held,
+            memory_reserved_bytes=reserved,
         )
         self._tokens, self._eval_loss = 0, None
         self.steps.append(done)
@@ -113,6 +131,15 @@ class Recorder:
 
         mine = torch.tensor([self._tokens], device=self.trainer.args.device)
         return int(self.trainer.accelerator.reduce(mine, reduction="sum"))
+
+    def all_peaks(self) -> dict[str, dict[str, int]]:
+        """By phase, of the process that held most: as TrainingResult has them. Every process asks."""
+        from accelerate.utils import gather_object
+
+        self.peaks.read()
+        mine = [{"peaks": self.peaks.bytes, "reserved_peaks": self.peaks.reserved}]
+        found = gather_object(mine)
+        return {kind: {phase: max(one[kind].get(phase, 0) for one in found) for phase in mine[0][kind]} for kind in mine[0]}
 
     def finish(self, out: Path) -> None:
         """The first process, once the run is over and exported: steps.jsonl moves to `out`, trackers are closed."""
@@ -154,16 +181,3 @@ def _step_of(line: str) -> int:
     except ValidationError:
         # Cut off when the process was killed.
         return sys.maxsize
-
-
-def peak_memory() -> dict[str, Any]:
-    """Bytes that this process has held at most, as Step has them: on its fullest GPU, or in host memory without any."""
-    import torch
-
-    if torch.cuda.is_available():
-        gpus = range(torch.cuda.device_count())
-        allocated, reserved = torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved
-        return {"memory_bytes": max(map(allocated, gpus)), "memory_reserved_bytes": max(map(reserved, gpus))}
-    import resource
-
-    return {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "memory_reserved_bytes": None}

@@ -1,22 +1,10 @@
 """What the stages hand on: small frozen records, stored as JSON beside the data they speak of."""
 
-from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import Field
 
-from flytune.strict import Strict
-
-
-class Record(Strict):
-    """A record that is kept as a JSON file."""
-
-    def write(self, path: Path) -> None:
-        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+from flytune.strict import Record, Strict
 
 
 class Component(Strict):
@@ -195,6 +183,10 @@ class TrainingResult(Record):
     world_size: int
     memory_kind: str
     """`GPU memory allocated` or `host memory (RSS)`."""
+    peaks: dict[str, int] = Field(default={})
+    """Peak bytes by phase (flytune.peaks.PHASES), of the process that held most of that kind."""
+    reserved_peaks: dict[str, int] = Field(default={})
+    """What the allocator had taken of that GPU; empty without one."""
     trained_parameters: int
     total_parameters: int
     heldout_loss: float | None

@@ -5,7 +5,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,6 +21,17 @@ class Strict(BaseModel):
     """Keys that it knows from other tools, anywhere below it: what to write instead."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class Record(Strict):
+    """A record that is kept as a JSON file."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def load_yaml(path: str | Path) -> Any:

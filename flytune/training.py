@@ -1,6 +1,5 @@
 """The one training loop: TRL's SFTTrainer on a prepared data set, laid out as the recipe's strategy says."""
 
-import logging
 import os
 import shutil
 import time
@@ -8,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, ordering, slices, tracking
+from flytune import data, export, heldout, loading, ordering, peaks, resuming, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
@@ -18,8 +17,6 @@ from flytune.scoring import Scorer, live_loss, scored_rows
 from flytune.sections import Hardware
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
-
-log = logging.getLogger(__name__)
 
 
 def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> TrainingResult:
@@ -52,8 +49,10 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     _train(trainer, str(resumed) if resumed else None)
     seconds = time.monotonic() - started
 
+    recorder.peaks.enter(peaks.EVALUATE)
     rows = scored_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
     heldout_loss = live_loss(trainer, rows, min(4, plan.per_device_train_batch_size))
+    recorder.peaks.enter(peaks.EXPORT)
     export.write(trainer, recipe, dataset / "tokenizer", out)
     parameters = [(parameter.requires_grad, export.elements(parameter)) for parameter in trainer.model.parameters()]
     result = TrainingResult(
@@ -65,6 +64,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         trained_parameters=sum(size for trained, size in parameters if trained),
         total_parameters=sum(size for _, size in parameters),
         heldout_loss=heldout_loss,
+        **recorder.all_peaks(),
         resumed_from_step=int(resumed.name.rpartition("-")[2]) if resumed else 0,
     )
     if trainer.is_world_process_zero():
@@ -94,9 +94,9 @@ def build(
             f"rank {args.process_index}: the plan is for {plan.world_size} processes, {args.world_size} were started; "
             "the run does not go on: its global batch would not be the recipe's"
         )
-    resumed = _agreed(_last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None, args)
+    resumed = resuming.agreed(resuming.last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None, args)
     if resumed and not strategy.resizes:
-        _check_size(resumed, plan.world_size)
+        resuming.check_size(resumed, plan.world_size)
     strategy.before_load(args.device.type)
     sliced, dtype = strategy.reads_slices(recipe), strategy.load_dtype(recipe)
     if sliced:
@@ -207,44 +207,3 @@ def _train(trainer: Any, resume_from: str | None) -> None:
             "go on by itself. Lower training.per_device_train_batch_size or data.max_length, shard or offload more, or choose "
             f"a larger shape: {error}"
         ) from error
-
-
-def _agreed(checkpoint: Path | None, args: Any) -> Path | None:
-    """The checkpoint that every process has found.
-
-    Raises:
-        TrainingError: they found different ones; each would train another run, and all would wait for each other.
-    """
-    if args.world_size == 1:
-        return checkpoint
-    import torch.distributed
-
-    found: list[str | None] = [None] * args.world_size
-    torch.distributed.all_gather_object(found, checkpoint and checkpoint.name)
-    if len(set(found)) > 1:
-        raise TrainingError(
-            f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the newest whole checkpoint "
-            f"is {', '.join(f'{name or None} on rank {rank}' for rank, name in enumerate(found))}; name a file system that is "
-            "mounted into all pods; the run does not go on by itself"
-        )
-    return checkpoint
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end (trainer_state.json comes last), if any."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    if last:
-        log.info("going on from %s", last)
-    return last
-
-
-def _check_size(checkpoint: Path, world_size: int) -> None:
-    # The Trainer saves the random state of each process.
-    written = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
-    if written != world_size:
-        raise TrainingError(
-            f"{checkpoint}: written by {written} processes, and this run has {world_size}; DeepSpeed cannot lay the states "
-            f"that it partitions out anew, and the run does not go on. Choose a shape of {written} processes, or remove "
-            f"{checkpoint.parent} to start over"
-        )

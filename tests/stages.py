@@ -140,6 +140,7 @@ def training_result(steps: int, seed: int = 0) -> TrainingResult:
         trained_parameters=4_884_480,
         total_parameters=139_400_064,
         heldout_loss=2.31,
+        peaks={"load": 2**30, "first step": 3 * 2**30 // 2, "steady step": 13 * 2**27, "evaluate": 2**30, "export": 9 * 2**27},
     )
 
 

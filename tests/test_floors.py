@@ -36,7 +36,15 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
-    {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing"}
+    {
+        "flytune.memory",
+        "flytune.charts",
+        "flytune.strips",
+        "flytune.heldout",
+        "flytune.timing",
+        "flytune.peaks",
+        "flytune.resuming",
+    }
     | {"flytune.collating", "flytune.ordering"},
     {"flytune.strategies"},
     {"flytune.models"},

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from flytune import data, heldout, planner, recording, scoring, timing, training
+from flytune import data, heldout, peaks, planner, recording, scoring, timing, training
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Step
 from flytune.shapes import shape_named
@@ -76,6 +76,34 @@ def test_the_parts_of_a_step_are_all_there_and_add_up(sharding, scored):
         assert step.memory_bytes > 2**20
         assert step.memory_reserved_bytes is None
     assert sum(step.seconds for step in result.steps) <= result.seconds
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero3", "fsdp"])
+def test_peaks_are_told_by_phase_of_the_process_that_held_most(sharding, scored):
+    result, _ = scored(sharding)
+    assert list(result.peaks) == ["load", "first step", "steady step", "evaluate", "export"]
+    assert min(result.peaks.values()) > 2**20
+    assert result.steps[-1].memory_bytes <= max(result.peaks.values())
+    assert [step.memory_bytes for step in result.steps] == sorted(step.memory_bytes for step in result.steps)
+    assert result.reserved_peaks == {}
+
+
+def hold_in_phases():
+    found = peaks.Peaks()
+    found.enter(peaks.STEP)
+    with found.during(peaks.SAVE):
+        held = bytearray(200 * 2**20)
+        del held
+    found.enter(peaks.EXPORT)
+    most, _ = found.read()
+    assert found.phase == peaks.EXPORT
+    return most, found.bytes
+
+
+def test_what_a_phase_held_is_not_told_of_another():
+    most, held = ranks.run(1, hold_in_phases)
+    assert most == held[peaks.SAVE] > held[peaks.STEP] + 190 * 2**20
+    assert held[peaks.EXPORT] < held[peaks.SAVE] - 190 * 2**20
 
 
 def fit_and_note(recipe, inputs, out):

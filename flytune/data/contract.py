@@ -10,8 +10,9 @@ from flytune.data import clauses
 from flytune.data.census import Census
 from flytune.data.clauses import Check, Verdict
 from flytune.errors import DataError
-from flytune.records import Manifest, Record
+from flytune.records import Manifest
 from flytune.sections import Data
+from flytune.strict import Record
 
 logger = logging.getLogger(__name__)
 CONTRACT = "contract.json"

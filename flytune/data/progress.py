@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
-from flytune.records import Record, SplitCounts
-from flytune.strict import Strict
+from flytune.records import SplitCounts
+from flytune.strict import Record, Strict
 
 logger = logging.getLogger(__name__)
 PROGRESS = "progress.json"

@@ -9,14 +9,13 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from flytune.errors import FlytuneError, RecipeError
-from flytune.records import Record
 from flytune.sections import Method, Sharding
 from flytune.selftest import comparing, machine
 from flytune.selftest.ranks import RankFailed
 from flytune.selftest.trials import Layout, Pair, Rows, Trials, plain_pair
 from flytune.shapes import Shape
 from flytune.strategies import STRATEGIES, pair_problem, strategy_of
-from flytune.strict import Strict
+from flytune.strict import Record, Strict
 
 # How far a run may be from plain training; docs/equality.md says why, and what was seen.
 TOLERANCES = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4}
