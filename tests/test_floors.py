@@ -39,6 +39,7 @@ FLOORS = [
     {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing"}
     | {"flytune.collating", "flytune.ordering"},
     {"flytune.strategies"},
+    {"flytune.workload"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},
     {"flytune.sections"},
