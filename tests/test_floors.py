@@ -38,7 +38,8 @@ FLOORS = [
     },
     {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing"}
     | {"flytune.collating", "flytune.ordering"},
-    {"flytune.strategies"},
+    {"flytune.strategies", "flytune.closed_form"},
+    {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},
