@@ -36,6 +36,8 @@ PROFILES: dict[str, Profile] = {
 """Source -> the framework that ran it; a source that is not here is taken for transformers' Trainer."""
 ON_THE_DEVICE = ("nvidia-smi",)
 """Words of metric_mem by which the reserved figure is what the driver counts: CUDA's context is part of it."""
+DEVICE_GIB = {"A100-80": 79.2, "A100-40": 39.4, "H100-80": 79.2, "A10G-24": 22.1, "RTX3090": 23.7, "RTX4090": 23.6}
+"""GPU -> GiB that the driver gives (torch's total_memory), where the table has the size that it is sold by."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHARDING = {"fsdp1-grad_op": "fsdp1_grad_op", "fsdp2-grad_op": "fsdp2_grad_op", "": "none"}
 _PRECISIONS = {"": "pure", "none": "pure", "bf16": "autocast", "amp_bf16/DEFAULT": "fsdp", "bf16/PURE": "fsdp"}
@@ -152,7 +154,7 @@ def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
         sharding=sharding,  # type: ignore[arg-type]
         gpus=int(row["n_gpu"]),
         nodes=int(row["nodes"]),
-        gpu_memory_gib=_number(row, "gpu_gib") or 80.0,
+        gpu_memory_gib=DEVICE_GIB.get((row["gpu"] or "").split("(")[0]) or _number(row, "gpu_gib") or 80.0,
         weight_dtype=_DTYPES[row["weight_dtype"]],  # type: ignore[arg-type]
         precision=precision,  # type: ignore[arg-type]
         compute_dtype="float16" if row["weight_dtype"] == "fp16" and mixed == "none" else "bfloat16",

@@ -57,7 +57,6 @@ class Activations:
     """On top of it, while backward is in the layer."""
     loss: float
     """Last norm, head and loss, at most."""
-    stream_gradient: float
 
 
 def stream_bytes(workload: Workload) -> int:
@@ -88,7 +87,6 @@ def count(workload: Workload) -> Activations:
         kept=tokens * (kept + adapters),
         working=tokens * (working + gradient),
         loss=tokens * _loss(workload, compute, stream),
-        stream_gradient=tokens * stream * sizes.hidden_size,
     )
 
 

@@ -39,6 +39,7 @@ class Workload:
     """On all nodes together."""
     nodes: int
     gpu_memory_gib: float
+    """What the driver lets a process have: 79.2 of an A100 of 80 GB."""
     weight_dtype: Dtype
     """That trained weights (full) or the frozen base (lora) lie in between steps; of qlora, what is not quantized."""
     precision: Literal["pure", "autocast", "fsdp"]

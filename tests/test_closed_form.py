@@ -170,7 +170,7 @@ def test_an_optimizer_in_backward_holds_no_gradients_at_once():
     assert parts.get("gradients", 0) <= 2 * PARAMETERS / LAYERS + 2 * VOCABULARY * HIDDEN
 
 
-def test_frozen_units_of_fsdp1_keep_a_gradient_for_each_checkpoint():
+def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
     """Why LoRA of 70B is 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
     published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
     published |= {"sequence_length": 2048}
