@@ -10,7 +10,14 @@ from flytune.sections import Method, Model
 from flytune.strict import Strict
 
 # Model types whose MLP has two matrices (up, down) instead of Llama's three (gate, up, down).
-_UNGATED = {"gpt_neox", "phi", "starcoder2"}
+_UNGATED = {"gpt_neox", "phi", "starcoder2", "mpt"}
+# Model types whose linear layers all have biases; those where queries, keys and values alone have them; tied by default.
+_BIASED = {"gpt_neox", "phi", "starcoder2"}
+_BIASED_QKV = {"qwen", "qwen2"}
+_TIED = {"gemma", "gemma2", "gemma3_text", "mpt"}
+# Norms of hidden size in one decoder layer, and vectors in one norm (a layer norm has a bias), where they are not 2 and 1.
+_NORMS = {"phi": 1, "gemma2": 4, "gemma3_text": 4}
+_LAYER_NORMS = {"gpt_neox", "phi", "starcoder2"}
 
 
 class Geometry(Strict):
@@ -28,7 +35,23 @@ class Geometry(Strict):
     quantized: str | None = None
     """How the published weights are quantized (bitsandbytes, gptq ...), if they are."""
     extra: int
-    """Norms, biases and routers of all layers, and the last norm."""
+    """Norms, biases, routers and learned positions of all layers, and the last norm."""
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    """Width of one MLP, of one expert."""
+    gated: bool
+    """Whether the MLP has three matrices (gate, up, down) or two."""
+    experts: int = 1
+    experts_per_token: int = 1
+
+    @property
+    def named_linears(self) -> list[tuple[str, int, int]]:
+        """`linears` with the names q, k, v, o, gate, up, down; those of an MLP once for each expert."""
+        mlp = ["gate", "up", "down"] if self.gated else ["up", "down"]
+        names = ["q", "k", "v", "o", *mlp * self.experts]
+        return [(name, rows, columns) for name, (rows, columns) in zip(names, self.linears, strict=True)]
 
     @property
     def linear_parameters(self) -> int:
@@ -102,33 +125,68 @@ def geometry(config: dict[str, Any], name: str) -> Geometry:
         RecipeError: it lacks one of them.
     """
     quantized = (config.get("quantization_config") or {}).get("quant_method")
-    config = config.get("text_config") or config
+    config = _in_llama_words(config.get("text_config") or config)
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     if missing := [key for key in needed if not isinstance(config.get(key), int)]:
         raise RecipeError(
             f"model.name_or_path: {name}: its config.json ({config.get('model_type', 'no model_type')}) does not say "
             f"{', '.join(missing)}; Flytune plans decoder models in Llama's layout"
         )
+    kind = config.get("model_type") or "?"
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
-    key_value = (config.get("num_key_value_heads") or heads) * head
+    key_value_heads = config.get("num_key_value_heads") or heads
+    key_value = key_value_heads * head
     attention = [(hidden, heads * head), (hidden, key_value), (hidden, key_value), (heads * head, hidden)]
     experts = config.get("num_local_experts") or config.get("num_experts") or 1
     width = config.get("moe_intermediate_size") or config["intermediate_size"]
-    up = 1 if config.get("model_type") in _UNGATED else 2
-    mlp = ([(hidden, width)] * up + [(width, hidden)]) * experts
-    biases = heads * head + 2 * key_value if config.get("attention_bias") or config.get("model_type") == "qwen2" else 0
+    gated = kind not in _UNGATED
+    linears = attention + ([(hidden, width)] * (2 if gated else 1) + [(width, hidden)]) * experts
+    tied = bool(config.get("tie_word_embeddings", kind in _TIED))
+    vectors = 2 if kind in _LAYER_NORMS else 1
     # Qwen 3 norms queries and keys, a weight for each channel of a head.
-    norms = 2 * hidden + (2 * head if config.get("model_type", "").startswith("qwen3") else 0)
+    norms = _NORMS.get(kind, 2) * vectors * hidden + (2 * head if kind.startswith("qwen3") else 0)
+    biases = 0
+    if kind in _BIASED:
+        biases = sum(columns for _, columns in linears)
+    elif config.get("attention_bias") or kind in _BIASED_QKV:
+        biases = heads * head + 2 * key_value
     router = hidden * experts if experts > 1 else 0
+    # Phi's head has a bias as well.
+    once = vectors * hidden + config.get("learned_positions", 0) * hidden + (config["vocab_size"] if kind == "phi" else 0)
     return Geometry(
-        model_type=config.get("model_type", "?"),
+        model_type=kind,
         dtype=config.get("dtype") or config.get("torch_dtype"),
         hidden_size=hidden,
         num_hidden_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"],
-        linears=attention + mlp,
+        linears=linears,
         quantized=quantized,
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        extra=config["num_hidden_layers"] * (norms + biases + router) + hidden,
+        tie_word_embeddings=tied,
+        extra=config["num_hidden_layers"] * (norms + biases + router) + once,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head,
+        intermediate_size=width,
+        gated=gated,
+        experts=experts,
+        experts_per_token=(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,
     )
+
+
+def _in_llama_words(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the keys that Llama's has, where its model type has other words for the same sizes."""
+    if config.get("model_type") == "mpt" and isinstance(config.get("d_model"), int):
+        alibi = (config.get("attn_config") or {}).get("alibi")
+        return config | {
+            "hidden_size": config["d_model"],
+            "num_hidden_layers": config.get("n_layers"),
+            "num_attention_heads": config.get("n_heads"),
+            "intermediate_size": config["d_model"] * config.get("expansion_ratio", 4),
+            # Positions are a table of vectors, unless they are slopes added to the scores.
+            "learned_positions": 0 if alibi else config.get("max_seq_len", 2048),
+        }
+    if config.get("model_type") == "qwen" and isinstance(config.get("intermediate_size"), int):
+        # The first Qwen counts gate and up together.
+        return config | {"intermediate_size": config["intermediate_size"] // 2}
+    return config

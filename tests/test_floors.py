@@ -46,7 +46,9 @@ FLOORS = [
         "flytune.resuming",
     }
     | {"flytune.collating", "flytune.ordering"},
-    {"flytune.strategies"},
+    {"flytune.strategies", "flytune.closed_form"},
+    {"flytune.activations", "flytune.states"},
+    {"flytune.workload"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records"},
     {"flytune.sections"},

@@ -1,0 +1,211 @@
+"""A table of published measurements of training runs, read into workloads with what was measured of each.
+
+The table has a row a run, with the source and the quoted figure. Its memory columns are GiB already: figures that a source
+prints in 1e9 bytes, or summed over its GPUs, were converted when the table was made. Sizes of its models are those of
+their config.json, in measured_models.json; they must give the table's parameter count.
+"""
+
+import csv
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flytune.errors import DataError
+from flytune.models import Geometry, geometry
+from flytune.workload import Optimizer, Profile, Workload
+
+MODELS = Path(__file__).with_name("measured_models.json")
+PARAMETERS_MAY_DIFFER = 0.005
+"""Of the table's count, as a share."""
+
+PROFILES: dict[str, Profile] = {
+    "fms-acceleration": "transformers",
+    "QwenLM/Qwen README": "transformers",
+    "ms-swift 2.x Benchmark.md": "transformers",
+    "litgpt resource-tables": "litgpt",
+    "litgpt config_hub": "litgpt",
+    "torchtune README": "torchtune",
+    "llm-foundry benchmarking": "composer",
+    "AnswerDotAI/fsdp_qlora": "fsdp_qlora",
+    "seed 002 LambdaLabs ch5": "torch",
+    "seed 000 HF ram-efficient-pytorch-fsdp": "transformers",
+    "HF blog deepspeed-to-fsdp-and-back": "transformers",
+}
+"""Source -> the framework that ran it; a source that is not here is taken for transformers' Trainer."""
+ON_THE_DEVICE = ("nvidia-smi",)
+"""Words of metric_mem by which the reserved figure is what the driver counts: CUDA's context is part of it."""
+DEVICE_GIB = {"A100-80": 79.2, "A100-40": 39.4, "H100-80": 79.2, "A10G-24": 22.1, "RTX3090": 23.7, "RTX4090": 23.6}
+"""GPU -> GiB that the driver gives (torch's total_memory), where the table has the size that it is sold by."""
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SHARDING = {"fsdp1-grad_op": "fsdp1_grad_op", "fsdp2-grad_op": "fsdp2_grad_op", "": "none"}
+_PRECISIONS = {"": "pure", "none": "pure", "bf16": "autocast", "amp_bf16/DEFAULT": "fsdp", "bf16/PURE": "fsdp"}
+_QUANTIZATION = {"": "none", "nf4": "nf4", "nf4-dq": "nf4_double", "gptq4": "gptq4"}
+_CHECKPOINTING = {"": "none", "none": "none", "full": "full", "full+offload": "offloaded"}
+_LOSSES = {"hf": "hf", "foak_fast": "foak", "liger_fused": "liger", "litgpt_chunked": "chunked", "fp32_logits": "fp32_logits"}
+_LOSSES |= {"chunked": "chunked", "": "hf"}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One row: what was run, and what was measured of it. Memory is that of the fullest GPU."""
+
+    row: str
+    source: str
+    quality: str
+    """A: fully specified; B: mostly; C: with gaps."""
+    model: str
+    workload: Workload | None
+    """None where the row does not say the sizes of a batch: it measured loading."""
+    gpu: str
+    gpu_memory_gib: float | None
+    allocated_gib: float | None
+    reserved_gib: float | None
+    reserved_on_device: bool
+    """Whether `reserved_gib` is the driver's figure, with CUDA's context and NCCL's buffers."""
+    tokens_per_second: float | None
+    """Of one GPU."""
+    step_seconds: float | None
+    outcome: str
+    """ok or oom."""
+    note: str
+    quote: str
+
+
+def read(path: Path) -> list[MeasuredRun]:
+    """The rows of a table.
+
+    Raises:
+        DataError: the file is not there or has not the columns; a row has a value that cannot be read, with its line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    rows = csv.DictReader(text.splitlines())
+    needed = {"id", "source", "model", "params_b", "method", "sharding", "n_gpu", "seq_len", "micro_batch", "outcome"}
+    if missing := sorted(needed - set(rows.fieldnames or ())):
+        raise DataError(f"{path}: not a table of measurements: it has no column {', '.join(missing)}")
+    runs = []
+    for row in rows:
+        try:
+            runs.append(_run(row))
+        except (KeyError, ValueError, TypeError) as error:
+            said = f"does not know {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{path}:{rows.line_num}: row {row['id']}: {said}") from None
+    return runs
+
+
+@cache
+def model(name: str) -> Geometry:
+    """The sizes of a model by the table's name for it."""
+    configs = json.loads(MODELS.read_text(encoding="utf-8"))
+    if name not in configs:
+        raise ValueError(f"the sizes of model {name} are not known; add its config to {MODELS.name}")
+    return geometry(configs[name], name)
+
+
+def _run(row: dict[str, Any]) -> MeasuredRun:
+    sizes = model(row["model"])
+    said = float(row["params_b"]) * 1e9
+    if abs(sizes.parameters - said) > PARAMETERS_MAY_DIFFER * said:
+        raise ValueError(
+            f"{row['model']} has {sizes.parameters / 1e9:.4f} billion parameters by {MODELS.name}, {said / 1e9:.4f} by params_b"
+        )
+    if row["outcome"] not in ("ok", "oom"):
+        raise ValueError(f"outcome is {row['outcome']!r}, not ok or oom")
+    return MeasuredRun(
+        row=row["id"],
+        source=row["source"],
+        quality=row.get("quality") or "",
+        model=row["model"],
+        workload=_workload(row, sizes) if row["seq_len"] and row["micro_batch"] else None,
+        gpu=row.get("gpu") or "",
+        gpu_memory_gib=_number(row, "gpu_gib"),
+        allocated_gib=_number(row, "peak_alloc_gib"),
+        reserved_gib=_number(row, "peak_reserved_gib"),
+        reserved_on_device=any(word in (row.get("metric_mem") or "") for word in ON_THE_DEVICE),
+        tokens_per_second=_number(row, "tok_s_gpu"),
+        step_seconds=_number(row, "step_time_s"),
+        outcome=row["outcome"],
+        note="; ".join(row[column] for column in ("notes", "other", "mem_note") if row.get(column)),
+        quote=row.get("quote") or "",
+    )
+
+
+def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
+    sharding = _SHARDING.get(row["sharding"], row["sharding"])
+    if row["source"] == "QwenLM/Qwen README" and row["method"] == "full":
+        # Its script for all parameters, finetune_ds.sh, is ZeRO-3 on one GPU as well.
+        sharding = "zero3"
+    mixed = row["mixed"] or "none"
+    if mixed.startswith("fsdp2"):
+        precision = "fsdp"
+    elif mixed == "bf16" and sharding.startswith("fsdp") and row["method"] == "full":
+        # transformers' Trainer hands FSDP a mixed precision policy where bf16 is set.
+        precision = "fsdp"
+    else:
+        precision = _PRECISIONS[mixed]
+    words = " ".join(row[column] or "" for column in ("notes", "other")).lower()
+    return Workload(
+        geometry=sizes,
+        method=row["method"],
+        sharding=sharding,  # type: ignore[arg-type]
+        gpus=int(row["n_gpu"]),
+        nodes=int(row["nodes"]),
+        gpu_memory_gib=DEVICE_GIB.get((row["gpu"] or "").split("(")[0]) or _number(row, "gpu_gib") or 80.0,
+        weight_dtype=_DTYPES[row["weight_dtype"]],  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
+        compute_dtype="float16" if row["weight_dtype"] == "fp16" and mixed == "none" else "bfloat16",
+        optimizer=_optimizer(row["optimizer"] or "adamw"),
+        sequence_length=int(float(row["seq_len"])),
+        micro_batch=int(float(row["micro_batch"])),
+        accumulation=int(row["grad_accum"] or 1),
+        quantization=_QUANTIZATION[row["quant"]],  # type: ignore[arg-type]
+        lora_r=int(float(row["lora_r"] or 0)),
+        lora_targets=tuple(_target(name, row) for name in row["lora_targets"].split(",") if name),
+        offload=row["offload"] or "none",
+        checkpointing=_CHECKPOINTING[row["act_ckpt"]],  # type: ignore[arg-type]
+        attention="flash" if row["attn"].startswith("fa2") else "sdpa",
+        loss=_LOSSES[row["ce_kernel"]],  # type: ignore[arg-type]
+        variable_length="variable length" in words or "longest" in (row["mem_note"] or "").lower(),
+        compiled=row["compile"] == "yes",
+        # TRL does not prepare a model that FSDP will shard (SFTTrainer, is_sharded_qlora).
+        kbit_float32="prepare_model_for_kbit" in words and not sharding.startswith("fsdp"),
+        profile=_profile(row),
+    )
+
+
+def _profile(row: dict[str, Any]) -> Profile:
+    """By the source; transformers' loss changed with 4.46, and a row that does not say its release is an older one."""
+    profile = PROFILES.get(row["source"], "transformers")
+    newer = "tf4.48" in (row.get("framework") or "")
+    return "transformers_4_45" if profile == "transformers" and not newer else profile
+
+
+def _target(name: str, row: dict[str, Any]) -> str:
+    # litgpt adapts the head as any linear layer; PEFT trains a copy of it (modules_to_save).
+    adapted = {"emb": "embedding", "head": "lora_head" if row["source"].startswith("litgpt") else "head"}
+    return adapted.get(name, name)
+
+
+def _optimizer(words: str) -> Optimizer:
+    """AdamW by the words of the table; without "fused" it is torch's default, foreach on a GPU."""
+    low = words.lower()
+    return Optimizer(
+        name=words,
+        # Two moments: a byte each in 8 bits (Dettmers et al. 2022), or float32 where the name says so.
+        state_bytes=2.0 if "8bit" in low else 8.0 if "32bit" in low else None,
+        implementation="fused" if "fused" in low or "bit" in low else "foreach",
+        in_backward="in backward" in low,
+        paged="paged" in low,
+    )
+
+
+def _number(row: dict[str, Any], column: str) -> float | None:
+    value = row.get(column)
+    try:
+        return float(value) if value else None
+    except ValueError:
+        raise ValueError(f"{column} is {value!r}, not a number") from None
