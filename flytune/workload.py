@@ -59,6 +59,8 @@ class Workload:
     variable_length: bool = False
     """Samples are as long as they are, up to sequence_length; else every batch has one shape."""
     compiled: bool = False
+    kbit_float32: bool = False
+    """Whether peft's prepare_model_for_kbit_training made what is not quantized float32."""
     profile: Profile = "flytune"
     """The framework whose documented behaviour counts; see closed_form."""
 

@@ -37,11 +37,12 @@ FLOORS = [
         "flytune.card",
     },
     {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing"}
-    | {"flytune.collating", "flytune.ordering"},
+    | {"flytune.collating", "flytune.ordering"}
+    | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies"},
     {"flytune.workload"},
     {"flytune.models"},
-    {"flytune.recipe", "flytune.shapes", "flytune.records"},
+    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.gpus"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]
