@@ -17,7 +17,7 @@ ATTENTION_LINEARS = frozenset("qkvo")
 ATTENTION_BACKWARD = 2.5
 """Times the forward pass."""
 
-MATMUL_SHARE = {"GA100": 0.89, "GH100": 0.80}
+MATMUL_SHARE = {"GA100": 0.89, "GH100": 0.82}
 """Fitted. Of `matmul_tflops` where that is the best shape's: what products of a model's shapes reach where memory does not
 bind. Of other chips it is a middle already."""
 TRITON_ATTENTION = 0.52
@@ -78,17 +78,31 @@ def recomputes(workload: Workload) -> bool:
     return workload.checkpointing != "none"
 
 
+def skipped_shape(workload: Workload) -> Shape | None:
+    """The product that recomputing a layer leaves out, if any.
+
+    Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends where the last tensor that backward needs is there:
+    before the layer's last product, whose result is only added. Profile transformers passes use_reentrant=True, its default
+    before 5.0, and TRL does so for PEFT under ZeRO-3.
+    """
+    reentrant = workload.profile.startswith("transformers") or (workload.sharding == "zero3" and workload.method != "full")
+    if not recomputes(workload) or reentrant or "down" in workload.lora_targets or workload.geometry.experts > 1:
+        return None
+    return float(workload.tokens), workload.geometry.intermediate_size, workload.geometry.hidden_size
+
+
 def flops(workload: Workload) -> Flops:
     """Of one micro batch on one GPU, by what they are for."""
     layers = workload.geometry.num_hidden_layers
     linear = layers * sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
     head = 2.0 * float(workload.tokens) * workload.geometry.hidden_size * workload.geometry.vocab_size
     attention = layers * attention_flops(workload)
+    m, k, n = skipped_shape(workload) or (0, 0, 0)
     whole = workload.method == "full"
     passes = 4 if recomputes(workload) else 3
     return Flops(
         forward=linear + head + attention,
-        recomputation=linear + attention if recomputes(workload) else 0.0,
+        recomputation=linear - layers * 2 * m * k * n + attention if recomputes(workload) else 0.0,
         input_gradients=linear + head + ATTENTION_BACKWARD * attention,
         weight_gradients=linear + head if whole else head * ("head" in workload.lora_targets),
         # Forward, the inputs' and the weights' gradients, and again forward where layers are recomputed.
@@ -106,7 +120,8 @@ def routed_adapters(workload: Workload) -> float:
         for name, rows, columns in geometry.named_linears
         if name in workload.lora_targets
     )
-    return geometry.num_hidden_layers * workload.lora_r * wide
+    head = geometry.hidden_size + geometry.vocab_size if "lora_head" in workload.lora_targets else 0
+    return workload.lora_r * (geometry.num_hidden_layers * wide + head)
 
 
 def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
@@ -119,14 +134,16 @@ def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
     return 2 * m * k * n / rate + 2 * (m * k + k * n + m * n) / (accelerator.memory_gbs * 1e9)
 
 
-def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float, float]:
-    """Matrix products of all layers, forward and for the weights' gradients: (seconds, seconds)."""
+def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float, float, float]:
+    """Matrix products of all layers, in seconds: forward, again where they are recomputed, for the weights' gradients."""
     forward = weights = 0.0
     for (m, k, n), count in layer_shapes(workload).items():
         forward += count * product_seconds((m, k, n), accelerator)
         weights += count * product_seconds((k, m, n), accelerator)
+    skipped = skipped_shape(workload)
+    again = forward - (product_seconds(skipped, accelerator) if skipped else 0.0) if recomputes(workload) else 0.0
     layers = workload.geometry.num_hidden_layers
-    return layers * forward, layers * weights
+    return layers * forward, layers * again, layers * weights
 
 
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:
