@@ -166,7 +166,7 @@ def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
         loss=_LOSSES[row["ce_kernel"]],  # type: ignore[arg-type]
         variable_length="variable length" in words or "longest" in (row["mem_note"] or "").lower(),
         compiled=row["compile"] == "yes",
-        kbit_float32="prepare_model_for_kbit" in words or row["source"].startswith("ms-swift") and bool(row["quant"]),
+        kbit_float32="prepare_model_for_kbit" in words or (row["source"].startswith("ms-swift") and bool(row["quant"])),
         profile=PROFILES.get(row["source"], "transformers"),
     )
 
