@@ -134,6 +134,9 @@ def _run(row: dict[str, Any]) -> MeasuredRun:
 
 def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
     sharding = _SHARDING.get(row["sharding"], row["sharding"])
+    if row["source"] == "QwenLM/Qwen README" and row["method"] == "full":
+        # Its script for all parameters, finetune_ds.sh, is ZeRO-3 on one GPU as well.
+        sharding = "zero3"
     mixed = row["mixed"] or "none"
     if mixed.startswith("fsdp2"):
         precision = "fsdp"
@@ -159,20 +162,30 @@ def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
         accumulation=int(row["grad_accum"] or 1),
         quantization=_QUANTIZATION[row["quant"]],  # type: ignore[arg-type]
         lora_r=int(float(row["lora_r"] or 0)),
-        lora_targets=tuple(_target(name) for name in row["lora_targets"].split(",") if name),
+        lora_targets=tuple(_target(name, row) for name in row["lora_targets"].split(",") if name),
         offload=row["offload"] or "none",
         checkpointing=_CHECKPOINTING[row["act_ckpt"]],  # type: ignore[arg-type]
         attention="flash" if row["attn"].startswith("fa2") else "sdpa",
         loss=_LOSSES[row["ce_kernel"]],  # type: ignore[arg-type]
         variable_length="variable length" in words or "longest" in (row["mem_note"] or "").lower(),
         compiled=row["compile"] == "yes",
-        kbit_float32="prepare_model_for_kbit" in words or (row["source"].startswith("ms-swift") and bool(row["quant"])),
-        profile=PROFILES.get(row["source"], "transformers"),
+        # TRL does not prepare a model that FSDP will shard (SFTTrainer, is_sharded_qlora).
+        kbit_float32="prepare_model_for_kbit" in words and not sharding.startswith("fsdp"),
+        profile=_profile(row),
     )
 
 
-def _target(name: str) -> str:
-    return "embedding" if name == "emb" else name
+def _profile(row: dict[str, Any]) -> Profile:
+    """By the source; transformers' loss changed with 4.46, and a row that does not say its release is an older one."""
+    profile = PROFILES.get(row["source"], "transformers")
+    newer = "tf4.48" in (row.get("framework") or "")
+    return "transformers_4_45" if profile == "transformers" and not newer else profile
+
+
+def _target(name: str, row: dict[str, Any]) -> str:
+    # litgpt adapts the head as any linear layer; PEFT trains a copy of it (modules_to_save).
+    adapted = {"emb": "embedding", "head": "lora_head" if row["source"].startswith("litgpt") else "head"}
+    return adapted.get(name, name)
 
 
 def _optimizer(words: str) -> Optimizer:

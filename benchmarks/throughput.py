@@ -26,44 +26,6 @@ WORST = 15
 NAMES = {"A100-80": "A100-80GB", "A100-40": "A100-40GB", "H100-80": "H100", "A6000Ada": "RTX6000-Ada"}
 """The table's names of GPUs -> accelerators.yaml's, where they differ; what stands in brackets is left out first."""
 
-REASONS: list[tuple[Callable[[MeasuredRun, Workload], bool], str]] = [
-    (lambda run, _: "eval" in run.note, "wall time of the whole run, with evaluations and saves in it"),
-    (
-        lambda run, _: "settings differ" in run.note,
-        "the source does not say the settings: faster than the GPU could with these",
-    ),
-    (lambda run, _: "likely" in run.note, "the source does not say whether activations are offloaded or recomputed"),
-    (lambda run, _: run.quality == "C", "the source does not say the sharding; its full fine-tuning script is for ZeRO-3"),
-    (
-        lambda run, it: run.gpu == "A5000" and it.gpus == 8,
-        "eight cards share their host's PCIe; each is told with a slot of its own",
-    ),
-    (
-        lambda run, it: run.gpu.startswith("RTX3090") and it.sharding == "fsdp1" and it.quantization == "none",
-        "beside its ddp rows each step costs 4.4 s more for 13 GB: that machine's link had 3 GB/s",
-    ),
-    (lambda run, _: run.gpu == "A6000Ada", "too slow for an Ada: what an A6000 of the generation before would do"),
-    (lambda run, it: it.nodes > 1 and "Qwen" in run.source, "the source does not say the network between the two nodes"),
-    (
-        lambda _, it: it.gpus > 1 and it.tokens < ENOUGH_TOKENS,
-        "few tokens: a layer's weights are gathered one by one, and small messages do not fill a link",
-    ),
-    (lambda run, _: run.gpu.startswith("RTX"), "GeForce clocks above its data sheet, with a large cache"),
-    (
-        lambda run, it: it.sharding.startswith("fsdp") and (run.reserved_gib or 0) > 0.93 * it.gpu_memory_gib,
-        "memory is full: the allocator may free and ask anew in each step",
-    ),
-    (
-        lambda _, it: it.method == "full" and 16 * it.geometry.parameters / it.gpus > 0.65 * it.gpu_memory_gib * 2**30,
-        "weights, gradients and moments take two thirds of the memory: the allocator may free and ask anew in each step",
-    ),
-    (
-        lambda run, it: run.source == "fms-acceleration" and it.gpus == 2,
-        "FSDP of two GPUs: a step has 0.3 to 1 s more than larger batches of the same",
-    ),
-]
-"""The first that holds is why a row may stay wrong."""
-
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -85,7 +47,57 @@ class Told:
 
     @property
     def reason(self) -> str:
-        return next((why for holds, why in REASONS if holds(self.run, self.workload)), "not explained")
+        return next((why for holds, why in REASONS if holds(self)), "not explained")
+
+
+REASONS: list[tuple[Callable[[Told], bool], str]] = [
+    (lambda row: "eval" in row.run.note, "wall time of the whole run, with evaluations and saves in it"),
+    (
+        lambda row: "settings differ" in row.run.note,
+        "the source does not say the settings: faster than the GPU could with these",
+    ),
+    (lambda row: "likely" in row.run.note, "the source does not say whether activations are offloaded or recomputed"),
+    (
+        lambda row: (
+            row.run.gpu.startswith("RTX3090") and row.workload.sharding == "fsdp1" and row.workload.quantization == "none"
+        ),
+        "beside its ddp rows each step costs 4.4 s more for 13 GB: that machine's link had 3 GB/s",
+    ),
+    (lambda row: row.run.gpu == "A6000Ada", "too slow for an Ada: what an A6000 of the generation before would do"),
+    (
+        lambda row: row.workload.nodes > 1 and "Qwen" in row.run.source,
+        "the source does not say the network between the two nodes",
+    ),
+    (
+        lambda row: row.error > 0 and row.workload.gpus > 1 and row.run.gpu.startswith(("RTX", "A5000")),
+        "cards without NVLink share their host's PCIe and memory; each is told with a slot of its own",
+    ),
+    (lambda row: row.error < 0 and row.run.gpu.startswith("RTX"), "GeForce cards clock above their data sheet"),
+    (
+        lambda row: row.workload.gpus > 1 and not row.enough,
+        "few tokens: a layer's weights are gathered one by one, and small messages do not fill a link",
+    ),
+    (
+        lambda row: row.error > 0 and (row.run.reserved_gib or 0) > 0.93 * row.workload.gpu_memory_gib,
+        "memory is full: the allocator may free and ask anew in each step",
+    ),
+    (
+        lambda row: (
+            row.error > 0 and row.workload.method == "full" and _states(row.workload) > 0.65 * row.workload.gpu_memory_gib
+        ),
+        "weights, gradients and moments take two thirds of the memory: the allocator may free and ask anew in each step",
+    ),
+    (
+        lambda row: row.error > 0 and row.run.source == "fms-acceleration" and row.workload.gpus == 2,
+        "FSDP of two GPUs: a step has 0.3 to 1 s more than larger batches of the same",
+    ),
+]
+"""The first that holds is what is known, or surmised, of why a row stays wrong."""
+
+
+def _states(workload: Workload) -> float:
+    """GiB of float32 weights, gradients and moments on one GPU."""
+    return 16 * workload.geometry.parameters / workload.gpus / 2**30
 
 
 def held_out(row: str) -> bool:

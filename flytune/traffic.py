@@ -5,8 +5,8 @@ from flytune.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
 from flytune.workload import BYTES, Workload
 
 LINK_SHARE = 0.8
-"""Of a link's data-sheet rate, what NCCL's rings reach: nccl-tests show 230 to 240 of 300 GB/s on eight A100, in
-large all-gathers."""
+"""Of a link's data-sheet rate, what NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a node of
+A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
 PCIE_SHARE = 0.8
 """Of the slot's rate, what copies from pinned memory reach (25 of 32 GB/s, CUDA's bandwidthTest)."""
 HOST_MEMORY_GBS = 200.0

@@ -8,7 +8,7 @@ from flytune.models import Geometry
 Dtype = Literal["float32", "bfloat16", "float16"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp1_grad_op", "fsdp2", "fsdp2_grad_op", "device_map"]
 Loss = Literal["hf", "fp32_logits", "chunked", "liger", "foak"]
-Profile = Literal["flytune", "transformers", "composer", "litgpt", "torchtune", "fsdp_qlora", "torch"]
+Profile = Literal["flytune", "transformers", "transformers_4_45", "composer", "litgpt", "torchtune", "fsdp_qlora", "torch"]
 
 BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of one number."""
@@ -51,7 +51,7 @@ class Workload:
     quantization: Literal["none", "nf4", "nf4_double", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
-    """Names out of q, k, v, o, gate, up, down, embedding and head; the last two are trained whole."""
+    """Names out of q, k, v, o, gate, up, down, lora_head, embedding and head; the last two are trained whole."""
     offload: Literal["none", "cpu", "nvme"] = "none"
     checkpointing: Literal["none", "full", "offloaded"] = "none"
     attention: Literal["flash", "sdpa", "eager"] = "sdpa"
@@ -70,10 +70,16 @@ class Workload:
         return self.micro_batch * self.sequence_length
 
     @property
+    def sharded(self) -> bool:
+        """Whether parameters are divided among the GPUs and gathered when needed."""
+        return self.sharding.startswith("fsdp") or self.sharding == "zero3"
+
+    @property
     def lora_parameters(self) -> int:
         """Of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021, §4.1)."""
         wide = sum(rows + columns for name, rows, columns in self.geometry.named_linears if name in self.lora_targets)
-        return self.geometry.num_hidden_layers * self.lora_r * wide
+        head = self.geometry.hidden_size + self.geometry.vocab_size if "lora_head" in self.lora_targets else 0
+        return self.lora_r * (self.geometry.num_hidden_layers * wide + head)
 
     @property
     def trained_whole(self) -> int:

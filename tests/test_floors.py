@@ -39,7 +39,8 @@ FLOORS = [
     {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing"}
     | {"flytune.collating", "flytune.ordering"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
-    {"flytune.strategies"},
+    {"flytune.strategies", "flytune.closed_form"},
+    {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.gpus"},

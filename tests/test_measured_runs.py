@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from benchmarks import measured_runs
+from benchmarks import estimates, measured_runs
 from flytune.errors import DataError
 
 COLUMNS = """
@@ -41,7 +41,7 @@ def test_a_row_is_read_into_a_workload_with_what_was_measured(tmp_path):
         "bfloat16",
         "autocast",
         "hf",
-        "transformers",
+        "transformers_4_45",
     )
     assert work.optimizer.implementation == "foreach"
     # r x (in + out): q and o are 4096 x 4096, k and v 4096 x 1024, in 32 layers.
@@ -89,3 +89,16 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
 def test_every_model_of_the_file_can_be_read():
     for name in json.loads(measured_runs.MODELS.read_text()):
         assert measured_runs.model(name).parameters > 1e8
+
+
+def test_the_benchmark_prints_errors_verdicts_peers_and_rows_far_off(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("accelerate")
+    monkeypatch.setattr(estimates.estimators, "deepspeed", lambda workload: None)  # Its import takes seconds.
+    monkeypatch.setattr(estimates, "TIMED_CALLS", 10)
+    path = table(tmp_path, {}, {"id": "8", "method": "full", "lora_r": "", "lora_targets": "", "outcome": "oom"})
+    monkeypatch.setattr("sys.argv", ["estimates", "--measurements", str(path)])
+    monkeypatch.setenv("COLUMNS", "160")
+    estimates.main()
+    printed = capsys.readouterr().out
+    for words in ("allocated memory", "reserved memory", "verdicts", "peers", "rows off by more than 20%", "microseconds"):
+        assert words in printed

@@ -293,3 +293,11 @@ def test_published_throughputs_are_met():
     mistral = replace(LLAMA, geometry=model("Mistral-7B"), micro_batch=4, profile="transformers")
     mistral = replace(mistral, optimizer=Optimizer("adamw_torch", implementation="foreach"))
     assert step(mistral, A100).tokens_per_second == pytest.approx(3063, rel=0.1)
+
+
+def test_a_row_that_is_told_badly_has_a_reason_or_says_that_it_has_none():
+    rows, _ = throughput.tell([measured("1", note="wall time includes eval"), measured("2")])
+    assert rows[0].reason == "wall time of the whole run, with evaluations and saves in it"
+    assert rows[1].reason == "not explained"
+    assert throughput.worst(rows, 1).row_count == 1
+    assert throughput.errors(rows, "all").row_count == 2
