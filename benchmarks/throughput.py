@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measured_runs import MeasuredRun, read
+from flytune.errors import FlytuneError
 from flytune.gpus import Accelerator, load_accelerators
 from flytune.speed import ENOUGH_TOKENS, StepTime, step
 from flytune.workload import Workload
@@ -174,7 +175,10 @@ def main() -> None:
     parser.add_argument("--measurements", type=Path, required=True, help="a table of measured runs, CSV")
     parser.add_argument("--rows", action="store_true", help="print every row, not the worst only")
     arguments = parser.parse_args()
-    rows, unknown = tell(read(arguments.measurements))
+    try:
+        rows, unknown = tell(read(arguments.measurements))
+    except FlytuneError as error:
+        raise SystemExit(str(error)) from None
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
