@@ -36,21 +36,14 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
-    {
-        "flytune.memory",
-        "flytune.charts",
-        "flytune.strips",
-        "flytune.heldout",
-        "flytune.timing",
-        "flytune.peaks",
-        "flytune.resuming",
-    }
-    | {"flytune.collating", "flytune.ordering"},
+    {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
+    | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
+    | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
-    {"flytune.recipe", "flytune.shapes", "flytune.records"},
+    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.gpus"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]

@@ -1,0 +1,200 @@
+"""Tokens a second as flytune.speed tells them, against published measurements.
+
+    python -m benchmarks.throughput --measurements FILE [--rows]
+
+A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that flytune.flops, kernels and
+speed mark as fitted: its errors stand apart, and they are the honest ones.
+"""
+
+import argparse
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measured_runs import MeasuredRun, read
+from flytune.errors import FlytuneError
+from flytune.gpus import Accelerator, load_accelerators
+from flytune.speed import ENOUGH_TOKENS, StepTime, step
+from flytune.workload import Workload
+
+WORST = 15
+NAMES = {"A100-80": "A100-80GB", "A100-40": "A100-40GB", "H100-80": "H100", "A6000Ada": "RTX6000-Ada"}
+"""The table's names of GPUs -> accelerators.yaml's, where they differ; what stands in brackets is left out first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One row, and what the model says of it."""
+
+    run: MeasuredRun
+    workload: Workload
+    time: StepTime
+    held_out: bool
+
+    @property
+    def enough(self) -> bool:
+        return self.workload.tokens >= ENOUGH_TOKENS
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of what was measured."""
+        return self.time.tokens_per_second / (self.run.tokens_per_second or 1.0) - 1
+
+    @property
+    def reason(self) -> str:
+        return next((why for holds, why in REASONS if holds(self)), "not explained")
+
+
+REASONS: list[tuple[Callable[[Told], bool], str]] = [
+    (lambda row: "eval" in row.run.note, "wall time of the whole run, with evaluations and saves in it"),
+    (
+        lambda row: "settings differ" in row.run.note,
+        "the source does not say the settings: faster than the GPU could with these",
+    ),
+    (lambda row: "likely" in row.run.note, "the source does not say whether activations are offloaded or recomputed"),
+    (
+        lambda row: (
+            row.run.gpu.startswith("RTX3090") and row.workload.sharding == "fsdp1" and row.workload.quantization == "none"
+        ),
+        "beside its ddp rows each step costs 4.4 s more for 13 GB: that machine's link had 3 GB/s",
+    ),
+    (lambda row: row.run.gpu == "A6000Ada", "too slow for an Ada: what an A6000 of the generation before would do"),
+    (
+        lambda row: row.workload.nodes > 1 and "Qwen" in row.run.source,
+        "the source does not say the network between the two nodes",
+    ),
+    (
+        lambda row: row.error > 0 and row.workload.gpus > 1 and row.run.gpu.startswith(("RTX", "A5000")),
+        "cards without NVLink share their host's PCIe and memory; each is told with a slot of its own",
+    ),
+    (lambda row: row.error < 0 and row.run.gpu.startswith("RTX"), "GeForce cards clock above their data sheet"),
+    (
+        lambda row: row.workload.gpus > 1 and not row.enough,
+        "few tokens: a layer's weights are gathered one by one, and small messages do not fill a link",
+    ),
+    (
+        lambda row: row.error > 0 and (row.run.reserved_gib or 0) > 0.93 * row.workload.gpu_memory_gib,
+        "memory is full: the allocator may free and ask anew in each step",
+    ),
+    (
+        lambda row: (
+            row.error > 0 and row.workload.method == "full" and _states(row.workload) > 0.65 * row.workload.gpu_memory_gib
+        ),
+        "weights, gradients and moments take two thirds of the memory: the allocator may free and ask anew in each step",
+    ),
+    (
+        lambda row: row.error > 0 and row.run.source == "fms-acceleration" and row.workload.gpus == 2,
+        "FSDP of two GPUs: a step has 0.3 to 1 s more than larger batches of the same",
+    ),
+]
+"""The first that holds is what is known, or surmised, of why a row stays wrong."""
+
+
+def _states(workload: Workload) -> float:
+    """GiB of float32 weights, gradients and moments on one GPU."""
+    return 16 * workload.geometry.parameters / workload.gpus / 2**30
+
+
+def held_out(row: str) -> bool:
+    """Whether a row is of the third that nothing was fitted on."""
+    return int(hashlib.sha256(row.encode()).hexdigest(), 16) % 3 == 0
+
+
+def accelerator(run: MeasuredRun) -> Accelerator | None:
+    """The run's GPU, with the network between nodes that the source tells; None where accelerators.yaml has no such GPU."""
+    bare = run.gpu.split("(")[0].strip()
+    found = load_accelerators().get(NAMES.get(bare, bare))
+    if found and (told := re.search(r"(\d+) Gbps", run.note)):
+        return found.model_copy(update={"network_gbs": int(told[1]) / 8})
+    return found
+
+
+def tell(runs: Iterable[MeasuredRun]) -> tuple[list[Told], list[MeasuredRun]]:
+    """What the model says of the runs that have a throughput, and those whose GPU it does not know."""
+    rows, unknown = [], []
+    for run in runs:
+        if run.workload is None or run.tokens_per_second is None:
+            continue
+        if found := accelerator(run):
+            rows.append(Told(run, run.workload, step(run.workload, found), held_out(run.row)))
+        else:
+            unknown.append(run)
+    return rows, unknown
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value that `share` of the others do not pass; nearest rank."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def errors(rows: list[Told], title: str) -> Table:
+    """Rows by source and method, and all: number, median and 90th percentile of |error|, median error with its sign."""
+    table = Table(title=title, title_justify="left")
+    for column in ("source", "method", "n", "median", "p90", "bias"):
+        table.add_column(column, justify="left" if column in ("source", "method") else "right")
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        groups[row.run.source, row.workload.method].append(row.error)
+    for (source, method), found in sorted(groups.items()):
+        table.add_row(source, method, *_figures(found))
+    table.add_section()
+    table.add_row("all", "", *_figures([row.error for row in rows]))
+    return table
+
+
+def _figures(found: list[float]) -> list[str]:
+    if not found:
+        return ["0", "", "", ""]
+    sizes = [abs(error) for error in found]
+    return [str(len(found)), f"{quantile(sizes, 0.5):.1%}", f"{quantile(sizes, 0.9):.1%}", f"{quantile(found, 0.5):+.1%}"]
+
+
+def worst(rows: list[Told], count: int) -> Table:
+    """The rows that are told worst, with the reason."""
+    table = Table(title=f"The {count} worst rows, of all", title_justify="left")
+    for column in ("row", "what", "GPUs", "tokens", "measured", "told", "error", "why"):
+        table.add_column(column, justify="left" if column in ("what", "GPUs", "why") else "right", overflow="fold")
+    for row in sorted(rows, key=lambda row: -abs(row.error))[:count]:
+        run, it = row.run, row.workload
+        what = f"{run.model} {it.method} {it.sharding}"
+        gpus = f"{it.gpus} {run.gpu.split('(')[0]}"
+        speeds = (f"{run.tokens_per_second:,.0f}", f"{row.time.tokens_per_second:,.0f}", f"{row.error:+.0%}")
+        table.add_row(run.row, what, gpus, f"{it.tokens:,}", *speeds, row.reason)
+    return table
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measurements", type=Path, required=True, help="a table of measured runs, CSV")
+    parser.add_argument("--rows", action="store_true", help="print every row, not the worst only")
+    arguments = parser.parse_args()
+    try:
+        rows, unknown = tell(read(arguments.measurements))
+    except FlytuneError as error:
+        raise SystemExit(str(error)) from None
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    for enough, size in ((True, f"{ENOUGH_TOKENS:,} tokens and more"), (False, f"fewer than {ENOUGH_TOKENS:,} tokens")):
+        for held, which in ((True, "the third that nothing was fitted on"), (False, "the others")):
+            chosen = [row for row in rows if row.enough == enough and row.held_out == held]
+            console.print(errors(chosen, f"Tokens a second, {size} in a micro batch: {which}"))
+        ratios = [1 / (1 + row.error) for row in rows if row.enough == enough and row.held_out]
+        if ratios:
+            low, high = quantile(ratios, 0.1), quantile(ratios, 0.9)
+            console.print(f"measured over told, that third: {low:.2f} to {high:.2f} (10th to 90th percentile)\n")
+    console.print(worst(rows, len(rows) if arguments.rows else min(WORST, len(rows))))
+    if unknown:
+        names = ", ".join(sorted({run.gpu or "(none)" for run in unknown}))
+        console.print(f"{len(unknown)} rows left out: no figures for {names} in accelerators.yaml")
+
+
+if __name__ == "__main__":
+    main()
