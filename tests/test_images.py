@@ -91,7 +91,13 @@ def test_each_target_drops_root_finds_the_project_and_says_its_revision(target):
 
 def test_pods_get_what_they_read_and_nothing_else():
     ignored = IgnoreGroup(str(images.ROOT), [DockerIgnore, FlyteIgnore]).is_ignored
-    needed = ["shapes.yaml", "recipes/demo-qlora.yaml", "deepspeed_configs/zero3.json", "flytune/data/__init__.py"]
+    needed = [
+        "shapes.yaml",
+        "accelerators.yaml",
+        "recipes/demo-qlora.yaml",
+        "deepspeed_configs/zero3.json",
+        "flytune/data/__init__.py",
+    ]
     assert [path for path in [*needed, "tasks/train.py", "workflows/finetune.py", "images/__init__.py"] if ignored(path)] == []
     left_out = [".venv/bin/python", ".git/config", ".demo/models/x", "tests/test_recipe.py", "docs/design.md", ".checkpoints/a"]
     left_out += ["flytune/__pycache__/a.pyc", ".mypy_cache/a", "benchmarks/a.py", "flytune.egg-info/PKG-INFO", "Dockerfile"]
