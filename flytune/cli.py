@@ -100,5 +100,23 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.nodes} x {plan.processes} processes ({plan.accelerator}), ${plan.price_per_hour:.2f} an hour; trains "
         f"{plan.trained_parameters / 1e6:,.1f}M of {plan.total_parameters / 1e6:,.1f}M parameters"
     )
+    if plan.tokens_per_second:
+        _show_time(plan, console)
     for reason in plan.reasons:
         console.print(f"- {reason}", highlight=False)
+
+
+def _show_time(plan: Plan, console: Console) -> None:
+    seconds = sum(plan.step_seconds.values())
+    table = Table(title="forecast of one step", title_justify="left", show_footer=True)
+    table.add_column("part", footer="a step")
+    table.add_column("seconds", justify="right", footer=f"{seconds:.2f}")
+    for part, taken in sorted(plan.step_seconds.items(), key=lambda item: -item[1]):
+        table.add_row(part, f"{taken:.3f}")
+    console.print(table)
+    low, rate, high = plan.tokens_per_second
+    hours = 1e9 / rate / 3600
+    console.print(
+        f"{rate:,.0f} tokens a second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
+        f"{hours:,.1f} hours and cost ${hours * plan.price_per_hour:,.0f}"
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flytune import collating, memory
+from flytune import collating, forecast, memory, speed
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.models import Geometry, read_geometry
 from flytune.recipe import Recipe
@@ -147,6 +147,9 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
         )
     accumulation = share // micro_batch
     assert micro_batch * accumulation * world_size == batch
+    work = forecast.workload(recipe, geometry, strategy, shape, micro_batch, accumulation)
+    time = forecast.time_of(work, shape)
+    low, high = speed.likely(work, time) if time else (0.0, 0.0)
     return Plan(
         recipe=recipe.name,
         key=recipe.key(),
@@ -163,6 +166,8 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
         total_parameters=geometry.parameters,
         trained_parameters=geometry.trained(recipe.method),
         price_per_hour=shape.total_price_per_hour,
+        step_seconds=forecast.parts_of(time) if time else {},
+        tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)] if time else [],
         reasons=[
             f"shape {shape.name}: " + ("as the recipe says" if recipe.hardware.shape != "auto" else "the cheapest that fits"),
             f"micro batch {micro_batch}: the largest up to {most} that divides {share} samples a process and fits",

@@ -38,6 +38,10 @@ class Plan(Record):
     trained_parameters: int
     price_per_hour: float
     """US dollars for all nodes."""
+    step_seconds: dict[str, float] = Field(default={})
+    """Forecast of one optimizer step, by part; empty on a CPU, and where accelerators.yaml has no row of the GPU."""
+    tokens_per_second: list[float] = Field(default=[])
+    """Forecast over all GPUs: likely at least, the estimate, likely at most."""
     reasons: list[str]
     """Why the values are what they are, a sentence each."""
 

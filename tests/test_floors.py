@@ -36,6 +36,7 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
+    {"flytune.forecast"},
     {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
