@@ -28,6 +28,7 @@ FLOORS = [
     {
         "flytune.planner",
         "flytune.loading",
+        "flytune.dryrun",
         "flytune.slices",
         "flytune.weights",
         "flytune.recording",

@@ -1,0 +1,91 @@
+"""What CUDA's kernels allocate, where a CPU's would allocate something else; for fake tensors, so nothing is computed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+# FlashAttention 2 rounds sequence lengths and head sizes up in its backward buffers (csrc/flash_attn/flash_api.cpp, mha_bwd).
+SEQUENCE_BLOCK = 128
+HEAD_BLOCK = 32
+
+
+@contextmanager
+def cuda() -> Iterator[None]:
+    """Within it, attention without a mask is FlashAttention's, and TRL's loss runs as its Triton kernels do."""
+    from transformers.integrations import sdpa_attention
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    flash, masked = _flash_attention(), sdpa_attention.sdpa_attention_forward
+
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **named: Any) -> tuple[Any, None]:
+        if attention_mask is not None:
+            return masked(module, query, key, value, attention_mask, **named)
+        return flash.apply(query, key, value), None
+
+    class Compact:
+        """TRL scores trained positions alone: at worst a copy of all."""
+
+        @staticmethod
+        def apply(hidden: Any, weight: Any, bias: Any, targets: Any, *rest: Any) -> Any:
+            import torch
+
+            places = torch.empty(hidden.shape[0], dtype=torch.int64)
+            return chunked_logprob.ChunkedLogProbFunction.apply(hidden[places], weight, bias, targets[places], *rest)
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+    try:
+        with (
+            # In Triton a tile is folded in place; its products are added by a matrix multiplication with float32 output.
+            mock.patch.object(chunked_logprob, "_forward_tile", nothing),
+            mock.patch.object(chunked_logprob, "_backward_tile", nothing),
+            mock.patch.object(chunked_logprob, "_addmm_fp32", nothing),
+            mock.patch.object(utils, "_ChunkedLogProbFunction", Compact),
+        ):
+            yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = before
+
+
+def _flash_attention() -> Any:
+    import torch
+
+    class FlashAttention(torch.autograd.Function):
+        """Tensors as FlashAttention 2 makes them: [batch, heads, length, head size] in, [batch, length, heads, size] out."""
+
+        @staticmethod
+        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+            if torch.is_autocast_enabled(query.device.type):
+                dtype = torch.get_autocast_dtype(query.device.type)
+                query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+            batch, heads, length, size = query.shape
+            output = query.new_empty(batch, length, heads, size)
+            ctx.save_for_backward(query, key, value, output, query.new_empty(batch, heads, length, dtype=torch.float32))
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            query, key, value, _, _ = ctx.saved_tensors
+            batch, heads, length, size = query.shape
+            gradient = gradient.contiguous()
+            rounded = _up(length, SEQUENCE_BLOCK)
+            buffers = [query.new_empty(batch, heads, rounded, dtype=torch.float32)]
+            buffers.append(query.new_empty(batch, rounded, heads, _up(size, HEAD_BLOCK), dtype=torch.float32))
+            gradients = [torch.empty_like(tensor) for tensor in (query, key, value)]
+            if key.shape[1] != heads:
+                # Of each query's head; summed over those that share a key.
+                buffers += [query.new_empty(batch, length, heads, size) for _ in range(2)]
+            del buffers
+            return tuple(gradients)
+
+    return FlashAttention
+
+
+def _up(value: int, block: int) -> int:
+    return -(-value // block) * block

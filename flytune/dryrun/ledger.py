@@ -1,0 +1,243 @@
+"""A ledger of storages: which memory torch holds, from when to when, by which operation of which module.
+
+It sees what operations return, so it counts what torch's allocator is asked for, and not what a kernel uses inside.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+from unittest import mock
+
+PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer states"
+ACTIVATIONS, TEMPORARIES, COMMUNICATION = "activations", "temporaries", "communication buffers"
+KINDS = [PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, TEMPORARIES]
+FORWARD = "forward"
+
+_COLLECTIVES = {"c10d", "_c10d_functional", "fsdp"}
+
+
+@dataclass(slots=True)
+class Life:
+    """One storage from its allocation until it is freed; times count the ledger's entries."""
+
+    bytes: int
+    born: int
+    operation: str
+    module: str
+    died: int | None = None
+    kind: str | None = None
+
+
+@dataclass
+class Ledger:
+    """Writes down each storage that lives while `watch` is open.
+
+    Storages that are older are not in it; those that outlive it are alive at its end.
+    """
+
+    rounding: int = 1
+    """Sizes are multiples of it: 512 for CUDA's caching allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize)."""
+    lives: list[Life] = field(default_factory=list)
+    stages: list[tuple[str, int]] = field(default_factory=list)
+    """What was done from which time on."""
+    module: str = ""
+    """Path of the module whose forward or backward runs, or ran last."""
+    now: int = 0
+    paused: bool = False
+    _open: dict[int, tuple[Life, Any]] = field(default_factory=dict)
+
+    @contextmanager
+    def watch(self, fake: bool = False) -> Iterator[None]:
+        """Within it, everything that this thread allocates is written down; `fake` tensors have sizes and no memory."""
+        import torch
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+        original, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def resize_(storage: Any, size: int) -> Any:
+            original(storage, size)
+            self._resized(storage, size)
+            return storage
+
+        # FSDP frees and allocates what it gathers by resizing storages, which is no operation that a mode would see.
+        def unwatched(*arguments: Any) -> Any:
+            self.paused = True
+            try:
+                return propagate(*arguments)
+            finally:
+                self.paused = False
+
+        with (
+            mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+            # DTensor asks for an operation's shape by running it on fake tensors of the whole size.
+            mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unwatched),
+            _on_fake(self) if fake else _on_real(self),
+        ):
+            yield
+
+    @contextmanager
+    def paths(self, model: Any) -> Iterator[None]:
+        """Within it, storages are written down with the module that was at work, in forward and in backward."""
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        names = {module: name for name, module in model.named_modules()}
+
+        def enter(module: Any, _: Any) -> None:
+            self.module = names.get(module, self.module)
+
+        def leave(module: Any, _: Any, output: Any) -> None:
+            name = names.get(module, self.module)
+            self.module = name.rpartition(".")[0]
+            node = getattr(output[0] if isinstance(output, tuple) else output, "grad_fn", None)
+            if node is not None:
+                node.register_prehook(lambda _: setattr(self, "module", name))
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def stage(self, name: str) -> None:
+        """From here on `name` is done."""
+        self.stages.append((name, self.now))
+
+    def mark(self, tensors: Iterable[Any], kind: str) -> None:
+        """Says what the storages of `tensors` are; DTensors by what this process holds of them."""
+        for tensor in tensors:
+            entry = self._open.get(_local(tensor).untyped_storage()._cdata)
+            if entry:
+                entry[0].kind = kind
+
+    def add(self, tensors: Iterable[Any], operation: str) -> None:
+        """Writes down storages that are older than `watch`."""
+        for tensor in tensors:
+            storage = _local(tensor).untyped_storage()
+            if storage._cdata not in self._open and storage.nbytes():
+                self._begin(storage, storage.nbytes(), operation)
+
+    def kind_of(self, tensor: Any) -> str | None:
+        entry = self._open.get(_local(tensor).untyped_storage()._cdata)
+        return entry[0].kind if entry else None
+
+    def ran(self, operation: Any, arguments: Any, output: Any) -> None:
+        """Writes down the storages that an operation has made."""
+        if self.paused:
+            return
+        tensors = [tensor for tensor in (output if isinstance(output, (tuple, list)) else (output,)) if _has_memory(tensor)]
+        self.add(tensors, str(operation))
+        if getattr(operation, "namespace", "") in _COLLECTIVES:
+            flat = [x for argument in arguments for x in (argument if isinstance(argument, (tuple, list)) else (argument,))]
+            used = [tensor for tensor in [*flat, *tensors] if _has_memory(tensor)]
+            self.mark((tensor for tensor in used if not self.kind_of(tensor)), COMMUNICATION)
+
+    def totals(self, without: Iterable[str] = ()) -> list[int]:
+        """Bytes alive after each entry, `without` these kinds."""
+        changes = [0] * (self.now + 1)
+        left_out = set(without)
+        for life in self.lives:
+            if life.kind not in left_out:
+                changes[life.born] += life.bytes
+                if life.died is not None:
+                    changes[life.died] -= life.bytes
+        return list(accumulate(changes))
+
+    def alive(self, time: int) -> list[Life]:
+        return [life for life in self.lives if life.born <= time and (life.died is None or life.died > time)]
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Each stage with its first and last time; the last stage is still open."""
+        times = [*(start for _, start in self.stages[1:]), self.now]
+        yield from ((name, start, end) for (name, start), end in zip(self.stages, times, strict=True))
+
+    def settle(self) -> None:
+        """Gives a kind to each storage that has none: forward's survivors are activations, all else is temporary."""
+        for name, start, end in self.spans():
+            if name.endswith(FORWARD):
+                for life in self.alive(end):
+                    if life.kind is None and life.born > start:
+                        life.kind = ACTIVATIONS
+        for life in self.lives:
+            life.kind = life.kind or TEMPORARIES
+
+    def _begin(self, storage: Any, size: int, operation: str) -> None:
+        key = storage._cdata
+        self.now += 1
+        life = Life(-(-size // self.rounding) * self.rounding, self.now, operation, self.module)
+        self.lives.append(life)
+        # A storage's Python object lives as long as the storage.
+        self._open[key] = life, weakref.ref(storage, lambda _: self._end(key))
+
+    def _end(self, key: int) -> None:
+        entry = self._open.pop(key, None)
+        if entry:
+            self.now += 1
+            entry[0].died = self.now
+
+    def _resized(self, storage: Any, size: int) -> None:
+        key = storage._cdata
+        if key in self._open:
+            self._open[key][0].kind = GATHERED
+            self._end(key)
+        if size:
+            self._begin(storage, size, "resize_")
+            self._open[key][0].kind = GATHERED
+
+
+def _has_memory(value: Any) -> bool:
+    import torch
+
+    # To ask a fake tensor for its device is an operation.
+    return isinstance(value, torch.Tensor) and (hasattr(value, "fake_device") or value.device.type != "meta")
+
+
+def _local(tensor: Any) -> Any:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _on_real(ledger: Ledger) -> Any:
+    """A mode that writes down what operations on real tensors return."""
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(issubclass(kind, DTensor) for kind in types):
+                # It comes back with the local tensors that it is made of.
+                return NotImplemented
+            output = func(*args, **(kwargs or {}))
+            ledger.ran(func, args, output)
+            return output
+
+    return Watch()
+
+
+def _on_fake(ledger: Ledger) -> Any:
+    """A FakeTensorMode that writes down what it returns: one mode is faster than two."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    device = torch.ops.prim.device.default
+
+    class Watch(FakeTensorMode):
+        inside = 0
+
+        def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is device:
+                # Most operations are this one.
+                return args[0].fake_device
+            self.inside += 1
+            try:
+                output = super().dispatch(func, types, args, kwargs)
+            finally:
+                self.inside -= 1
+            # What a shape is found out with, inside of an operation, is not what its kernel does.
+            if not self.inside:
+                ledger.ran(func, args, output)
+            return output
+
+    return Watch(allow_non_fake_inputs=True)
