@@ -3,8 +3,7 @@
 from typing import Literal
 
 from flytune.recipe import Recipe
-from flytune.records import Record
-from flytune.strict import Strict
+from flytune.strict import Record, Strict
 
 
 class Profile(Strict):
