@@ -3,21 +3,13 @@
 Every constant has a unit and a source. `measured.md` in docs says how far it is off.
 """
 
+from flytune import activations, forecast
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.records import Component
 from flytune.shapes import GIB, Shape
 from flytune.strategies.strategy import WHILE_LOADING, Strategy
 
-# Bytes per token and hidden unit that one decoder layer keeps for backward in 16 bits, with an attention that does not
-# store its scores (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1, without its 5as/h term).
-LAYER_ACTIVATION = 34
-# Bytes per token and hidden unit that a checkpointed layer keeps: its 16-bit input.
-CHECKPOINT = 2
-# The same where the residual stream is float32: after prepare_model_for_kbit_training, and under autocast.
-CHECKPOINT_FLOAT32 = 4
-# Bytes per token and hidden unit around TRL's chunked loss, which never builds the logits of all tokens.
-CHUNKED_LOSS = 4
 # GiB outside torch's allocator: a CUDA context, and NCCL's buffers where there are peers.
 CUDA_CONTEXT_GIB = 0.55
 NCCL_GIB = 0.9
@@ -29,32 +21,30 @@ FRAGMENTATION = 0.1
 FRAGMENTATION_PACKED = 0.02
 
 
-def components(recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int) -> list[Component]:
+def components(
+    recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int, accumulation: int = 1
+) -> list[Component]:
     """The memory table of one process, largest first; bytes on one GPU (on a cpu shape: of one rank).
 
-    Under device_map a process has several GPUs: states and activations are an equal part of them each.
+    What a batch does not change is the strategy's to say; what a batch adds is counted over the layers' code
+    (activations.py). Under device_map a process has several GPUs: states and activations are an equal part of them each.
     """
     parts = {name: float(size) for name, size in strategy.states(geometry, recipe, shape.world_size).items()}
+    batch = activations.count(forecast.workload(recipe, geometry, strategy, shape, micro_batch, accumulation))
+    recomputed = recipe.training.activation_checkpointing
+    parts["activations"] = (batch.stream if recomputed else batch.kept) * geometry.num_hidden_layers
     tokens = micro_batch * recipe.data.max_length
-    unit = tokens * geometry.hidden_size * (2 if recipe.model.dtype == "float32" else 1)
-    layers = geometry.num_hidden_layers
-    if recipe.training.activation_checkpointing:
-        wide = recipe.method.name == "qlora" or "autocast copies" in parts
-        parts["activations"] = float(unit * (CHECKPOINT_FLOAT32 if wide else CHECKPOINT) * layers)
-    else:
-        parts["activations"] = float(unit * LAYER_ACTIVATION * layers)
     if recipe.data.packing and not recipe.model.attn_implementation.startswith("flash"):
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
         parts["attention mask"] = 3.0 * tokens * recipe.data.max_length
-    parts["loss"] = float(unit * CHUNKED_LOSS)
+    parts["loss"] = batch.loss
     if loading := parts.pop(WHILE_LOADING, 0.0):
         # There are no activations yet, and no loss.
         parts[WHILE_LOADING] = max(0.0, loading - parts["activations"] - parts["loss"])
     spread = strategy.gpus_per_process(shape)
     parts = {name: size / spread for name, size in parts.items()}
-    if recipe.training.activation_checkpointing:
-        # One layer at a time is computed again, in full, wherever it lies.
-        parts["layer at work"] = float(unit * LAYER_ACTIVATION)
+    # One layer at a time is computed again, in full, wherever it lies.
+    parts["layer at work"] = batch.working + (batch.kept if recomputed else 0.0)
     if shape.is_gpu:
         parts["CUDA and NCCL"] = (CUDA_CONTEXT_GIB + (NCCL_GIB if shape.world_size > spread else 0)) * GIB
         parts["fragmentation"] = (FRAGMENTATION_PACKED if recipe.data.packing else FRAGMENTATION) * shape.gpu_memory_gib * GIB

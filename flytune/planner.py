@@ -136,7 +136,7 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
     share = batch // world_size
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
-        table = memory.components(recipe, geometry, strategy, shape, micro_batch)
+        table = memory.components(recipe, geometry, strategy, shape, micro_batch, share // micro_batch)
         if sum(component.bytes for component in table) <= available:
             break
     else:

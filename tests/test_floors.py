@@ -37,8 +37,9 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
+    {"flytune.memory"},
     {"flytune.forecast"},
-    {"flytune.memory", "flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
+    {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
