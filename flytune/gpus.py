@@ -4,10 +4,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from flytune.errors import RecipeError
-from flytune.strict import Strict, load_yaml, mistakes
+from flytune.strict import Strict, load_rows
 
 ACCELERATORS_FILE = Path(__file__).resolve().parent.parent / "accelerators.yaml"
 
@@ -51,14 +51,7 @@ def load_accelerators(path: Path = ACCELERATORS_FILE) -> dict[str, Accelerator]:
     Raises:
         RecipeError: the file is missing or lists all its mistakes; a name stands twice.
     """
-    try:
-        rows = Accelerators.model_validate({"accelerators": load_yaml(path)}).accelerators
-    except ValidationError as error:
-        raise RecipeError.of(str(path), mistakes(error, Accelerators)) from None
-    names = [row.name for row in rows]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once")
-    return {row.name: row for row in rows}
+    return {row.name: row for row in load_rows(path, Accelerators, "accelerators")}
 
 
 def accelerator_named(name: str) -> Accelerator:

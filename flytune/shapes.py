@@ -4,10 +4,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from flytune.errors import RecipeError
-from flytune.strict import Strict, load_yaml, mistakes
+from flytune.strict import Strict, load_rows
 
 SHAPES_FILE = Path(__file__).resolve().parent.parent / "shapes.yaml"
 GIB = 2**30
@@ -71,13 +71,7 @@ def load_shapes(path: Path = SHAPES_FILE) -> tuple[Shape, ...]:
     Raises:
         RecipeError: the file is missing or lists all its mistakes; a name stands twice.
     """
-    try:
-        shapes = Shapes.model_validate({"shapes": load_yaml(path)}).shapes
-    except ValidationError as error:
-        raise RecipeError.of(str(path), mistakes(error, Shapes)) from None
-    names = [shape.name for shape in shapes]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once; a name is a task in the console")
+    shapes = load_rows(path, Shapes, "shapes", because="; a name is a task in the console")
     return tuple(sorted(shapes, key=lambda shape: (shape.total_price_per_hour, shape.world_size, shape.name)))
 
 

@@ -52,6 +52,22 @@ def load_yaml(path: str | Path) -> Any:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
+def load_rows(path: Path, container: type[Strict], field: str, because: str = "") -> Any:
+    """The rows of a YAML list, as `container` has them in its `field`: models with a name each, which stands once.
+
+    Raises:
+        RecipeError: the file is missing or lists all its mistakes; a name stands twice, which must not be `because`.
+    """
+    try:
+        rows = getattr(container.model_validate({field: load_yaml(path)}), field)
+    except ValidationError as error:
+        raise RecipeError.of(str(path), mistakes(error, container)) from None
+    names = [row.name for row in rows]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once{because}")
+    return rows
+
+
 def mistakes(error: ValidationError, model: type[Strict]) -> list[str]:
     """One line for each mistake pydantic found while it read `model`, in the order of the file."""
     return [f"{dotted(item['loc'])}: {_describe(item, model)}" for item in error.errors()]
