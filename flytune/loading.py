@@ -84,3 +84,19 @@ def quiet() -> None:
     """Keeps the libraries' notices about CPUs out of the log; call it before they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
+def peft_config(recipe: Recipe) -> Any:
+    """The adapters that a recipe asks for, as PEFT has them; None where all is trained."""
+    if recipe.method.name == "full":
+        return None
+    from peft import LoraConfig
+
+    method = recipe.method
+    return LoraConfig(
+        r=method.r,
+        lora_alpha=method.lora_alpha,
+        lora_dropout=method.lora_dropout,
+        target_modules=method.target_modules,
+        task_type="CAUSAL_LM",
+    )

@@ -3,16 +3,15 @@
 Every constant has a unit and a source. `measured.md` in docs says how far it is off.
 """
 
-from flytune import activations, forecast
+from flytune import activations
+from flytune.closed_form import CUDA_CONTEXT_GIB, NCCL_GIB
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.records import Component
 from flytune.shapes import GIB, Shape
 from flytune.strategies.strategy import WHILE_LOADING, Strategy
+from flytune.workload import Workload
 
-# GiB outside torch's allocator: a CUDA context, and NCCL's buffers where there are peers.
-CUDA_CONTEXT_GIB = 0.55
-NCCL_GIB = 0.9
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS, CPU build).
 PROCESS_GIB = 1.0
 # The share of a GPU's memory that fragmentation of the allocator may take: batches of varying length, batches of one length
@@ -21,22 +20,19 @@ FRAGMENTATION = 0.1
 FRAGMENTATION_PACKED = 0.02
 
 
-def components(
-    recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int, accumulation: int = 1
-) -> list[Component]:
-    """The memory table of one process, largest first; bytes on one GPU (on a cpu shape: of one rank).
+def components(recipe: Recipe, strategy: Strategy, shape: Shape, workload: Workload) -> list[Component]:
+    """The memory table of one process in a step of `workload`, largest first; bytes on one GPU (on a cpu shape: of one rank).
 
     What a batch does not change is the strategy's to say; what a batch adds is counted over the layers' code
     (activations.py). Under device_map a process has several GPUs: states and activations are an equal part of them each.
     """
-    parts = {name: float(size) for name, size in strategy.states(geometry, recipe, shape.world_size).items()}
-    batch = activations.count(forecast.workload(recipe, geometry, strategy, shape, micro_batch, accumulation))
+    parts = {name: float(size) for name, size in strategy.states(workload.geometry, recipe, shape.world_size).items()}
+    batch = activations.count(workload)
     recomputed = recipe.training.activation_checkpointing
-    parts["activations"] = (batch.stream if recomputed else batch.kept) * geometry.num_hidden_layers
-    tokens = micro_batch * recipe.data.max_length
+    parts["activations"] = (batch.stream if recomputed else batch.kept) * workload.geometry.num_hidden_layers
     if recipe.data.packing and not recipe.model.attn_implementation.startswith("flash"):
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
-        parts["attention mask"] = 3.0 * tokens * recipe.data.max_length
+        parts["attention mask"] = 3.0 * workload.tokens * recipe.data.max_length
     parts["loss"] = batch.loss
     if loading := parts.pop(WHILE_LOADING, 0.0):
         # There are no activations yet, and no loss.

@@ -136,7 +136,8 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
     share = batch // world_size
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
-        table = memory.components(recipe, geometry, strategy, shape, micro_batch, share // micro_batch)
+        work = forecast.workload(recipe, geometry, strategy, shape, micro_batch, share // micro_batch)
+        table = memory.components(recipe, strategy, shape, work)
         if sum(component.bytes for component in table) <= available:
             break
     else:
@@ -147,7 +148,6 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
         )
     accumulation = share // micro_batch
     assert micro_batch * accumulation * world_size == batch
-    work = forecast.workload(recipe, geometry, strategy, shape, micro_batch, accumulation)
     time = forecast.time_of(work, shape)
     low, high = speed.likely(work, time) if time else (0.0, 0.0)
     return Plan(

@@ -120,7 +120,7 @@ def build(
             train_dataset=rows,
             data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
             processing_class=tokenizer,
-            peft_config=_peft_config(recipe),
+            peft_config=loading.peft_config(recipe),
             callbacks=[callback(recorder), ordering.callback(stream)],
         )
     # TRL takes none but its own kinds of data set; from here on the Trainer only reads it.
@@ -179,21 +179,6 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "dataloader_pin_memory": shape.is_gpu,
     }
     return SFTConfig(**(common | tracking.arguments(recipe, checkpoints) | strategy.arguments(recipe, shape)))
-
-
-def _peft_config(recipe: Recipe) -> Any:
-    if recipe.method.name == "full":
-        return None
-    from peft import LoraConfig
-
-    method = recipe.method
-    return LoraConfig(
-        r=method.r,
-        lora_alpha=method.lora_alpha,
-        lora_dropout=method.lora_dropout,
-        target_modules=method.target_modules,
-        task_type="CAUSAL_LM",
-    )
 
 
 def _train(trainer: Any, resume_from: str | None) -> None:

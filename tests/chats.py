@@ -50,6 +50,19 @@ UNENDED = "{% for message in messages %}{{ message['role'] + ': ' + message['con
 SHOUTING = CHATML.replace("message['content']", "message['content'] | upper")
 
 
+def byte_level(texts: list[str], vocabulary: int, special: list[str], adds_space: bool = False) -> Any:
+    """Byte-level BPE trained on `texts`, without a post-processor."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
 def tokenizer_folder(
     folder: Path,
     template: str | None = CHATML,
@@ -60,16 +73,10 @@ def tokenizer_folder(
     **tokens: str | None,
 ) -> Path:
     """Saves a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token ..."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=450, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIAL, show_progress=False
-    )
-    backend.train_from_iterator(TEXT * 20, trainer)
+    backend = byte_level(TEXT * 20, 450, SPECIAL)
     steps = [processors.ByteLevel(trim_offsets=trim)]
     if adds_bos:
         steps.append(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", SPECIAL.index("<s>"))]))

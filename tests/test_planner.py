@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytune import memory, models, planner
+from flytune import forecast, memory, models, planner
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.recipe import Recipe
@@ -320,7 +320,8 @@ def test_more_context_needs_more_memory_and_checkpointing_less():
             data={"path": "x", "max_length": length},
             training={"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": checkpointing},
         )
-        return next(c.bytes for c in memory.components(recipe, geometry, strategy, shape, 1) if c.name == "activations")
+        work = forecast.workload(recipe, geometry, strategy, shape, 1, 1)
+        return next(c.bytes for c in memory.components(recipe, strategy, shape, work) if c.name == "activations")
 
     assert activations(2048, True) == 2 * activations(1024, True)
     assert activations(2048, True) < activations(2048, False) / 5

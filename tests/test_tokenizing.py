@@ -7,24 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flytune.data.tokenizing import between
+from tests.chats import byte_level
 
 TEXTS = ["The fox  jumps\n\n   over 日本 the 🦊 dog's  ", "  lead", "\n\n \t x", "é́a  b   ", "<s>hi</s>  <s> yo </s>"]
 
 
 def tokenizers_of() -> dict[str, Any]:
     """Fast tokenizers of the kinds that models have, trained on a few words."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, normalizers, processors, trainers
 
     special = ["<unk>", "<s>", "</s>"]
     made = {}
     for name, trim in (("bytes", False), ("bytes trimmed", True)):
-        level = Tokenizer(models.BPE())
-        level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=trim)
-        level.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=special, show_progress=False
-        )
-        level.train_from_iterator(TEXTS * 3, trainer)
+        level = byte_level(TEXTS * 3, 320, special, adds_space=trim)
         level.post_processor = processors.ByteLevel(trim_offsets=trim)
         made[name] = level
     pieces = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))

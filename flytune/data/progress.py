@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flytune.data.shards import MANIFEST
+from flytune.data.shards import MANIFEST, sha256_of
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from flytune.records import SplitCounts
@@ -102,11 +102,6 @@ def _changed(folder: Path, begun: Progress) -> str:
     """The first shard that is not as it was written; none, as a rule."""
     for shard in (*begun.train.shards, *begun.heldout.shards):
         file = folder / shard.file
-        if not file.is_file() or _sha256(file) != shard.sha256:
+        if not file.is_file() or sha256_of(file) != shard.sha256:
             return shard.file
     return ""
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -80,8 +80,7 @@ class SplitWriter:
             return
         self._writer.close()
         self._writer = None
-        with (self._folder / self._file).open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        sha256 = sha256_of(self._folder / self._file)
         self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
         self._samples = self._tokens = 0
         pyarrow.default_memory_pool().release_unused()
@@ -114,6 +113,12 @@ class SplitWriter:
         self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
+
+
+def sha256_of(file: Path) -> str:
+    """Of a file's content, 64 hex digits."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def load(folder: Path, split: str) -> Any:

@@ -109,19 +109,19 @@ class Ledger:
     def mark(self, tensors: Iterable[Any], kind: str) -> None:
         """Says what the storages of `tensors` are; DTensors by what this process holds of them."""
         for tensor in tensors:
-            entry = self._open.get(_local(tensor).untyped_storage()._cdata)
+            entry = self._open.get(local(tensor).untyped_storage()._cdata)
             if entry:
                 entry[0].kind = kind
 
     def add(self, tensors: Iterable[Any], operation: str) -> None:
         """Writes down storages that are older than `watch`."""
         for tensor in tensors:
-            storage = _local(tensor).untyped_storage()
+            storage = local(tensor).untyped_storage()
             if storage._cdata not in self._open and storage.nbytes():
                 self._begin(storage, storage.nbytes(), operation)
 
     def kind_of(self, tensor: Any) -> str | None:
-        entry = self._open.get(_local(tensor).untyped_storage()._cdata)
+        entry = self._open.get(local(tensor).untyped_storage()._cdata)
         return entry[0].kind if entry else None
 
     def ran(self, operation: Any, arguments: Any, output: Any) -> None:
@@ -195,7 +195,8 @@ def _has_memory(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (hasattr(value, "fake_device") or value.device.type != "meta")
 
 
-def _local(tensor: Any) -> Any:
+def local(tensor: Any) -> Any:
+    """What this process holds of a DTensor; any other tensor as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
 

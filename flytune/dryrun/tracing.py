@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from flytune import slices
+from flytune import loading, slices
 from flytune.collating import Collator
 from flytune.dryrun import kernels
 from flytune.dryrun.case import Case, DryRun, Storage
-from flytune.dryrun.ledger import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger
+from flytune.dryrun.ledger import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger, local
 from flytune.strategies import strategy_of
 
 # Sizes of blocks that CUDA's caching allocator hands out are multiples of it (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
@@ -89,23 +89,15 @@ def _local_model(case: Case) -> Any:
 def _build(case: Case) -> Any:
     """The model on the meta device: adapters, checkpointing, loss and sharding as in flytune.training.build."""
     import torch
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
     from trl.trainer.utils import add_fused_lm_head
 
     recipe, strategy = case.recipe, strategy_of(case.recipe)
     base = model = slices.meta_model(_local_model(case), case.profile.weight_dtype or strategy.load_dtype(recipe))
     model.config.use_cache = False
     if recipe.method.name != "full":
-        method = recipe.method
-        config = LoraConfig(
-            r=method.r,
-            lora_alpha=method.lora_alpha,
-            lora_dropout=method.lora_dropout,
-            target_modules=method.target_modules,
-            task_type="CAUSAL_LM",
-        )
         with torch.device("meta"):
-            model = get_peft_model(model, config)
+            model = get_peft_model(model, loading.peft_config(recipe))
     if case.profile.loss == "chunked":
         add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
     if recipe.training.activation_checkpointing:
@@ -139,8 +131,8 @@ def _update(case: Case, trained: list[Any], ledger: Ledger) -> None:
 
     parameters = []
     for parameter in trained:
-        parameters.append(torch.nn.Parameter(_local(parameter.detach())))
-        parameters[-1].grad = _local(parameter.grad)
+        parameters.append(torch.nn.Parameter(local(parameter.detach())))
+        parameters[-1].grad = local(parameter.grad)
     on_cuda = case.profile.kernels == "cuda"
     torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=on_cuda)
     fused = "fused" in strategy_of(case.recipe).optimizer(case.recipe)
@@ -148,10 +140,6 @@ def _update(case: Case, trained: list[Any], ledger: Ledger) -> None:
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     ledger.mark((value for value in states if isinstance(value, torch.Tensor)), OPTIMIZER)
-
-
-def _local(tensor: Any) -> Any:
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _batch(case: Case) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-from flytune.strategies.strategy import BYTES, WHILE_LOADING, Strategy
+from flytune.strategies.strategy import WHILE_LOADING, Strategy
+from flytune.workload import BYTES
 
 # Layers that are gathered while one computes; more hide slower networks and cost as many gathered layers.
 PREFETCHED_LAYERS = 1

@@ -7,11 +7,8 @@ from typing import Any, ClassVar
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# NF4 with double quantization: 4 bits, 8 bits for each block of 64, 32 bits for each 256 blocks (Dettmers et al. 2023, §3).
-NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+from flytune.states import QUANTIZED
+from flytune.workload import BYTES
 
 WHILE_LOADING = "whole weights while loading"
 """The component of `states` that is gone before the first step."""
@@ -126,5 +123,5 @@ def weight_bytes(geometry: Geometry, recipe: Recipe, dtype: str) -> float:
     """All weights of the base model as they lie in memory."""
     if recipe.method.name == "qlora":
         # prepare_model_for_kbit_training makes embeddings, head and norms float32.
-        return geometry.linear_parameters * NF4_BYTES + (geometry.parameters - geometry.linear_parameters) * 4
+        return geometry.linear_parameters * QUANTIZED["nf4_double"] + (geometry.parameters - geometry.linear_parameters) * 4
     return float(geometry.parameters * BYTES[dtype])

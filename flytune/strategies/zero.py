@@ -11,7 +11,8 @@ from typing import Any
 from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-from flytune.strategies.strategy import BYTES, WHILE_LOADING, Strategy, weight_bytes
+from flytune.strategies.strategy import WHILE_LOADING, Strategy, weight_bytes
+from flytune.workload import BYTES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
 _SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}
