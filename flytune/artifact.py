@@ -14,9 +14,10 @@ from tqdm import tqdm
 from flytune import card, report, xray
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
-from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records import Manifest, Metrics, TrainingResult
 from flytune.strict import Record, Strict
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ def workload(
     return Workload(
         geometry=geometry,
         method=method,
-        sharding="fsdp2" if sharding == "fsdp" else sharding,
+        sharding=strategy.counted_as,
         gpus=shape.world_size,
         nodes=shape.nodes,
         gpu_memory_gib=shape.gpu_memory_gib,

@@ -10,9 +10,10 @@ from typing import Any
 from flytune import data, export, heldout, loading, ordering, peaks, resuming, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
-from flytune.records import Plan, TrainingResult
+from flytune.records import TrainingResult
 from flytune.scoring import Scorer, live_loss, scored_rows
 from flytune.sections import Hardware
 from flytune.shapes import Shape

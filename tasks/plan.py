@@ -5,8 +5,8 @@ from typing import NamedTuple
 from flytekit import Resources, task
 
 from flytune import data, planner
+from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Plan
 from flytune.strategies import route
 from images import LIGHT
 
@@ -27,6 +27,6 @@ class Planned(NamedTuple):
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"))
 def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
-    plan = planner.make(recipe)
+    plan = planner.make(recipe, samples=data.samples_guess(recipe.data))
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
     return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.folder)

@@ -26,7 +26,8 @@ FLOORS = [
         "flytune.__main__",
     },
     {
-        "flytune.planner",
+        "flytune.confirming",
+        "flytune.plan_table",
         "flytune.loading",
         "flytune.dryrun",
         "flytune.slices",
@@ -37,7 +38,10 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
-    {"flytune.memory"},
+    {"flytune.planner"},
+    {"flytune.search"},
+    {"flytune.candidates"},
+    {"flytune.needs"},
     {"flytune.forecast"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
@@ -46,7 +50,7 @@ FLOORS = [
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
-    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.gpus"},
+    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.plans", "flytune.gpus"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]

@@ -13,7 +13,7 @@ WEIGHT_SHARE = 0.7
 class DeviceMap(Strategy):
     """Naive model parallelism: one GPU works at a time, each holds a run of layers."""
 
-    name = "device_map"
+    name = counted_as = "device_map"
     refuses: ClassVar = {
         "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
         "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
