@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from flytune import card, report, xray
+from flytune import calibration, card, report, xray
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
 from flytune.plans import Plan
@@ -69,6 +69,7 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
         shutil.copy(trained / STEPS, out)
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
+    calibration.compare(recipe, plan, manifest, training).write(out / calibration.COMPARISON)
     (out / "report.html").write_text(
         report.render(recipe, plan, manifest, training, metrics, xray.section(dataset)), encoding="utf-8"
     )

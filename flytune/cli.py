@@ -1,4 +1,4 @@
-"""The command line: `flytune plan RECIPE`, `xray RECIPE`, `selftest` and `schema`. Running is pyflyte's."""
+"""The command line: `flytune plan RECIPE`, `xray RECIPE`, `calibrate DIR...`, `selftest` and `schema`. Running is pyflyte's."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from flytune import confirming, data, plan_table, planner, xray
+from flytune import calibration, confirming, data, plan_table, planner, xray
 from flytune.errors import FlytuneError, RecipeError
 from flytune.recipe import Recipe, json_schema
 from flytune.selftest import matrix, table
@@ -41,13 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     selftest.add_argument("--pairs", default="", help="only these, as in full/zero2,lora/zero3/cpu (method/sharding/offload)")
     selftest.add_argument("--json", action="store_true", help="the matrix as JSON")
     selftest.add_argument("--keep", metavar="DIR", help="a new folder in which every run's export and log stay")
+    calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
+    calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
     commands.add_parser("schema", help="the JSON schema of recipe files")
     options = parser.parse_args(arguments)
     if options.command == "schema":
         sys.stdout.write(json_schema())
         return 0
     try:
-        return {"selftest": _selftest, "xray": _xray, "plan": _plan}[options.command](options)
+        return {"selftest": _selftest, "xray": _xray, "plan": _plan, "calibrate": _calibrate}[options.command](options)
     except (FlytuneError, RankFailed) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
         return 1
@@ -76,6 +78,16 @@ def _plan(options: argparse.Namespace) -> int:
         sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")
     else:
         plan_table.show(made_plan, console)
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    comparisons = calibration.found([Path(folder) for folder in options.artifacts])
+    rows = calibration.factors(comparisons)
+    plan_table.show_calibration(comparisons, rows, Console())
+    if not rows:
+        raise RecipeError("nothing to learn from: only runs with data.packing or training.probe_longest are as long as planned")
+    calibration.write(rows)
     return 0
 
 

@@ -4,6 +4,7 @@ Every constant has a unit and a source. docs/measured.md says how far the figure
 """
 
 from flytune import closed_form, states
+from flytune.calibration import load_factors
 from flytune.closed_form import GIB, Memory
 from flytune.peaks import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP
 from flytune.plans import Need
@@ -29,15 +30,20 @@ def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
     if not shape.is_gpu:
         return [_process(recipe, shape, workload, memory), _shared(shape), _disk(recipe, shape, workload)]
     return [
-        _need("GPU memory", shape.gpu_memory_gib, _tables(recipe, workload, memory)),
+        _need("GPU memory", shape.gpu_memory_gib, _tables(recipe, shape, workload, memory)),
         _host(recipe, shape, workload),
         _shared(shape),
         _disk(recipe, shape, workload),
     ]
 
 
-def _tables(recipe: Recipe, workload: Workload, memory: Memory) -> dict[str, dict[str, float]]:
-    tables = memory.tables
+def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -> dict[str, dict[str, float]]:
+    measured = load_factors().get(shape.name)
+    factor = measured.memory if measured else 1.0
+    tables = {
+        phase: {name: size * (1.0 if name in memory.outside else factor) for name, size in table.items()}
+        for phase, table in memory.tables.items()
+    }
     if recipe.data.packing and workload.attention != "flash":
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
         mask = 3.0 * workload.tokens * workload.sequence_length
@@ -49,7 +55,7 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
     """On a CPU the process is the GPU: states and activations lie in its memory, CUDA and NCCL do not."""
     tables = {
         phase: {name: size for name, size in table.items() if name not in memory.outside} | {"process": PROCESS_GIB * GIB}
-        for phase, table in _tables(recipe, workload, memory).items()
+        for phase, table in _tables(recipe, shape, workload, memory).items()
     }
     tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
     return _need("process memory", (shape.memory_gib - shape.shared_memory_gib) / shape.processes, tables)

@@ -1,11 +1,13 @@
 """A plan, and a ranking of all of them, as a terminal shows them."""
 
 import json
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from flytune import search
+from flytune.calibration import Comparison, Factor
 from flytune.plans import Need, Plan
 from flytune.recipe import Recipe
 from flytune.search import By, Ranking
@@ -139,6 +141,21 @@ def ranking_json(recipe: Recipe, ranking: Ranking, plans: list[Plan]) -> str:
         for fit, plan in zip(ranking.fits, plans, strict=False)
     ]
     return json.dumps({"looked_at": ranking.looked_at, "seconds": ranking.seconds, "ways": ways}, indent=2)
+
+
+def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], console: Console) -> None:
+    """Each run, measured over planned; and the factors that follow."""
+    table = Table(title="measured, of what was planned", title_justify="left")
+    for column in ("run", "shape", "peak GiB", "planned", "memory", "speed", ""):
+        table.add_column(column)
+    for one in comparisons:
+        measured, planned = (max(sizes.values(), default=0) for sizes in (one.measured_bytes, one.planned_bytes))
+        ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (one.memory_ratio, one.speed_ratio)]
+        used = "" if one.full_length else "left out: shorter than planned"
+        table.add_row(one.recipe, one.shape, _gib(measured), _gib(planned), *ratios, used)
+    console.print(table)
+    for row in rows:
+        console.print(f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})", highlight=False)
 
 
 def _gib(size: float) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from flytune import candidates, forecast, ordering, search, speed
+from flytune.calibration import load_factors
 from flytune.candidates import Fit
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.models import Geometry, read_geometry
-from flytune.plans import Plan
+from flytune.plans import Calibration, Plan
 from flytune.recipe import Recipe
+from flytune.sections import Hardware
 from flytune.shapes import Shape, load_shapes
 from flytune.strategies import strategy_of
 
@@ -57,8 +59,9 @@ def rank(
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with another hardware.shape."""
-    return recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"shape": name})})
+    """The recipe with another hardware.shape; a named one stands for all other wishes."""
+    wish = recipe.hardware.model_copy(update={"shape": name}) if name == "auto" else Hardware(shape=name)
+    return recipe.model_copy(update={"hardware": wish})
 
 
 def plan_of(fit: Fit, samples: int | None = None) -> Plan:
@@ -72,6 +75,8 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     low, high = speed.likely(work, time) if time else (0.0, 0.0)
     steps = recipe.training.max_steps if samples is None else ordering.steps_of(recipe.training, samples)
     hours = speed.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
+    measured = load_factors().get(shape.name)
+    calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
     return Plan(
         recipe=recipe.name,
         key=recipe.key(),
@@ -91,11 +96,18 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)] if time else [],
         steps=steps,
         hours=[hours * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hours else [],
+        calibration=calibration,
         reasons=[
             f"shape {shape.name}: "
             + ("as the recipe says" if recipe.hardware.shape != "auto" else "of those that fit, it costs least an hour"),
             f"micro batch {work.micro_batch}: of those up to {most} that divide {batch // world_size} samples a process, the "
             "largest that fits",
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
+            *([_calibrated(calibration)] if calibration else []),
         ],
     )
+
+
+def _calibrated(factor: Calibration) -> str:
+    runs = "1 run" if factor.runs == 1 else f"{factor.runs} runs"
+    return f"calibrated by {runs} on this shape (calibration.yaml): memory x {factor.memory:.2f}, speed x {factor.speed:.2f}"

@@ -53,6 +53,15 @@ class Need(Strict):
         return sorted(names, key=lambda name: (-self.phases[self.peak_phase].get(name, 0), -names[name]))
 
 
+class Calibration(Strict):
+    """What was measured on a shape, of what was planned for it (flytune/calibration.py)."""
+
+    memory: float
+    speed: float
+    runs: int
+    """That it is the median of."""
+
+
 class Plan(Record):
     """Frozen; nothing is ever written back into it."""
 
@@ -83,6 +92,8 @@ class Plan(Record):
     """Optimizer steps; None where the number of samples is not known before they are prepared."""
     hours: list[float] = Field(default=[])
     """Of all steps, every sample as long as data.max_length: likely at least, the estimate, likely at most."""
+    calibration: Calibration | None = None
+    """That memory and speed above were multiplied by, where the shape has one."""
     reasons: list[str]
     """Why the values are what they are, a sentence each."""
 
@@ -100,6 +111,13 @@ class Plan(Record):
     def verdict(self) -> str:
         """`fits`, `tight` or `does not fit`."""
         return verdict(self.binding.share)
+
+    @property
+    def headline(self) -> str:
+        """Peak, verdict and price in a line, as the recipes' headers have it."""
+        need, billion = self.memory, self.price_per_billion_tokens
+        peak = f"{need.peak_bytes / 2**30:.1f} of {need.available_bytes / 2**30:.1f} GiB of {need.resource} ({self.verdict})"
+        return f"{peak}, ${self.price_per_hour:.2f} an hour" + (f", ${billion:,.0f} a billion tokens" if billion else "")
 
     @property
     def price(self) -> list[float]:

@@ -65,6 +65,7 @@ def test_holds_what_is_needed_and_nothing_else(stored, recipe):
         "artifact.json",
         "manifest.json",
         "metrics.json",
+        "comparison.json",
         "plan.json",
         "recipe.yaml",
         "report.html",

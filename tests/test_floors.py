@@ -43,6 +43,7 @@ FLOORS = [
     {"flytune.candidates"},
     {"flytune.needs"},
     {"flytune.forecast"},
+    {"flytune.calibration"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},

@@ -74,15 +74,14 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_shipped_recipe_is_planned(path, hub):
     recipe = Recipe.from_yaml(path)
-    # The demo's models are made on the spot; their sizes are those of SmolLM2-135M.
-    demo = SMALL | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-    local = recipe.model.name_or_path.startswith(".")
-    plan = planner.make(
-        recipe, geometry=models.geometry(demo | {"num_key_value_heads": 3, "vocab_size": 49152}, "x") if local else None
-    )
+    # The demo's models are made on the spot; their configurations are kept here.
+    made = CONFIGS / f"demo-{Path(recipe.model.name_or_path).name}.json"
+    plan = planner.make(recipe, geometry=models.geometry(json.loads(made.read_text()), "x") if made.is_file() else None)
     assert plan.verdict in ("fits", "tight")
     assert all(need.margin_bytes >= 0 for need in plan.needs)
-    assert re.search(rf"# Hardware:.*\b{plan.shape}(?![\w-])", path.read_text()), "the header names the planned shape"
+    header = path.read_text().partition("\nname:")[0]
+    assert re.search(rf"# Hardware:.*\b{plan.shape}(?![\w-])", header), "the header names the planned shape"
+    assert f"\n# Planned:  {plan.headline}.\n" in header, "the header says the planned peak and price"
 
 
 @pytest.mark.parametrize(
