@@ -100,7 +100,7 @@ def test_samples_are_guessed_from_local_files(tmp_path):
     assert data.samples_guess(Data(path=str(file), heldout_fraction=0.1)) == 900
     assert data.samples_guess(Data(path=str(file), heldout_path="y.jsonl", max_samples=50)) == 50
     assert (
-        data.samples_guess(Data(sources=[{"path": str(file), "weight": 2}, {"path": str(file)}], heldout_fraction=0.5)) == 1500  # noqa: E501
+        data.samples_guess(Data(sources=[{"path": str(file), "weight": 2}, {"path": str(file)}], heldout_fraction=0.5)) == 1500
     )
     assert data.samples_guess(Data(path=str(file), packing=True)) is None
     assert data.samples_guess(Data(dataset_name="a/b")) is None
