@@ -1,5 +1,6 @@
 """A plan, and a ranking of all of them, as a terminal shows them."""
 
+import io
 import json
 from collections.abc import Sequence
 
@@ -37,6 +38,13 @@ def show(plan: Plan, console: Console) -> None:
         _show_time(plan, console)
     for reason in plan.reasons:
         console.print(f"- {reason}", highlight=False)
+
+
+def as_html(plan: Plan) -> str:
+    """The same for Flyte's console: a page that needs nothing else."""
+    console = Console(record=True, file=io.StringIO(), width=120)
+    show(plan, console)
+    return console.export_html(inline_styles=True)
 
 
 def _memory(need: Need, title: str) -> Table:

@@ -103,6 +103,13 @@ class Plan(Record):
         return self.needs[0]
 
     @property
+    def room_for_weights(self) -> int:
+        """Bytes of one GPU that a layer-by-layer placement may fill with weights: what everything else at the peak leaves."""
+        at_peak = self.memory.phases[self.memory.peak_phase]
+        beside = sum(size for name, size in at_peak.items() if name != "weights")
+        return round(TIGHT * self.memory.available_bytes) - beside
+
+    @property
     def binding(self) -> Need:
         """The resource that is nearest to its end."""
         return max(self.needs, key=lambda need: need.share)

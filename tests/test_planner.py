@@ -12,7 +12,7 @@ from flytune import candidates, forecast, models, needs, planner, states
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.recipe import Recipe
-from flytune.shapes import GIB, Shape, load_shapes, shape_named
+from flytune.shapes import Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS, STRATEGIES, pair_problem, route, strategy_of
 from tests.test_recipe import RECIPES, content
 
@@ -161,9 +161,11 @@ def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus(
     plan = planner.make(recipe, geometry=models.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
     assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
-    arguments = strategy_of(recipe).load_arguments(recipe, shape_named("a100-80gb-8"))
+    arguments = strategy_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
     assert set(arguments["max_memory"]) == set(range(8))
-    assert 0 < arguments["max_memory"][0] < 80 * GIB
+    table = plan.memory.phases[plan.memory.peak_phase]
+    # What is not weights stays free, and a tenth of the GPU.
+    assert arguments["max_memory"][0] + sum(table.values()) - table["weights"] == round(0.9 * plan.memory.available_bytes)
 
 
 def test_dtypes_that_cannot_work_are_refused():

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
 from flytune.workload import Sharding
@@ -57,7 +58,7 @@ class Strategy:
         """Keyword arguments of TRL's SFTConfig; they go before those that every strategy has."""
         return {}
 
-    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
         """Keyword arguments of from_pretrained. A 4-bit model is quantized where it stays: each process's own device."""
         if recipe.method.name != "qlora":
             return {}

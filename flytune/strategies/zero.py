@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
 from flytune.strategies.strategy import Strategy
@@ -78,7 +79,7 @@ class Zero3(Zero):
     def quant_storage(self, recipe: Recipe) -> str:
         return recipe.model.dtype
 
-    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
         # A device map is refused: zero.Init says where parameters go.
         return {}
 
