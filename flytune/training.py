@@ -103,9 +103,8 @@ def build(
     if sliced:
         model = slices.meta_model(recipe.model, dtype)
     else:
-        model = loading.base_model(
-            recipe, dtype, strategy.quant_storage(recipe), **strategy.load_arguments(recipe, plan, shape)
-        )
+        load_arguments = strategy.load_arguments(recipe, plan, shape)
+        model = loading.base_model(recipe, dtype, strategy.quant_storage(recipe), **load_arguments)
     model.config.use_cache = False
     # Of the adapter's first weights: the same on every rank, whatever loading the model has drawn.
     set_seed(recipe.training.seed)
