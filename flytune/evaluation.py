@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune import export, loading
+from flytune import gate, loading
 from flytune.errors import DataError, ExportError
 from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
 from flytune.recipe import Recipe
@@ -36,19 +36,20 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
-    export.verify(trained_folder(recipe, trained))
+    gate.check_files(recipe, trained, dataset)
     questions = _Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
     if recipe.method.name == "full":
         # One model in memory at a time.
         base = _measure(_base(recipe), questions, "base model")
-        tuned = _measure(_tuned(recipe, trained), questions, "tuned model")
+        model = _tuned(recipe, trained)
     else:
         model = _tuned(recipe, trained)
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
-        tuned = _measure(model, questions, "tuned model")
+    tuned = _measure(model, questions, "tuned model")
 
-    export.check_loss(recipe, trained, tuned.nll, tuned.tokens)
+    gate.check_answers(recipe, trained, model)
+    gate.check_loss(recipe, trained, tuned.nll, tuned.tokens)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     return Metrics(
@@ -66,22 +67,6 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         ],
         seconds=time.perf_counter() - started,
     )
-
-
-def trained_folder(recipe: Recipe, trained: Path) -> Path:
-    """`model/` or `adapter/` of a trained folder, as the recipe's method leaves it.
-
-    Raises:
-        ExportError: a file that belongs there is missing.
-    """
-    name, config = ("model", "config.json") if recipe.method.name == "full" else ("adapter", "adapter_config.json")
-    folder = trained / name
-    missing = [f"{name}/{file}" for file in (config, "tokenizer_config.json") if not (folder / file).is_file()]
-    if not list(folder.glob("*.safetensors")):
-        missing.append(f"{name}/*.safetensors")
-    if missing:
-        raise ExportError(f"{trained}: not a whole {recipe.method.name} export: no {', '.join(missing)}; train again")
-    return folder
 
 
 @dataclass(frozen=True)
