@@ -5,9 +5,12 @@ It runs on the exported files, in a task of its own: what is measured is what wi
 
 import gc
 import math
+import multiprocessing
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,23 @@ from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows,
 from flytune.recipe import Recipe
 from flytune.records import Answer, Metrics, Score
 from flytune.sections import Evaluation
+
+
+def score_afresh(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
+    """`score`, in a process of its own where this one has trained: what training left in it must not answer for the files.
+
+    A pod is such a process already; a local run of one process trains and evaluates in the same one.
+    """
+    # Only training imports TRL.
+    if "trl" not in sys.modules:
+        return score(recipe, trained, dataset)
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            return fresh.submit(score, recipe, trained, dataset).result()
+    except BrokenProcessPool:
+        raise ExportError(
+            "the process that evaluates ended without a word: killed for want of host memory, as a rule; nothing was stored"
+        ) from None
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
@@ -160,7 +180,7 @@ def _end_marker(row: Row, tokenizer: Any) -> int | None:
 def _base(recipe: Recipe) -> Any:
     """The base model as it was published."""
     try:
-        return loading.base_model(recipe, recipe.model.dtype, device_map=_device_map())
+        return loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map())
     except (OSError, ValueError, RuntimeError) as error:
         raise ExportError(f"base model {recipe.model.name_or_path}: cannot be loaded: {_line(error)}") from error
 
@@ -175,18 +195,10 @@ def _tuned(recipe: Recipe, trained: Path) -> Any:
         with warnings.catch_warnings():
             # Otherwise an adapter's tensor that is not there stays at its random start.
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            return loading.exported_model(recipe, trained, device_map=_device_map())
+            return loading.exported_model(recipe, trained, device_map=loading.device_map())
     except (UserWarning, OSError, ValueError, RuntimeError, SafetensorError) as error:
         what = "tuned model" if recipe.method.name == "full" else f"adapter on base model {recipe.model.name_or_path}"
         raise ExportError(f"{what}: cannot be loaded: {_line(error)}") from error
-
-
-def _device_map() -> str | dict[str, str | int]:
-    """All GPUs, the one, or the CPU."""
-    import torch
-
-    gpus = torch.cuda.device_count()
-    return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
 
 
 def _tokenizer(dataset: Path) -> Any:

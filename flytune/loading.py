@@ -80,6 +80,14 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
     )
 
 
+def device_map() -> str | dict[str, str | int]:
+    """Where one process puts a model that it only asks: all GPUs, the one, or the CPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
+
+
 def quiet() -> None:
     """Keeps the libraries' notices about CPUs out of the log; call it before they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -93,7 +94,8 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
     described = Model(
         name_or_path=str(folder),
         dtype=recipe.model.dtype,
-        attn_implementation=recipe.model.attn_implementation,
+        # Names and shapes are the same with any; this one every model has.
+        attn_implementation="eager",
         trust_remote_code=recipe.model.trust_remote_code,
     )
     try:
@@ -110,6 +112,7 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
         if source is None:
             raise _missing(folder, [other for other in wanted if other not in sources])
         if isinstance(source, weights.Converted):
+            _check_converted(folder, name, source, tensor.shape, shapes)
             used |= {key for keys in source.keys.values() for key in keys}
             continue
         used.add(source.key)
@@ -123,16 +126,34 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
         raise ExportError(f"{folder.name}: {unknown[0]}: {why}, and config.json asks for none; {_NOT_STORED}")
 
 
+def _check_converted(folder: Path, name: str, source: weights.Converted, shape: Any, shapes: dict[str, list[int]]) -> None:
+    """What a parameter is made of (the experts of a layer, say) is all there, and alike."""
+    from transformers.core_model_loading import MergeModulelist
+
+    stacked = type(source.transform.operations[0]) is MergeModulelist
+    for pattern in source.transform.source_patterns:
+        keys = source.keys.get(pattern, [])
+        if not keys or (stacked and len(keys) != shape[0]):
+            wanted = shape[0] if stacked else 1
+            raise ExportError(
+                f"{folder.name}: {name} is made of tensors {pattern}: {wanted} expected by the configuration, found "
+                f"{len(keys)}; {_NOT_STORED}"
+            )
+        if unlike := [key for key in keys if shapes[key] != shapes[keys[0]]]:
+            found = f"expected shape {shapes[keys[0]]}, as {keys[0]} has, found {shapes[unlike[0]]}"
+            raise ExportError(f"{folder.name}: {unlike[0]}: {found}; {_NOT_STORED}")
+
+
 def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     """Each lora_A has its lora_B and the other way round, both of the configuration's rank; its base says the rest."""
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    ranks, alphas = config.get("rank_pattern") or {}, config["r"]
+    ranks, rank = config.get("rank_pattern") or {}, config["r"]
     partner = {name: _partner(name) for name in shapes if _partner(name)}
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)
     for name in partner:
         found = shapes[name]
-        wanted = [alphas, *found[1:]] if ".lora_A." in name else [*found[:-1], alphas]
+        wanted = [rank, *found[1:]] if ".lora_A." in name else [*found[:-1], rank]
         if not ranks and found != wanted:
             raise ExportError(f"adapter_model.safetensors: {name}: expected shape {wanted}, found {found}; {_NOT_STORED}")
 

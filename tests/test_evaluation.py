@@ -1,4 +1,5 @@
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -285,3 +286,22 @@ def test_weights_that_diverged(base, dataset, tmp_path):
     sealing.seal(recipe, file.parent, None)
     with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation.score(recipe, tmp_path, dataset)
+
+
+def in_which_process(*arguments):
+    return os.getpid()
+
+
+def end_at_once(*arguments):
+    os._exit(9)
+
+
+def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):
+    monkeypatch.setattr(evaluation, "score", in_which_process)
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    assert evaluation.score_afresh(None, None, None) == os.getpid()
+    monkeypatch.setitem(sys.modules, "trl", math)
+    assert evaluation.score_afresh(None, None, None) != os.getpid()
+    monkeypatch.setattr(evaluation, "score", end_at_once)
+    with pytest.raises(ExportError, match="the process that evaluates ended without a word"):
+        evaluation.score_afresh(None, None, None)

@@ -1,5 +1,6 @@
 """The gate on a tiny model's real export: undamaged ones pass, each planted fault is caught by name."""
 
+import dataclasses
 import json
 import shutil
 
@@ -10,6 +11,7 @@ from flytune import data, export, gate, loading, planner, probing, sealing, trai
 from flytune.errors import ExportError
 from flytune.recipe import DataRequest, Recipe
 from flytune.shapes import shape_named
+from flytune.tensors import verify
 from tests import ranks
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -314,16 +316,24 @@ def test_a_bias_that_its_base_has_all_zero_may_stay_so(tmp_path):
         tensors._check_zeros({"a.bias": "x", "b.bias": "x"}, excused)
 
 
-@pytest.mark.parametrize("found", [torch.zeros(16, 3), torch.full((16, 4), float("nan"))])
-def test_answers_of_another_model(found, runs, monkeypatch):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda logits: torch.full_like(logits, float("nan")), "logits are nan of their spread away"),
+        (lambda logits: logits.roll(1, dims=0), "16 of 16 prompts are beyond it.*what was exported is not what was trained"),
+        (lambda logits: logits[:, 1:], "the live model answered from 4[0-9]* tokens, the exported one from"),
+    ],
+)
+def test_other_answers(changed, said, runs, monkeypatch):
     recipe, trained = runs("lora", "none", None)
     live = probing.Answers.read(trained / probing.PROBE)
-    answers = probing.Answers(live.input_ids, live.lengths, found[:, :1].repeat(1, live.logits.shape[1]), live.loss)
-    other = probing.Answers(live.input_ids, live.lengths, found, live.loss)
-    for given, said in ((answers, "16 of 16 prompts|are nan of their spread|away from"), (other, "answered from")):
-        monkeypatch.setattr(probing, "ask", lambda model, prompts, given=given: given)
-        with pytest.raises(ExportError, match=said):
-            gate.check_answers(recipe, trained, None)
+    found = dataclasses.replace(live, logits=changed(live.logits))
+    monkeypatch.setattr(probing, "ask", lambda model, prompts: found)
+    with pytest.raises(ExportError, match=said):
+        gate.check_answers(recipe, trained, None)
+    monkeypatch.setattr(probing, "ask", lambda model, prompts: dataclasses.replace(live, loss=live.loss + 0.01))
+    with pytest.raises(ExportError, match="loss on the 16 fixed prompts is 0.01 nats away"):
+        gate.check_answers(recipe, trained, None)
 
 
 def crash_and_go_on(recipe, inputs, out, words):
@@ -377,3 +387,38 @@ def test_weights_are_known_by_the_checkpoint_that_they_were_saved_in(tmp_path):
     (tmp_path / "weights").unlink()
     (tmp_path / "weights").write_text("1")
     assert sealing.weights_of(tmp_path) != first
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+FAMILIES = {
+    "llama": {"num_key_value_heads": 1, "tie_word_embeddings": False},
+    "qwen2": {"num_key_value_heads": 1},
+    "mixtral": {"num_key_value_heads": 1, "num_local_experts": 2},
+    "qwen3_moe": {"num_key_value_heads": 1, "num_experts": 2, "moe_intermediate_size": 8, "head_dim": 8},
+    "gemma2": {"num_key_value_heads": 1, "head_dim": 8},
+    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "gpt_neox": {},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layouts_of_other_families(family, inputs, tmp_path):
+    """Biases that are zero as in the base, fused experts that are stored one by one, an untied head."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SMALL | FAMILIES[family])), dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "base")
+    files = shutil.copytree(tmp_path / "base", tmp_path / "model")
+    changes = {"model.name_or_path": str(tmp_path / "base"), "model.dtype": "bfloat16"}
+    recipe = recipe_for(inputs, "full", "none", **changes)
+    assert verify(files, recipe) > 10
+
+    def lose(tensors):
+        return tensors.pop(name := next(name for name in sorted(tensors) if "layers.1" in name)) is None or name
+
+    lost = tensors_of(files / "model.safetensors", lose)
+    of_experts = r"is made of tensors .*: 2 expected by the configuration, found 1"
+    said = of_experts if ".experts." in lost else f"{lost}: expected by the configuration, found in no file"
+    with pytest.raises(ExportError, match=f"{said}; nothing was stored"):
+        verify(files, recipe)
