@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from flytune import loading
 from flytune.data.shards import sha256_of
 from flytune.recipe import Recipe
 from flytune.sealing import Progress, Written, seal
@@ -75,7 +76,7 @@ def write(
             _write_adapter_config(model, recipe, folder)
         for path in sorted(tokenizer.iterdir()):
             shutil.copy(path, folder / path.name)
-        seal(recipe, folder, getattr(model.config, "_commit_hash", None), progress)
+        seal(recipe, folder, loading.commit(recipe.model, local=True), progress)
     trainer.accelerator.wait_for_everyone()
     return folder
 
@@ -166,7 +167,7 @@ def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:
     config = model.peft_config["default"]
     # Whoever loads the adapter by itself gets the base that it was trained on.
     config.base_model_name_or_path = recipe.model.name_or_path
-    config.revision = getattr(model.config, "_commit_hash", None) or recipe.model.revision
+    config.revision = loading.commit(recipe.model, local=True)
     inference_mode, config.inference_mode = config.inference_mode, True
     config.save_pretrained(str(folder))
     config.inference_mode = inference_mode

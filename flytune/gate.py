@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flytune import probing
+from flytune import loading, probing
 from flytune.data.shards import sha256_of
 from flytune.errors import ExportError
 from flytune.heldout import GATE_SAMPLES
@@ -134,7 +134,7 @@ def check_base(recipe: Recipe, folder: Path) -> None:
     if (base := config.get("base_model_name_or_path")) != model.name_or_path:
         raise ExportError(f"{where}: its base is {base}, the recipe's is {model.name_or_path}; nothing was stored")
     # A branch is what it points to now: where it has moved since training, the evaluation would be another model's.
-    wanted = getattr(_config(model.name_or_path, model.revision, recipe), "_commit_hash", None) or model.revision
+    wanted = loading.commit(model)
     if config.get("revision") != wanted:
         raise ExportError(
             f"{where}: trained on revision {config.get('revision')} of {model.name_or_path}, the recipe's is {wanted}; "

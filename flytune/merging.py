@@ -60,6 +60,7 @@ def merge(artifact: Path, out: Path) -> Merge:
         raise ExportError(f"{out}: is there already; a merged model is written into a new folder")
     if not (artifact / "adapter" / "adapter_config.json").is_file():
         raise ExportError(f"{artifact}: has no adapter/; a model that was trained whole is not merged")
+    loading.quiet()
     recipe = Recipe.from_yaml(artifact / "recipe.yaml")
     gate.check_base(recipe, artifact / "adapter")
     verify(artifact / "adapter", recipe)
@@ -84,7 +85,7 @@ def merge(artifact: Path, out: Path) -> Merge:
         merged = _merged(recipe, trained, candidates[0].onto)
     made = Merge(
         base=recipe.model.name_or_path,
-        revision=getattr(merged.config, "_commit_hash", None),
+        revision=loading.commit(recipe.model, local=True),
         dtype=str(merged.dtype).removeprefix("torch."),
         tokens=sum(map(len, prompts)),
         candidates=candidates,

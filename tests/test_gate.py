@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -334,6 +335,34 @@ def test_other_answers(changed, said, runs, monkeypatch):
     monkeypatch.setattr(probing, "ask", lambda model, prompts: dataclasses.replace(live, loss=live.loss + 0.01))
     with pytest.raises(ExportError, match="loss on the 16 fixed prompts is 0.01 nats away"):
         gate.check_answers(recipe, trained, None)
+
+
+def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
+    """A hub's cache with two commits, the branch on the first."""
+    from huggingface_hub import constants
+
+    one, two, cache = "1" * 40, "2" * 40, tmp_path / "models--someone--tiny"
+    for commit in (one, two):
+        shutil.copytree(inputs / "tiny", cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(one)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for trained_on, named, said in (
+        (one, one, None),
+        (two, two, None),
+        (one, None, None),
+        (two, None, f"trained on revision {two} of someone/tiny, the recipe's is {one}; name the commit in model.revision"),
+        (one, two, f"trained on revision {one} of someone/tiny, the recipe's is {two}"),
+        (None, two, f"trained on revision None of someone/tiny, the recipe's is {two}"),
+    ):
+        config = {"base_model_name_or_path": "someone/tiny", "revision": trained_on}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        recipe = recipe_for(inputs, "lora", "none", **{"model.name_or_path": "someone/tiny", "model.revision": named})
+        with nullcontext() if said is None else pytest.raises(ExportError, match=said):
+            gate.check_base(recipe, folder)
 
 
 def crash_and_go_on(recipe, inputs, out, words):
