@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -406,6 +408,32 @@ def test_an_export_that_was_cut_off_goes_on_with_the_same_weights_only(inputs, t
     everything = [f"model-0000{number}" for number in range(1, 6)]
     found = ranks.run(1, crash_and_go_on, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)])
     assert found == [everything[3:], everything, everything]
+
+
+def fit_and_die_in_file_4(recipe, inputs, out):
+    save = export._save
+
+    def dying(state, file):
+        if file.name.startswith("model-00004"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return save(state, file)
+
+    export._save = dying
+    fit(recipe, inputs, out, 600_000)
+
+
+def test_a_run_that_was_killed_in_its_export_writes_only_what_is_missing(inputs, tmp_path):
+    changes = {"checkpoints.save_steps": 3, "checkpoints.folder": str(tmp_path / "checkpoints")}
+    recipe, out = recipe_for(inputs, "full", "zero2", **changes), tmp_path / "trained"
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit_and_die_in_file_4, recipe, inputs, out)
+    written = {path.name: path.stat().st_mtime_ns for path in (out / "model").glob("*.safetensors")}
+    assert len(written) == 3
+    ranks.run(2, fit, recipe, inputs, out, 600_000)
+    now = {path.name: path.stat().st_mtime_ns for path in (out / "model").glob("*.safetensors")}
+    assert len(now) == 5
+    assert now | written == now
+    pass_the_gate(recipe, out, inputs)
 
 
 def test_weights_are_known_by_the_checkpoint_that_they_were_saved_in(tmp_path):
