@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from flytune import card, report, xray
+from flytune import calibration, card, report, xray
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
-from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records import Manifest, Metrics, TrainingResult
 from flytune.sealing import StoredFile
 from flytune.strict import Record
 
@@ -59,6 +60,7 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
         shutil.copy(trained / STEPS, out)
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
+    calibration.compare(recipe, plan, manifest, training).write(out / calibration.COMPARISON)
     (out / "report.html").write_text(
         report.render(recipe, plan, manifest, training, metrics, xray.section(dataset)), encoding="utf-8"
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 import yaml
 
 from flytune import report
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records import Manifest, Metrics, TrainingResult
 
 
 def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult, metrics: Metrics) -> str:

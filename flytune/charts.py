@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.plans import Plan
+from flytune.records import Manifest, Metrics, TrainingResult
 from flytune.shapes import GIB
 
 if TYPE_CHECKING:
@@ -148,32 +149,33 @@ def lengths(manifest: Manifest) -> str:
 
 
 def memory(plan: Plan, training: TrainingResult) -> str:
-    """Planned components as one bar, above the measured peak; a line where the memory ends."""
-    peak = max((step.memory_bytes for step in training.steps), default=0)
+    """Phase by phase, the planned components as one bar above the measured peak; a line where the memory ends."""
+    need = plan.memory
+    phases = list(need.phases)
+    available, planned = need.available_bytes / GIB, {phase: sum(need.phases[phase].values()) for phase in phases}
+    most = max([*planned.values(), *training.peaks.values()]) / GIB
 
     def draw(axes: "Axes") -> None:
-        left = 0.0
-        for number, component in enumerate(plan.memory):
-            axes.barh([1], [component.bytes / GIB], left=left, height=0.5, color=color(number))
-            left += component.bytes / GIB
-        axes.barh([0], [peak / GIB], height=0.5, color=_MUTED)
-        for height, value in ((1, plan.memory_bytes), (0, peak)):
-            axes.annotate(size(value), (value / GIB, height), (4, 0), textcoords="offset points", va="center")
-        available = plan.memory_available_bytes / GIB
-        axes.axvline(available, color=_INK, linestyle="--", linewidth=1)
-        text = f"available {size(plan.memory_available_bytes)}"
-        axes.annotate(text, (available, 1.55), (-4, 0), textcoords="offset points", ha="right", va="center")
-        axes.set_yticks([1, 0], ["planned", "measured"])
-        axes.set_ylim(-0.45, 1.75)
-        axes.set_xlim(0, 1.2 * max(left, peak / GIB, available / 1.1))
+        for height, phase in enumerate(reversed(phases)):
+            left = 0.0
+            for number, name in enumerate(need.components):
+                width = need.phases[phase].get(name, 0) / GIB
+                axes.barh([height + 0.18], [width], left=left, height=0.34, color=color(number))
+                left += width
+            held = training.peaks.get(phase, 0)
+            axes.barh([height - 0.18], [held / GIB], height=0.3, color=_MUTED)
+            for value, offset in ((planned[phase], 0.18), (held, -0.18)):
+                text = size(value) if value else "not measured"
+                axes.annotate(text, (value / GIB, height + offset), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        if available < 3 * most:
+            axes.axvline(available, color=_INK, linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(phases)), phases[::-1])
+        axes.set_xlim(0, 1.2 * max(most, available if available < 3 * most else 0.0))
         axes.grid(visible=False)
-        axes.set_xlabel("GiB in one process")
+        axes.set_xlabel(f"GiB; above planned, below in grey measured; there are {size(need.available_bytes)}")
 
-    return _picture(
-        draw,
-        f"Memory of one process: planned {size(plan.memory_bytes)}, measured {size(peak)}, "
-        f"available {size(plan.memory_available_bytes)}",
-    )
+    said = ", ".join(f"{phase} {size(planned[phase])} and {size(training.peaks.get(phase, 0))}" for phase in phases)
+    return _picture(draw, f"{need.resource} by phase, planned and measured: {said}", height=3.4)
 
 
 def color(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `flytune plan RECIPE`, `xray RECIPE`, `merge ARTIFACT`, `selftest` and `schema`. Running is pyflyte's."""
+"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest` and `schema`. Running is pyflyte's."""
 
 import argparse
 import sys
@@ -11,14 +11,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flytune import merging, planner, xray
+from flytune import calibration, confirming, data, merging, plan_table, planner, xray
 from flytune.errors import FlytuneError, RecipeError
 from flytune.probing import PROMPTS
 from flytune.recipe import Recipe, json_schema
-from flytune.records import Plan
 from flytune.selftest import matrix, table
 from flytune.selftest.ranks import RankFailed
-from flytune.shapes import GIB
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = commands.add_parser("plan", help="say whether a recipe fits, on what, and why; nothing is started")
     plan.add_argument("recipe", help="a recipe file")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
+    plan.add_argument(
+        "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them, laid out in every way"
+    )
+    plan.add_argument("--by", choices=("price", "time"), default="price", help="what --shape auto ranks by")
+    plan.add_argument(
+        "--samples", type=int, help="that training will have, for hours and price; estimated for local JSON Lines"
+    )
+    plan.add_argument("--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors")
     looked = commands.add_parser("xray", help="show what would be trained on, token by token; needs the tokenizer only")
     looked.add_argument("recipe", help="a recipe file")
     looked.add_argument("--rows", type=int, default=1000, help="read only the first so many (of each source)")
@@ -41,24 +47,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("artifact", help="a folder with recipe.yaml and adapter/")
     merge.add_argument("--out", required=True, help="a new folder for the merged model")
     merge.add_argument("--json", action="store_true", help="what was measured as JSON")
+    calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
+    calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
     commands.add_parser("schema", help="the JSON schema of recipe files")
     options = parser.parse_args(arguments)
     if options.command == "schema":
         sys.stdout.write(json_schema())
         return 0
     try:
-        return {"selftest": _selftest, "xray": _xray, "plan": _plan, "merge": _merge}[options.command](options)
+        commanded = {"selftest": _selftest, "xray": _xray, "plan": _plan, "calibrate": _calibrate, "merge": _merge}
+        return commanded[options.command](options)
     except (FlytuneError, RankFailed) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
         return 1
 
 
 def _plan(options: argparse.Namespace) -> int:
-    made = planner.make(Recipe.from_yaml(options.recipe))
+    recipe, console = Recipe.from_yaml(options.recipe), Console()
+    if options.samples is not None and options.samples < 1:
+        raise RecipeError(f"--samples {options.samples}: it takes a sample at least")
+    samples = options.samples or data.samples_guess(recipe.data)
+    if options.shape == "auto":
+        ranking = planner.rank(recipe, options.by)
+        made = [planner.plan_of(fit, samples) for fit in ranking.fits[: plan_table.ROWS]]
+        if options.json:
+            sys.stdout.write(plan_table.ranking_json(recipe, ranking, made) + "\n")
+        else:
+            plan_table.show_ranking(recipe, ranking, made, options.by, console)
+        return 0
+    if options.shape:
+        recipe = planner.on_shape(recipe, options.shape)
+    made_plan = planner.make(recipe, samples=samples)
+    if options.dry_run:
+        with console.status("dry run: the model's code on empty tensors"):
+            made_plan = confirming.confirmed(recipe, made_plan)
     if options.json:
-        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")
     else:
-        show(made, Console())
+        plan_table.show(made_plan, console)
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    comparisons = calibration.found([Path(folder) for folder in options.artifacts])
+    rows = calibration.factors(comparisons)
+    plan_table.show_calibration(comparisons, rows, Console())
+    if not rows:
+        raise RecipeError("nothing to learn from: only runs with data.packing or training.probe_longest are as long as planned")
+    calibration.write(rows)
     return 0
 
 
@@ -109,37 +145,3 @@ def _merge(options: argparse.Namespace) -> int:
     Console().print(table)
     sys.stdout.write(f"{options.out}\n")
     return 0
-
-
-def show(plan: Plan, console: Console) -> None:
-    """The plan as a table for people."""
-    table = Table(title=f"{plan.recipe} on {plan.shape}", title_justify="left", show_footer=True)
-    table.add_column("memory of one process", footer="estimated")
-    table.add_column("GiB", justify="right", footer=f"{plan.memory_bytes / GIB:.2f} of {plan.memory_available_bytes / GIB:.1f}")
-    for component in plan.memory:
-        table.add_row(component.name, f"{component.bytes / GIB:.2f}")
-    console.print(table)
-    console.print(
-        f"{plan.nodes} x {plan.processes} processes ({plan.accelerator}), ${plan.price_per_hour:.2f} an hour; trains "
-        f"{plan.trained_parameters / 1e6:,.1f}M of {plan.total_parameters / 1e6:,.1f}M parameters"
-    )
-    if plan.tokens_per_second:
-        _show_time(plan, console)
-    for reason in plan.reasons:
-        console.print(f"- {reason}", highlight=False)
-
-
-def _show_time(plan: Plan, console: Console) -> None:
-    seconds = sum(plan.step_seconds.values())
-    table = Table(title="forecast of one step", title_justify="left", show_footer=True)
-    table.add_column("part", footer="a step")
-    table.add_column("seconds", justify="right", footer=f"{seconds:.2f}")
-    for part, taken in sorted(plan.step_seconds.items(), key=lambda item: -item[1]):
-        table.add_row(part, f"{taken:.3f}")
-    console.print(table)
-    low, rate, high = plan.tokens_per_second
-    hours = 1e9 / rate / 3600
-    console.print(
-        f"{rate:,.0f} tokens a second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
-        f"{hours:,.1f} hours and cost ${hours * plan.price_per_hour:,.0f}"
-    )

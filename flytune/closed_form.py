@@ -37,6 +37,8 @@ class Memory:
     """The same once it has given back what it can, as it does before it fails."""
     outside: dict[str, float]
     """Not the allocator's: CUDA's context and NCCL's buffers."""
+    holes: dict[str, float]
+    """By phase, what of `held` cannot be given back: `unmovable` less what is allocated."""
 
     @property
     def allocated(self) -> float:
@@ -47,6 +49,11 @@ class Memory:
     def needed(self) -> float:
         """Of the GPU's memory at least: with less the run dies."""
         return self.unmovable + sum(self.outside.values())
+
+    @property
+    def tables(self) -> dict[str, dict[str, float]]:
+        """Phase -> component -> bytes, with what is not allocated: of the phase that needs most they add up to `needed`."""
+        return {phase: parts | {"fragmentation": self.holes[phase]} | self.outside for phase, parts in self.phases.items()}
 
     def reserved(self, capacity: float) -> float:
         """As torch.cuda.max_memory_reserved counts it on a GPU of `capacity` bytes."""
@@ -78,6 +85,10 @@ def memory(workload: Workload) -> Memory:
     phases = {phase: {name: size for name, size in parts.items() if size >= 1} for phase, parts in phases.items()}
     share = _fragmentation(workload, batch)
     totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
+    holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
+    for phase, base, of in (("first step", lasting.resident, first), ("steady step", steady, moments)):
+        least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
+        holes[phase] = sum(base.values()) + least - sum(phases[phase].values())
     # States that the first update makes take the place of activations, in pieces; the next step asks for it anew.
     refilled = totals[-1][0] + max(moving for _, moving in totals)
     outside = {"CUDA context": CUDA_CONTEXT_GIB * GIB}
@@ -88,6 +99,7 @@ def memory(workload: Workload) -> Memory:
         held=max(refilled, *(total + share * moving for total, moving in totals)),
         unmovable=max(total + UNMOVABLE * share * moving for total, moving in totals),
         outside=outside,
+        holes=holes,
     )
 
 

@@ -1,6 +1,9 @@
 """A recipe's step on a shape, as the closed forms of memory and of speed take it; and what it is forecast to take."""
 
+from dataclasses import replace
+
 from flytune import speed
+from flytune.calibration import load_factors
 from flytune.errors import RecipeError
 from flytune.gpus import accelerator_named
 from flytune.models import Geometry
@@ -32,7 +35,7 @@ def workload(
     return Workload(
         geometry=geometry,
         method=method,
-        sharding="fsdp2" if sharding == "fsdp" else sharding,
+        sharding=strategy.counted_as,
         gpus=shape.world_size,
         nodes=shape.nodes,
         gpu_memory_gib=shape.gpu_memory_gib,
@@ -62,9 +65,13 @@ def time_of(workload: Workload, shape: Shape) -> StepTime | None:
     if not shape.is_gpu:
         return None
     try:
-        return speed.step(workload, accelerator_named(shape.accelerator))
+        told = speed.step(workload, accelerator_named(shape.accelerator))
     except RecipeError:
         return None
+    if not (measured := load_factors().get(shape.name)):
+        return told
+    slower = {name: getattr(told, name) / measured.speed for name in (*_PARTS, "hidden")}
+    return replace(told, **slower, utilization=told.utilization * measured.speed)
 
 
 def parts_of(time: StepTime) -> dict[str, float]:

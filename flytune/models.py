@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import RecipeError
-from flytune.sections import Method, Model
+from flytune.sections import Model
 from flytune.strict import Strict
 
 # Model types whose MLP has two matrices (up, down) instead of Llama's three (gate, up, down).
@@ -66,13 +66,6 @@ class Geometry(Strict):
     @property
     def parameters(self) -> int:
         return self.linear_parameters + self.embedding_parameters + self.extra
-
-    def trained(self, method: Method) -> int:
-        """Parameters that `method` trains: all, or r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021)."""
-        if method.name == "full":
-            return self.parameters
-        # Named targets are counted as if all linear layers were meant: an upper bound, a few MB off at most.
-        return self.num_hidden_layers * sum(method.r * (rows + columns) for rows, columns in self.linears)
 
 
 def read_geometry(model: Model) -> Geometry:

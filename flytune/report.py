@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from flytune import charts
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Plan, Score, TrainingResult
+from flytune.records import Manifest, Metrics, Score, TrainingResult
 from flytune.timing import PARTS
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -50,6 +50,8 @@ class States:
     """Temporaries of the update."""
     load: float
     """Beside the resident, while the model is loaded."""
+    offloaded: float
+    """Bytes of one process that wait in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
 
 
 def stored_bytes(workload: Workload) -> int:
@@ -67,8 +69,11 @@ def base_bytes(workload: Workload) -> float:
     sizes, width = workload.geometry, BYTES[workload.weight_dtype]
     if workload.quantization == "none":
         return float(sizes.parameters * width)
-    rest = sizes.parameters - sizes.linear_parameters
-    return sizes.linear_parameters * QUANTIZED[workload.quantization] + rest * (4 if workload.kbit_float32 else width)
+    # Flytune always prepares for k-bit training; under FSDP what it makes float32 is gathered in the dtype of computing.
+    rest = (sizes.parameters - sizes.linear_parameters) * (
+        4 if workload.kbit_float32 or workload.profile == "flytune" else width
+    )
+    return sizes.linear_parameters * QUANTIZED[workload.quantization] + rest
 
 
 def reentrant(workload: Workload) -> bool:
@@ -120,7 +125,9 @@ def of(workload: Workload) -> States:
         resident["buckets"] = gradients
     # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
+    offloaded = 0.0
     if workload.offload != "none" and workload.sharded:
+        offloaded = sum(resident.values()) + states + gradients
         resident = dict.fromkeys(resident, 0.0)
         states = gradients = update = 0.0
     if workload.quantization != "none":
@@ -135,7 +142,9 @@ def of(workload: Workload) -> States:
         units=(1 if workload.profile in NO_PREFETCH or reentrant(workload) else UNITS_AT_WORK) * unit,
         unit_gradients=unit if full else 0.0,
         update=update,
-        load=0.0,
+        # bitsandbytes quantizes whole matrices only: each process holds all of the base before it is sharded.
+        load=base_bytes(workload) * (1 - 1 / shards) if workload.quantization != "none" and workload.sharded else 0.0,
+        offloaded=offloaded,
     )
 
 
@@ -160,6 +169,8 @@ def _zero(workload: Workload) -> States:
     part = shards if stage == 3 else 1
     on_device = workload.offload == "none"
     resident = {"weights": base / part, "adapters": adapters / part}
+    if workload.offload != "none" and stage == 3 and workload.profile == "flytune":
+        resident["weights"] = 0.0  # offload_param is in its configuration (deepspeed_configs/)
     if on_device:
         resident["master copies"] = ZERO_MASTER * trained / shards
     resident["buckets"] = 2.0 * min(ZERO_BUCKET, trained) * width
@@ -179,4 +190,8 @@ def _zero(workload: Workload) -> States:
         unit_gradients=0.0,
         update=update,
         load=base * (1 - 1 / part) if workload.quantization != "none" else 0.0,
+        # Gradients wait there for the optimizer; parameters do under stage 3 alone.
+        offloaded=0.0
+        if on_device
+        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if stage == 3 else 0.0)) / shards,
     )

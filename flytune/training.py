@@ -10,9 +10,10 @@ from typing import Any
 from flytune import data, export, heldout, loading, ordering, peaks, probing, resuming, sealing, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
-from flytune.records import Plan, TrainingResult
+from flytune.records import TrainingResult
 from flytune.scoring import Scorer, live_loss, scored_rows
 from flytune.sections import Hardware
 from flytune.shapes import Shape
@@ -105,7 +106,8 @@ def build(
     if sliced:
         model = slices.meta_model(recipe.model, dtype)
     else:
-        model = loading.base_model(recipe, dtype, strategy.quant_storage(recipe), **strategy.load_arguments(recipe, shape))
+        load_arguments = strategy.load_arguments(recipe, plan, shape)
+        model = loading.base_model(recipe, dtype, strategy.quant_storage(recipe), **load_arguments)
     model.config.use_cache = False
     # Of the adapter's first weights: the same on every rank, whatever loading the model has drawn.
     set_seed(recipe.training.seed)

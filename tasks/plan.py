@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from flytekit import Resources, task
+from flytekit import Deck, Resources, task
 
-from flytune import data, planner
+from flytune import data, plan_table, planner
+from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Plan
 from flytune.strategies import route
 from images import LIGHT
 
@@ -24,9 +24,10 @@ class Planned(NamedTuple):
     keep: str
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"))
+@task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"), enable_deck=True, deck_fields=())
 def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
-    plan = planner.make(recipe)
+    plan = planner.make(recipe, samples=data.samples_guess(recipe.data))
+    Deck("plan", plan_table.as_html(plan))
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
     return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.folder)

@@ -4,8 +4,9 @@ from flytekit import Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import artifact
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Metrics, Plan
+from flytune.records import Metrics
 from images import LIGHT
 from tasks.folders import fetch, fresh
 

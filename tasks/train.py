@@ -10,8 +10,8 @@ from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import Elastic
 
 from flytune import training
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Plan
 from flytune.shapes import Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS
 from images import TRAIN as IMAGE

@@ -27,6 +27,14 @@ def pytest_unconfigure(config):
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def uncalibrated(monkeypatch):
+    """Plans as they are told, whatever this machine was calibrated to."""
+    from flytune import calibration
+
+    monkeypatch.setattr(calibration, "CALIBRATION_FILE", Path(os.environ["TMPDIR"]) / "no-calibration.yaml")
+
+
 CONFIGS = Path(__file__).parent / "configs"
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flytune import heldout, loading, probing, sealing
+from flytune.plans import Need, Plan
 from flytune.recipe import Recipe
-from flytune.records import Bin, Component, Manifest, Plan, Shard, SplitCounts, Step, TrainingResult
+from flytune.records import Bin, Manifest, Shard, SplitCounts, Step, TrainingResult
 from tests.tiny import tiny_recipe
 
 
@@ -148,13 +149,16 @@ def training_result(steps: int, seed: int = 0) -> TrainingResult:
 
 
 def plan_for(recipe: Recipe) -> Plan:
-    mebibytes = {
-        "weights (bf16)": 257,
-        "gradients (float32)": 19,
-        "optimizer (8-bit Adam)": 10,
-        "activations": 480,
-        "logits": 320,
+    step = {"weights (bf16)": 257, "gradients": 19, "optimizer (8-bit Adam)": 10, "activations": 480, "logits": 320}
+    load = {"weights (bf16)": 257, "process": 700}
+    phases = {
+        phase: {name: size * 2**20 for name, size in table.items()}
+        for phase, table in {"load": load, "first step": step, "steady step": step, "evaluate": load, "export": load}.items()
     }
+    needs = [
+        Need(resource="process memory", available_bytes=3 * 2**30, phases=phases),
+        Need(resource="disk", available_bytes=20 * 2**30, phases={"export": {"base model": 300 * 2**20}}),
+    ]
     return Plan(
         recipe=recipe.name,
         key=recipe.key(),
@@ -166,8 +170,7 @@ def plan_for(recipe: Recipe) -> Plan:
         global_batch_size=8,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
-        memory=[Component(name=name, bytes=size * 2**20) for name, size in mebibytes.items()],
-        memory_available_bytes=3 * 2**30,
+        needs=needs,
         total_parameters=134_515_584,
         trained_parameters=4_884_480,
         price_per_hour=0.1,

@@ -10,8 +10,9 @@ import yaml
 
 from flytune import artifact, evaluation
 from flytune.errors import ExportError
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records import Manifest, Metrics, TrainingResult
 from tests.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
 from tests.test_report import metrics as made_up
 from tests.tiny import tiny_base
@@ -64,6 +65,7 @@ def test_holds_what_is_needed_and_nothing_else(stored, recipe):
         "artifact.json",
         "manifest.json",
         "metrics.json",
+        "comparison.json",
         "plan.json",
         "recipe.yaml",
         "report.html",

@@ -30,7 +30,8 @@ FLOORS = [
         "flytune.__main__",
     },
     {
-        "flytune.planner",
+        "flytune.confirming",
+        "flytune.plan_table",
         "flytune.loading",
         "flytune.dryrun",
         "flytune.slices",
@@ -42,8 +43,12 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
     },
-    {"flytune.memory"},
+    {"flytune.planner"},
+    {"flytune.search"},
+    {"flytune.candidates"},
+    {"flytune.needs"},
     {"flytune.forecast"},
+    {"flytune.calibration"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
@@ -51,7 +56,7 @@ FLOORS = [
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
-    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.gpus"},
+    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.plans", "flytune.gpus"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]

@@ -106,7 +106,7 @@ def test_has_all_pictures_and_says_what_they_show():
         "Gradient norm",
         "Where the time of a step goes: data 1%, forward 27%",
         "Tokens per second",
-        "Memory of one process",
+        "process memory by phase, planned and measured",
         "Histogram of sample lengths",
     ):
         assert shown in labels

@@ -4,8 +4,8 @@ import pkgutil
 from importlib import import_module
 from typing import get_args
 
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Plan
 from flytune.sections import Sharding
 from flytune.shapes import shape_named
 from flytune.strategies.strategy import Strategy

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
 from flytune.strategies.strategy import Strategy
@@ -11,16 +10,10 @@ from flytune.strategies.strategy import Strategy
 class DistributedDataParallel(Strategy):
     """torch.nn.parallel.DistributedDataParallel, as the Trainer wraps it."""
 
-    name = "ddp"
+    name = counted_as = "ddp"
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "needs two processes or more, and the shape has one"
-
-    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
-        states = self.unsharded_states(geometry, recipe)
-        # Buckets are a second copy of the gradients (gradient_as_bucket_view is off in the Trainer).
-        states["buckets"] = states["gradients"]
-        return states
 
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
         # Every trained parameter of a causal language model gets a gradient; looking for unused ones costs a pass.

@@ -2,18 +2,16 @@
 
 from typing import Any, ClassVar
 
+from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.shapes import GIB, Shape
+from flytune.shapes import Shape
 from flytune.strategies.strategy import Strategy
-
-# Of each GPU: what is left for activations, logits and the CUDA context after accelerate has placed the layers.
-WEIGHT_SHARE = 0.7
 
 
 class DeviceMap(Strategy):
     """Naive model parallelism: one GPU works at a time, each holds a run of layers."""
 
-    name = "device_map"
+    name = counted_as = "device_map"
     refuses: ClassVar = {
         "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
         "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
@@ -32,11 +30,10 @@ class DeviceMap(Strategy):
     def gpus_per_process(self, shape: Shape) -> int:
         return shape.processes
 
-    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
         if shape.processes == 1:
-            return super().load_arguments(recipe, shape)
-        memory = int(shape.gpu_memory_gib * WEIGHT_SHARE * GIB)
-        return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), memory)}
+            return super().load_arguments(recipe, plan, shape)
+        return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights)}
 
     def check(self, trainer: Any) -> str | None:
         return None if getattr(trainer.model, "is_loaded_in_4bit", False) else "the base model is not in 4 bits"

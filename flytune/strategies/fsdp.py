@@ -1,17 +1,11 @@
-"""FSDP2: parameters, gradients and optimizer states are sharded over the processes, each parameter along its rows.
-
-Memory per parameter follows Zhao et al. 2023 (PyTorch FSDP), §3.2: what is sharded is divided by the processes, what one
-unit (a decoder layer) gathers is not.
-"""
+"""FSDP2: parameters, gradients and optimizer states are sharded over the processes, each parameter along its rows."""
 
 import functools
 from typing import Any
 
-from flytune.models import Geometry
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-from flytune.strategies.strategy import WHILE_LOADING, Strategy
-from flytune.workload import BYTES
+from flytune.strategies.strategy import Strategy
 
 # Layers that are gathered while one computes; more hide slower networks and cost as many gathered layers.
 PREFETCHED_LAYERS = 1
@@ -20,37 +14,12 @@ PREFETCHED_LAYERS = 1
 class FullyShardedDataParallel(Strategy):
     """torch.distributed.fsdp.fully_shard, applied to each decoder layer."""
 
-    name = "fsdp"
+    name, counted_as = "fsdp", "fsdp2"
     offloads = ("none", "cpu")
     no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "shards over processes, and the shape has one"
-
-    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
-        states: dict[str, float] = {}
-        if recipe.sharding.offload == "none":
-            states = {name: size / world_size for name, size in self._sharded(geometry, recipe).items()}
-        if not self.reads_slices(recipe):
-            whole = self.unsharded_states(geometry, recipe)["weights"]
-            states[WHILE_LOADING] = whole * (1 - 1 / world_size)
-        # Gathered at once: the layer at work, those fetched ahead of it, the buffer that they are fetched into, and the head
-        # with the last norm.
-        layer, width = geometry.linear_parameters / geometry.num_hidden_layers, BYTES[recipe.model.dtype]
-        head = geometry.vocab_size * geometry.hidden_size
-        states["gathered parameters"] = width * (layer * (2 + PREFETCHED_LAYERS) + head)
-        if recipe.method.name == "full":
-            # Of the layer at work, as it computes; and of the one before it a float32 copy, on its way to the others.
-            states["gathered gradients"] = (width + 4.0) * layer
-        return states
-
-    def host_states(self, geometry: Geometry, recipe: Recipe) -> float:
-        return sum(self._sharded(geometry, recipe).values()) if recipe.sharding.offload == "cpu" else 0.0
-
-    def _sharded(self, geometry: Geometry, recipe: Recipe) -> dict[str, float]:
-        """Bytes of all processes together. Units are gathered in 16 bits; there are no copies of autocast's."""
-        states = self.unsharded_states(geometry, recipe)
-        return {name: size for name, size in states.items() if name != "autocast copies"}
 
     def reads_slices(self, recipe: Recipe) -> bool:
         # bitsandbytes quantizes whole matrices only.

@@ -8,7 +8,7 @@ from flytune.strategies.strategy import Strategy
 class NoSharding(Strategy):
     """One process, one device."""
 
-    name = "none"
+    name = counted_as = "none"
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         if shape.world_size > 1:

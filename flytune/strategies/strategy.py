@@ -4,20 +4,18 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flytune.models import Geometry
+from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.shapes import Shape
-from flytune.states import QUANTIZED
-from flytune.workload import BYTES
-
-WHILE_LOADING = "whole weights while loading"
-"""The component of `states` that is gone before the first step."""
+from flytune.workload import Sharding
 
 
 class Strategy:
     """One way of laying model and optimizer over processes. Subclasses say only what differs."""
 
     name: ClassVar[str]
+    counted_as: ClassVar[Sharding]
+    """What flytune.states and flytune.traffic count it as."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot work with it, with the reason."""
     offloads: ClassVar[tuple[str, ...]] = ("none",)
@@ -56,39 +54,11 @@ class Strategy:
         """The dtype that 4-bit weights are packed into; what is sharded must look like the rest."""
         return "uint8"
 
-    def states(self, geometry: Geometry, recipe: Recipe, world_size: int) -> dict[str, float]:
-        """Bytes of one process, by component: weights, gradients, optimizer, and what the sharding adds."""
-        return self.unsharded_states(geometry, recipe)
-
-    def unsharded_states(self, geometry: Geometry, recipe: Recipe) -> dict[str, float]:
-        """Weights, gradients and optimizer states of a process that holds everything itself.
-
-        What is trained is kept in float32 with float32 gradients, and two Adam moments in float32 (in 8 bits for the 8-bit
-        optimizers, Dettmers et al. 2022). Adapters come on top of the base model.
-        """
-        trained = geometry.trained(recipe.method)
-        states = {"weights": weight_bytes(geometry, recipe, self.load_dtype(recipe)), "gradients": 4.0 * trained}
-        states["optimizer"] = (2.0 if "8bit" in self.optimizer(recipe) else 8.0) * trained
-        if recipe.method.name != "full":
-            states["adapters"] = 4.0 * trained
-        elif recipe.model.dtype != "float32":
-            # Autocast keeps a 16-bit copy of each linear layer's weights until the forward pass is over.
-            states["autocast copies"] = 2.0 * (geometry.linear_parameters + geometry.embedding_parameters)
-        return states
-
-    def host_states(self, geometry: Geometry, recipe: Recipe) -> float:
-        """Bytes in host memory that stand in for GPU memory, of all processes together."""
-        return 0.0
-
-    def disk_states(self, geometry: Geometry, recipe: Recipe) -> float:
-        """The same on the nodes' disks."""
-        return 0.0
-
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
         """Keyword arguments of TRL's SFTConfig; they go before those that every strategy has."""
         return {}
 
-    def load_arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
         """Keyword arguments of from_pretrained. A 4-bit model is quantized where it stays: each process's own device."""
         if recipe.method.name != "qlora":
             return {}
@@ -117,11 +87,3 @@ class Strategy:
     def check(self, trainer: Any) -> str | None:
         """What is wrong with the built trainer, if it is not sharded as promised."""
         return None
-
-
-def weight_bytes(geometry: Geometry, recipe: Recipe, dtype: str) -> float:
-    """All weights of the base model as they lie in memory."""
-    if recipe.method.name == "qlora":
-        # prepare_model_for_kbit_training makes embeddings, head and norms float32.
-        return geometry.linear_parameters * QUANTIZED["nf4_double"] + (geometry.parameters - geometry.linear_parameters) * 4
-    return float(geometry.parameters * BYTES[dtype])
