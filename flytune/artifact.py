@@ -18,7 +18,8 @@ from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
 from flytune.records import Manifest, Metrics, TrainingResult
-from flytune.strict import Record, Strict
+from flytune.sealing import StoredFile
+from flytune.strict import Record
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,6 @@ CONTENTS = "artifact.json"
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
 STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step", "checkpoint-")
 CACHES = {"__pycache__", ".cache", ".git"}
-
-
-class StoredFile(Strict):
-    """One file of an artifact."""
-
-    file: str
-    """Relative to the artifact, with slashes."""
-    size: int
-    """In bytes."""
-    sha256: str
 
 
 class Contents(Record):

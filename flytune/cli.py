@@ -1,4 +1,4 @@
-"""The command line: `flytune plan RECIPE`, `xray RECIPE`, `calibrate DIR...`, `selftest` and `schema`. Running is pyflyte's."""
+"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest` and `schema`. Running is pyflyte's."""
 
 import argparse
 import sys
@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from flytune import calibration, confirming, data, plan_table, planner, xray
+from flytune import calibration, confirming, data, merging, plan_table, planner, xray
 from flytune.errors import FlytuneError, RecipeError
+from flytune.probing import PROMPTS
 from flytune.recipe import Recipe, json_schema
 from flytune.selftest import matrix, table
 from flytune.selftest.ranks import RankFailed
@@ -41,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     selftest.add_argument("--pairs", default="", help="only these, as in full/zero2,lora/zero3/cpu (method/sharding/offload)")
     selftest.add_argument("--json", action="store_true", help="the matrix as JSON")
     selftest.add_argument("--keep", metavar="DIR", help="a new folder in which every run's export and log stay")
+    merge = commands.add_parser("merge", help="merge an artifact's adapter into its base, and say what that changes")
+    merge.add_argument("artifact", help="a folder with recipe.yaml and adapter/")
+    merge.add_argument("--out", required=True, help="a new folder for the merged model")
+    merge.add_argument("--json", action="store_true", help="what was measured as JSON")
     calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
     calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
     commands.add_parser("schema", help="the JSON schema of recipe files")
@@ -49,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(json_schema())
         return 0
     try:
-        return {"selftest": _selftest, "xray": _xray, "plan": _plan, "calibrate": _calibrate}[options.command](options)
+        commanded = {"selftest": _selftest, "xray": _xray, "plan": _plan, "calibrate": _calibrate, "merge": _merge}
+        return commanded[options.command](options)
     except (FlytuneError, RankFailed) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
         return 1
@@ -120,3 +127,21 @@ def _selftest(options: argparse.Namespace) -> int:
     else:
         table.show(filled, Console())
     return 0 if filled.is_good else 1
+
+
+def _merge(options: argparse.Namespace) -> int:
+    made = merging.merge(Path(options.artifact), Path(options.out))
+    if options.json:
+        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        return 0
+    of = f"{made.base} in {made.dtype}, {made.tokens} tokens of {len(PROMPTS)} prompts"
+    table = Table(title=f"merged against trained: {of}", title_justify="left")
+    table.add_column("the adapter on")
+    for title in ("KL, nats a token", "worst token", "same next token", ""):
+        table.add_column(title, justify="right")
+    for candidate in made.candidates:
+        numbers = f"{candidate.divergence:.2e}", f"{candidate.worst:.2e}", f"{candidate.agreement:.1%}"
+        table.add_row(candidate.onto, *numbers, "kept" if candidate is made.candidates[0] else "")
+    Console().print(table)
+    sys.stdout.write(f"{options.out}\n")
+    return 0

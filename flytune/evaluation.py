@@ -5,21 +5,41 @@ It runs on the exported files, in a task of its own: what is measured is what wi
 
 import gc
 import math
+import multiprocessing
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from flytune import export, loading
+from flytune import gate, loading
 from flytune.errors import DataError, ExportError
 from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
 from flytune.recipe import Recipe
 from flytune.records import Answer, Metrics, Score
 from flytune.sections import Evaluation
+
+
+def score_afresh(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
+    """`score`, in a process of its own where this one has trained: what training left in it must not answer for the files.
+
+    A pod is such a process already; a local run of one process trains and evaluates in the same one.
+    """
+    # Only training imports TRL.
+    if "trl" not in sys.modules:
+        return score(recipe, trained, dataset)
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            return fresh.submit(score, recipe, trained, dataset).result()
+    except BrokenProcessPool:
+        raise ExportError(
+            "the process that evaluates ended without a word: killed for want of host memory, as a rule; nothing was stored"
+        ) from None
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
@@ -36,19 +56,20 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
-    export.verify(trained_folder(recipe, trained))
+    gate.check_files(recipe, trained, dataset)
     questions = _Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
     if recipe.method.name == "full":
         # One model in memory at a time.
         base = _measure(_base(recipe), questions, "base model")
-        tuned = _measure(_tuned(recipe, trained), questions, "tuned model")
+        model = _tuned(recipe, trained)
     else:
         model = _tuned(recipe, trained)
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
-        tuned = _measure(model, questions, "tuned model")
+    tuned = _measure(model, questions, "tuned model")
 
-    export.check_loss(recipe, trained, tuned.nll, tuned.tokens)
+    gate.check_answers(recipe, trained, model)
+    gate.check_loss(recipe, trained, tuned.nll, tuned.tokens)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     return Metrics(
@@ -66,22 +87,6 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         ],
         seconds=time.perf_counter() - started,
     )
-
-
-def trained_folder(recipe: Recipe, trained: Path) -> Path:
-    """`model/` or `adapter/` of a trained folder, as the recipe's method leaves it.
-
-    Raises:
-        ExportError: a file that belongs there is missing.
-    """
-    name, config = ("model", "config.json") if recipe.method.name == "full" else ("adapter", "adapter_config.json")
-    folder = trained / name
-    missing = [f"{name}/{file}" for file in (config, "tokenizer_config.json") if not (folder / file).is_file()]
-    if not list(folder.glob("*.safetensors")):
-        missing.append(f"{name}/*.safetensors")
-    if missing:
-        raise ExportError(f"{trained}: not a whole {recipe.method.name} export: no {', '.join(missing)}; train again")
-    return folder
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ def _end_marker(row: Row, tokenizer: Any) -> int | None:
 def _base(recipe: Recipe) -> Any:
     """The base model as it was published."""
     try:
-        return loading.base_model(recipe, recipe.model.dtype, device_map=_device_map())
+        return loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map())
     except (OSError, ValueError, RuntimeError) as error:
         raise ExportError(f"base model {recipe.model.name_or_path}: cannot be loaded: {_line(error)}") from error
 
@@ -190,18 +195,10 @@ def _tuned(recipe: Recipe, trained: Path) -> Any:
         with warnings.catch_warnings():
             # Otherwise an adapter's tensor that is not there stays at its random start.
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            return loading.exported_model(recipe, trained, device_map=_device_map())
+            return loading.exported_model(recipe, trained, device_map=loading.device_map())
     except (UserWarning, OSError, ValueError, RuntimeError, SafetensorError) as error:
         what = "tuned model" if recipe.method.name == "full" else f"adapter on base model {recipe.model.name_or_path}"
         raise ExportError(f"{what}: cannot be loaded: {_line(error)}") from error
-
-
-def _device_map() -> str | dict[str, str | int]:
-    """All GPUs, the one, or the CPU."""
-    import torch
-
-    gpus = torch.cuda.device_count()
-    return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
 
 
 def _tokenizer(dataset: Path) -> Any:

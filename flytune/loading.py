@@ -47,6 +47,17 @@ def local_folder(model: Model) -> Path:
     return Path(snapshot_download(model.name_or_path, revision=model.revision, allow_patterns=["*.safetensors", "*.json"]))
 
 
+def commit(model: Model, local: bool = False) -> str | None:
+    """The commit that `model.revision` points to on the hub; with `local`, as it was when the files were fetched.
+
+    None for a folder; the revision itself where it cannot be resolved.
+    """
+    from transformers.utils.hub import resolve_revision
+
+    found = resolve_revision(model.name_or_path, model.revision, local_files_only=local)
+    return getattr(found, "resolved", found)
+
+
 def quantization(dtype: str, storage: str = "uint8") -> Any:
     """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in `dtype` (bfloat16, there)."""
     import torch
@@ -78,6 +89,14 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
         use_safetensors=True,
         **load_arguments,
     )
+
+
+def device_map() -> str | dict[str, str | int]:
+    """Where one process puts a model that it only asks: all GPUs, the one, or the CPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
 
 
 def quiet() -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, ordering, peaks, resuming, slices, tracking
+from flytune import data, export, heldout, loading, ordering, peaks, probing, resuming, sealing, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.plans import Plan
@@ -53,8 +53,11 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     recorder.peaks.enter(peaks.EVALUATE)
     rows = scored_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
     heldout_loss = live_loss(trainer, rows, min(4, plan.per_device_train_batch_size))
+    probing.record(trainer, trainer.processing_class, out / probing.PROBE)
     recorder.peaks.enter(peaks.EXPORT)
-    export.write(trainer, recipe, dataset / "tokenizer", out)
+    # Known where the last step was saved: an export that is cut off goes on from there.
+    weights = sealing.weights_of(checkpoints / f"checkpoint-{trainer.state.global_step}")
+    export.write(trainer, recipe, dataset / "tokenizer", out, weights)
     parameters = [(parameter.requires_grad, export.elements(parameter)) for parameter in trainer.model.parameters()]
     result = TrainingResult(
         steps=recorder.steps,

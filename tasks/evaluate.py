@@ -15,7 +15,7 @@ from tasks.pods import declare
 
 def evaluate_model(recipe: Recipe, trained: FlyteDirectory, dataset: FlyteDirectory) -> Metrics:
     """Base and tuned model on the same held-out tokens, and their answers side by side."""
-    return evaluation.score(recipe, fetch(trained), fetch(dataset))
+    return evaluation.score_afresh(recipe, fetch(trained), fetch(dataset))
 
 
 EVALUATE: dict[str, Any] = {

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from flytune import heldout, loading
+from flytune import heldout, loading, probing, sealing
 from flytune.plans import Need, Plan
 from flytune.recipe import Recipe
 from flytune.records import Bin, Manifest, Shard, SplitCounts, Step, TrainingResult
@@ -100,7 +100,10 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     out = folder / ("model" if recipe.method.name == "full" else "adapter")
     model.save_pretrained(str(out))
     (out / "README.md").unlink(missing_ok=True)
-    AutoTokenizer.from_pretrained(str(dataset / "tokenizer")).save_pretrained(str(out))
+    shutil.copytree(dataset / "tokenizer", out, dirs_exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(str(out))
+    probing.ask(model, probing.tokenized(tokenizer)).write(folder / probing.PROBE)
+    sealing.seal(recipe, out, None)
     nll, tokens = heldout.heldout_loss(model, heldout.heldout_rows(dataset, heldout.GATE_SAMPLES), 0, batch_size=4)
     live = {"heldout_loss": float(nll.sum() / tokens.sum())}
     training = training_result(steps).model_copy(update=live)

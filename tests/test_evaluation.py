@@ -1,4 +1,5 @@
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flytune import evaluation, heldout, loading
+from flytune import evaluation, gate, heldout, loading, probing, sealing
 from flytune.errors import DataError, ExportError
 from tests.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.tiny import tiny_base
@@ -235,8 +236,10 @@ def test_an_empty_heldout_part(base, tmp_path):
 def test_a_base_that_is_gone(base, dataset, tmp_path):
     trained = write_trained(tmp_path, recipe_for(base, "lora"), dataset, steps=1)
     gone = Path("no") / "such" / "folder"
-    with pytest.raises(ExportError, match="adapter on base model no/such/folder: cannot be loaded"):
+    with pytest.raises(ExportError, match="adapter_config.json: its base is .*, the recipe's is no/such/folder; nothing was"):
         evaluation.score(recipe_for(gone, "lora"), trained, dataset)
+    with pytest.raises(ExportError, match="adapter on base model no/such/folder: cannot be loaded"):
+        evaluation._tuned(recipe_for(gone, "lora"), trained)
     with pytest.raises(ExportError, match="base model no/such/folder: cannot be loaded"):
         evaluation._base(recipe_for(gone, "full"))
 
@@ -247,8 +250,10 @@ def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
     recipe = recipe_for(base, "lora")
     file = write_trained(tmp_path, recipe, dataset, steps=1) / "adapter" / "adapter_model.safetensors"
     tensors = load_file(file)
-    tensors.pop(sorted(tensors)[0])
+    for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
+        tensors.pop(name)
     save_file(tensors, file, metadata={"format": "pt"})
+    sealing.seal(recipe, file.parent, None)
     with pytest.raises(ExportError, match="cannot be loaded: Found missing adapter keys"):
         evaluation.score(recipe, tmp_path, dataset)
 
@@ -262,7 +267,13 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
     first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
     tensors[first], tensors[second] = tensors[second], tensors[first]
     save_file(tensors, file, metadata={"format": "pt"})
+    sealing.seal(recipe, file.parent, None)
+    (tmp_path / probing.PROBE).unlink()
+    model = loading.exported_model(recipe, tmp_path)
+    rows = heldout.heldout_rows(dataset, heldout.GATE_SAMPLES)
     with pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"):
+        gate.check_loss(recipe, tmp_path, *heldout.heldout_loss(model, rows, 0, 4))
+    with pytest.raises(ExportError, match="probe.safetensors: missing, cut short or damaged"):
         evaluation.score(recipe, tmp_path, dataset)
 
 
@@ -272,5 +283,25 @@ def test_weights_that_diverged(base, dataset, tmp_path):
     recipe = recipe_for(base, "full")
     file = write_trained(tmp_path, recipe, dataset, steps=1) / "model" / "model.safetensors"
     save_file({name: tensor * 1e20 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    sealing.seal(recipe, file.parent, None)
     with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation.score(recipe, tmp_path, dataset)
+
+
+def in_which_process(*arguments):
+    return os.getpid()
+
+
+def end_at_once(*arguments):
+    os._exit(9)
+
+
+def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):
+    monkeypatch.setattr(evaluation, "score", in_which_process)
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    assert evaluation.score_afresh(None, None, None) == os.getpid()
+    monkeypatch.setitem(sys.modules, "trl", math)
+    assert evaluation.score_afresh(None, None, None) != os.getpid()
+    monkeypatch.setattr(evaluation, "score", end_at_once)
+    with pytest.raises(ExportError, match="the process that evaluates ended without a word"):
+        evaluation.score_afresh(None, None, None)

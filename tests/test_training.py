@@ -3,16 +3,16 @@
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
-from flytune import data, export, heldout, loading, planner, recording, training
-from flytune.errors import ExportError, TrainingError
+from flytune import data, export, gate, heldout, loading, planner, recording, training
+from flytune.errors import TrainingError
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import TrainingResult
 from flytune.shapes import shape_named
 from flytune.strategies import STRATEGIES, pair_problem
+from flytune.tensors import verify
 from tests import ranks
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -84,6 +84,7 @@ def reloaded_loss(recipe, inputs, trained):
     model = loading.exported_model(recipe, trained)
     rows = heldout.heldout_rows(inputs / "dataset", heldout.GATE_SAMPLES)
     nll, tokens = heldout.heldout_loss(model, rows, 0, batch_size=4)
+    gate.check_answers(recipe, trained, model)
     return float(nll.sum() / tokens.sum())
 
 
@@ -99,7 +100,7 @@ def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_traine
     assert result.tokens == alone.tokens
     # Trained: the last loss is below the first, on new samples.
     assert result.steps[-1].loss < result.steps[0].loss
-    assert export.verify(trained / ("model" if method == "full" else "adapter")) > 0
+    assert gate.check_files(recipe, trained, inputs / "dataset").is_dir()
     assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(result.heldout_loss, abs=1e-4)
 
 
@@ -124,7 +125,7 @@ def test_activation_checkpointing_changes_no_loss(pair, inputs, tmp_path):
         for again in (False, True)
         for recipe in [recipe_for(inputs, method, sharding, **{"training.activation_checkpointing": again})]
     )
-    assert export.verify(tmp_path / "True" / ("model" if method == "full" else "adapter")) > 0
+    assert gate.check_files(recipe_for(inputs, method, sharding), tmp_path / "True", inputs / "dataset").is_dir()
     assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in kept.steps], abs=SAME)
     assert result.heldout_loss == pytest.approx(kept.heldout_loss, abs=SAME)
 
@@ -259,7 +260,7 @@ def test_large_exports_are_written_file_by_file(inputs, tmp_path):
     names = {path.name for path in (tmp_path / "trained" / "model").glob("*.safetensors*")}
     assert "model.safetensors.index.json" in names
     assert len(names) == 6, "the embedding, four layers, and the index"
-    assert export.verify(tmp_path / "trained" / "model") == 38
+    assert verify(tmp_path / "trained" / "model", recipe) == 38
     result = TrainingResult.read(tmp_path / "trained" / "training.json")
     loss = ranks.run(1, reloaded_loss, recipe, inputs, tmp_path / "trained")
     assert loss == pytest.approx(result.heldout_loss, abs=1e-4)
@@ -337,58 +338,3 @@ def test_out_of_memory_says_what_to_do():
 
     with pytest.raises(TrainingError, match="rank 3: out of GPU memory at step 7; the run does not go on by itself. Lower"):
         training._train(Trainer(), None)
-
-
-@pytest.fixture
-def exported(runs, tmp_path):
-    def copy(method, sharding):
-        source = runs(method, sharding)[2] / ("model" if method == "full" else "adapter")
-        return Path(shutil.copytree(source, tmp_path / method))
-
-    return copy
-
-
-def damage(folder, change):
-    from safetensors.torch import load_file, save_file
-
-    (file,) = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    name = next(name for name in tensors if "q_proj" in name)
-    change(tensors, name)
-    save_file(tensors, file, metadata={"format": "pt"})
-    return name
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda tensors, name: tensors[name].zero_(), "all zero"),
-        (lambda tensors, name: tensors[name].view(-1)[:2].fill_(float("nan")), "2 of .* values are not finite"),
-        (lambda tensors, name: tensors.update({name: tensors[name][:4].clone()}), r"expected shape \[.*\], found \[4, "),
-        (lambda tensors, name: tensors.update({name: tensors[name][:0].clone()}), r"found \[0, "),
-        (lambda tensors, name: tensors.pop(name), "expected by the configuration, found in no file"),
-        (lambda tensors, name: tensors.update({"extra": tensors[name].clone()}), "extra: the model has no such tensor"),
-    ],
-)
-def test_the_gate_names_the_damaged_tensor(change, said, exported):
-    folder = exported("full", "none")
-    name = damage(folder, change)
-    with pytest.raises(ExportError, match=f"{said}.*; nothing was stored") as caught:
-        export.verify(folder)
-    assert name in str(caught.value) or "extra" in said
-
-
-def test_the_gate_refuses_an_adapter_that_was_never_trained_or_is_half(exported):
-    folder = exported("lora", "none")
-    damage(folder, lambda tensors, name: [tensors[key].zero_() for key in tensors if "lora_B" in key])
-    with pytest.raises(ExportError, match="lora_B.*all zero"):
-        export.verify(folder)
-
-
-def test_the_gate_refuses_a_file_cut_short(exported):
-    for method in ("full", "lora"):
-        folder = exported(method, "none")
-        (file,) = folder.glob("*.safetensors")
-        file.write_bytes(file.read_bytes()[:1000])
-        with pytest.raises(ExportError, match="cut short or damaged"):
-            export.verify(folder)

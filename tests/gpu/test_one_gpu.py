@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from flytune import data, export, heldout, loading, planner, training
+from flytune import data, gate, heldout, loading, planner, training
 from flytune.recipe import DataRequest, Recipe
 from flytune.shapes import GIB, Shape
 from tests import ranks
@@ -27,8 +27,9 @@ def fit(recipe, dataset, out):
     # Here and not in the parent: a process that has used CUDA cannot be forked.
     shape = this_machine()
     result = training.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
-    export.verify(next(path for path in out.iterdir() if path.is_dir()))
+    gate.check_files(recipe, out, dataset)
     model = loading.exported_model(recipe, out, device_map={"": 0})
+    gate.check_answers(recipe, out, model)
     nll, tokens = heldout.heldout_loss(model, heldout.heldout_rows(dataset, heldout.GATE_SAMPLES), 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 
@@ -42,7 +43,7 @@ def test_a_pair_trains_in_bfloat16_and_its_export_is_what_was_trained(pair, tmp_
     result, reloaded = ranks.run(1, fit, recipe, tmp_path / "dataset", tmp_path / "trained")
     assert result.memory_kind == "GPU memory allocated"
     assert result.steps[-1].memory_bytes > 0
-    assert reloaded == pytest.approx(result.heldout_loss, abs=export.LOSS_BOUND["bfloat16"])
+    assert reloaded == pytest.approx(result.heldout_loss, abs=gate.LOSS_BOUND["bfloat16"])
 
 
 def test_every_pair_computes_on_gpus_what_plain_training_does():

@@ -1,0 +1,113 @@
+"""What an export has written: the manifest beside it, and the files that are whole while it is under way."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError
+
+from flytune.data.shards import sha256_of
+from flytune.recipe import Recipe
+from flytune.strict import Record, Strict
+
+MANIFEST = "export.json"
+"""Beside model/ or adapter/, written last."""
+_PROGRESS = "export.partial.json"
+
+
+class StoredFile(Strict):
+    """One file of what is stored."""
+
+    file: str
+    """Relative to the record that lists it, with slashes."""
+    size: int
+    """In bytes."""
+    sha256: str
+
+
+class Export(Record):
+    """export.json: every file of the exported folder as it was written."""
+
+    files: list[StoredFile]
+    """Relative to the folder of export.json."""
+    base: str
+    """recipe.model.name_or_path."""
+    revision: str | None
+    """The commit that the base model was loaded at; None for a folder."""
+
+
+class Written(Strict):
+    """A file of weights that is whole."""
+
+    sha256: str
+    names: list[str]
+    """Of its tensors."""
+
+
+class Progress(Record):
+    """export.partial.json: files of weights that are whole; read again by an export of the same weights."""
+
+    weights: str | None = None
+    """Says what the weights are; None keeps no file."""
+    files: dict[str, Written] = Field(default={})
+
+    @classmethod
+    def of(cls, folder: Path, weights: str | None) -> Self:
+        """Where an export into `folder` that was cut off stands; what it left of other weights, or not whole, is removed."""
+        try:
+            before = cls.read(folder.parent / _PROGRESS)
+        except (FileNotFoundError, ValidationError):
+            return cls(weights=weights)
+        files = before.files if weights and before.weights == weights else {}
+        files = {file: done for file, done in files.items() if _is_whole(folder / file, done)}
+        if not files:
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in folder.glob("*"):
+            if path.name not in files:
+                path.unlink()
+        return cls(weights=weights, files=files)
+
+    def after(self, folder: Path, file: str, written: Written) -> Self:
+        """With one more file of `folder`."""
+        made = self.model_copy(update={"files": self.files | {file: written}})
+        if self.weights:
+            _replace(made, folder.parent / _PROGRESS)
+        return made
+
+
+def weights_of(checkpoint: Path) -> str | None:
+    """Says what the weights of a trainer are that stands at this checkpoint, or None where it is not there.
+
+    Over each file's name, size and time of writing: a checkpoint that was written again, or downloaded anew, is another
+    one. Two runs of one recipe need not end with the same bits, and half an export of each would be nobody's model.
+    """
+    stats = [(path, path.stat()) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    words = [f"{path.relative_to(checkpoint)} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest() if words else None
+
+
+def seal(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
+    """Writes export.json beside `folder`: every file in it with size and hash; those that `progress` knows are not read."""
+    known = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
+    files = [
+        StoredFile(
+            file=f"{folder.name}/{path.relative_to(folder).as_posix()}",
+            size=path.stat().st_size,
+            sha256=known.get(path.name) or sha256_of(path),
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    _replace(Export(files=files, base=recipe.model.name_or_path, revision=revision), folder.parent / MANIFEST)
+    (folder.parent / _PROGRESS).unlink(missing_ok=True)
+
+
+def _is_whole(path: Path, written: Written) -> bool:
+    return path.is_file() and sha256_of(path) == written.sha256
+
+
+def _replace(record: Record, path: Path) -> None:
+    partial = path.with_name(f"{path.name}.tmp")
+    record.write(partial)
+    partial.replace(path)
