@@ -122,7 +122,7 @@ def _on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Plan | str:
     if shape.nodes > 1 and recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
         return (
             f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
-            "is mounted into all pods (/mnt/...), or leave checkpoints.save_steps out"
+            "is mounted into all pods (/mnt/...), an address (s3://...), or leave checkpoints.save_steps out"
         )
     world_size = strategy.processes(shape) * shape.nodes
     batch = recipe.training.global_batch_size
@@ -180,9 +180,9 @@ def _lacks_on_host(recipe: Recipe, shape: Shape, geometry: Geometry) -> str | No
     # The weights are downloaded once and written once: as stored (16 bit), and the export.
     weights = geometry.parameters * 2.0 * (2 if recipe.method.name == "full" else 1)
     parts = {"the weights": weights, "what is offloaded": strategy_of(recipe).disk_states(geometry, recipe) / shape.nodes}
-    if recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
-        # Float32 weights and both moments of what is trained; one more is written before the oldest goes.
-        parts["checkpoints"] = 12.0 * geometry.trained(recipe.method) * (recipe.checkpoints.save_total_limit + 1)
+    if copies := recipe.checkpoints.copies_on_disk:
+        # Float32 weights and both moments of what is trained.
+        parts["checkpoints"] = 12.0 * geometry.trained(recipe.method) * copies
     if sum(parts.values()) > shape.disk_gib * GIB:
         table = ", ".join(f"{size / GIB:.0f} for {name}" for name, size in parts.items() if size)
         return f"needs {sum(parts.values()) / GIB:.0f} GiB of disk on a node ({table}), has {shape.disk_gib}"

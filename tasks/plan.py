@@ -29,4 +29,4 @@ def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
     plan = planner.make(recipe)
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-    return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.folder)
+    return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.home)

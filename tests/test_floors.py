@@ -34,13 +34,14 @@ FLOORS = [
         "flytune.recording",
         "flytune.scoring",
         "flytune.tracking",
+        "flytune.checkpoints",
         "flytune.report",
         "flytune.card",
     },
     {"flytune.memory"},
     {"flytune.forecast"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
-    | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
+    | {"flytune.collating", "flytune.ordering"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
