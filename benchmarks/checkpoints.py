@@ -1,4 +1,4 @@
-"""How long a checkpoint stops training, and how long it is stored beside it: `python -m benchmarks.checkpoints`; two minutes."""
+"""How long a checkpoint stops training, and how long it is stored beside it: python -m benchmarks.checkpoints."""
 
 import tempfile
 import time
@@ -53,7 +53,8 @@ def main():
         watch(Saver, seconds)
         plan = planner.make(recipe)
         result = training.fit(recipe, plan, shape_named(plan.shape), folder / "dataset", folder / "out")
-    print(f"{result.total_parameters / 1e6:.1f}M parameters, {sum(s.seconds for s in result.steps) / len(result.steps):.1f} s a step")  # noqa: T201
+    step = sum(step.seconds for step in result.steps) / len(result.steps)
+    print(f"{result.total_parameters / 1e6:.1f}M parameters, {step:.1f} s a step")  # noqa: T201
     for part, found in seconds.items():
         print(f"{part}: {', '.join(f'{one:.1f}' for one in found)} s")  # noqa: T201
 

@@ -179,6 +179,11 @@ def test_a_storage_that_refuses_is_told_before_anything_is_loaded(inputs, tmp_pa
         ranks.run(1, refused, recipe, inputs, tmp_path / "out")
 
 
+def test_without_checkpoints_the_storage_is_never_asked(inputs, tmp_path):
+    recipe = recipe_for(inputs, "none", tmp_path / "kept", **{"checkpoints.save_steps": None, "training.max_steps": 1})
+    ranks.run(1, refused, recipe, inputs, tmp_path / "out")
+
+
 def fit_from_disks_of_their_own(recipe, inputs, out):
     folder = recipe.checkpoints.folder + os.environ["RANK"]
     fit(recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})}), inputs, out)

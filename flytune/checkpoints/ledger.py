@@ -84,9 +84,11 @@ class Ledger:
 
     def begin(self, attempt: str | None = None) -> str:
         """Takes part as a new attempt, or as the one given, and returns its id: a number that grows, and six random digits."""
-        # Not the time: clocks of nodes differ.
-        last = max((int(number) for _, _, number in self._folders()), default=0)
-        self.attempt = attempt or f"{last + 1:04d}-{secrets.token_hex(3)}"
+        if attempt is None:
+            # Not the time: clocks of nodes differ.
+            last = max((int(number) for _, _, number in self._folders()), default=0)
+            attempt = f"{last + 1:04d}-{secrets.token_hex(3)}"
+        self.attempt = attempt
         return self.attempt
 
     def _folders(self) -> list[tuple[int, str, str]]:
