@@ -4,6 +4,7 @@ Field names are upstream's (transformers, TRL, PEFT); what is not upstream's is 
 accumulation steps.
 """
 
+import tempfile
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -224,7 +225,7 @@ class Checkpoints(Strict):
     @property
     def home(self) -> str:
         """What is kept on file systems goes here: `folder`, or a folder on the pod's own disk where that is an address."""
-        return "/tmp/flytune-runs" if "://" in self.folder else self.folder
+        return f"{tempfile.gettempdir()}/flytune-runs" if "://" in self.folder else self.folder
 
     @property
     def copies_on_disk(self) -> int:
