@@ -17,8 +17,7 @@ from flytune.errors import ExportError
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
-from flytune.records import Manifest, Metrics, TrainingResult
-from flytune.sealing import StoredFile
+from flytune.records import Manifest, Metrics, StoredFile, TrainingResult
 from flytune.strict import Record
 
 log = logging.getLogger(__name__)

@@ -137,7 +137,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     if shape.nodes > 1 and recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
         return (
             f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
-            "is mounted into all pods (/mnt/...), or leave checkpoints.save_steps out"
+            "is mounted into all pods (/mnt/...), an address (s3://...), or leave checkpoints.save_steps out"
         )
     world_size = strategy.processes(shape) * shape.nodes
     batch = recipe.training.global_batch_size

@@ -5,6 +5,7 @@
     ├── DataError        prepare, on a CPU: which file, which line, how many more
     ├── DoesNotFit       plan: a line a shape, and the cheapest change that would fit
     ├── TrainingError    train: what happened, on which rank, whether the run goes on by itself
+    │   └── StorageError checkpoints: the storage is away, full, or refuses
     └── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
 
 They take one string, so that they cross process borders (torchrun pickles what a worker raises).
@@ -38,6 +39,10 @@ class DoesNotFit(FlytuneError):
 
 class TrainingError(FlytuneError):
     """A training run that failed."""
+
+
+class StorageError(TrainingError):
+    """A storage that does not take checkpoints, or does not give them back."""
 
 
 class ExportError(FlytuneError):

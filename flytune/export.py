@@ -31,7 +31,7 @@ def write(
     The first process never holds more than one file's tensors.
 
     Args:
-        weights: says what the weights are (sealing.weights_of): files that an earlier call left in `out` with the same
+        weights: says what the weights are (Saver.weights_at): files that an earlier call left in `out` with the same
             words are not written again. None writes everything.
         max_file_bytes: of a file of weights; MAX_FILE_BYTES when not given. A layer is never cut.
 

@@ -104,9 +104,8 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     if workload.offload == "nvme":
         running["offloaded"] = strategy_of(recipe).processes(shape) * states.of(workload).offloaded
     saved = dict(running)
-    if recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
-        # One more is written before the oldest goes.
-        saved["checkpoints"] = CHECKPOINT * workload.trained * (recipe.checkpoints.save_total_limit + 1)
+    if copies := recipe.checkpoints.copies_on_disk:
+        saved["checkpoints"] = CHECKPOINT * workload.trained * copies
     phases = {LOAD: base, FIRST_STEP: running, STEP: running, EVALUATE: running, SAVE: saved}
     return _need("disk", shape.disk_gib, phases | {EXPORT: saved | {"export": _exported(workload)}})
 

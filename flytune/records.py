@@ -7,6 +7,16 @@ from pydantic import Field
 from flytune.strict import Record, Strict
 
 
+class StoredFile(Strict):
+    """One file of what is stored."""
+
+    file: str
+    """Relative to the record that lists it, with slashes."""
+    size: int
+    """In bytes."""
+    sha256: str
+
+
 class Shard(Strict):
     """One parquet file of tokenized samples: columns input_ids and labels; packed, also seq_lengths; lists of int32."""
 

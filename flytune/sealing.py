@@ -1,6 +1,5 @@
 """What an export has written: the manifest beside it, and the files that are whole while it is under way."""
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Self
@@ -9,21 +8,12 @@ from pydantic import Field, ValidationError
 
 from flytune.data.shards import sha256_of
 from flytune.recipe import Recipe
+from flytune.records import StoredFile
 from flytune.strict import Record, Strict
 
 MANIFEST = "export.json"
 """Beside model/ or adapter/, written last."""
 _PROGRESS = "export.partial.json"
-
-
-class StoredFile(Strict):
-    """One file of what is stored."""
-
-    file: str
-    """Relative to the record that lists it, with slashes."""
-    size: int
-    """In bytes."""
-    sha256: str
 
 
 class Export(Record):
@@ -74,17 +64,6 @@ class Progress(Record):
         if self.weights:
             _replace(made, folder.parent / _PROGRESS)
         return made
-
-
-def weights_of(checkpoint: Path) -> str | None:
-    """Says what the weights of a trainer are that stands at this checkpoint, or None where it is not there.
-
-    Over each file's name, size and time of writing: a checkpoint that was written again, or downloaded anew, is another
-    one. Two runs of one recipe need not end with the same bits, and half an export of each would be nobody's model.
-    """
-    stats = [(path, path.stat()) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    words = [f"{path.relative_to(checkpoint)} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
-    return hashlib.sha256("\n".join(words).encode()).hexdigest() if words else None
 
 
 def seal(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:

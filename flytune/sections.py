@@ -4,6 +4,7 @@ Field names are upstream's (transformers, TRL, PEFT); what is not upstream's is 
 accumulation steps.
 """
 
+import tempfile
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -210,13 +211,27 @@ class Checkpoints(Strict):
     save_steps: Positive | None = None
     """Optimizer steps between checkpoints; none are written when not set."""
     save_total_limit: Positive = 2
+    """The newest so many are kept, and beside them the one of the lowest eval_loss, where evaluation.eval_steps scores."""
     folder: str = ".checkpoints"
-    """A folder that every attempt and node sees: the laptop's disk, or a file system mounted into the pods (absolute)."""
+    """A folder that every attempt and node sees (the laptop's; one mounted into the pods, absolute), or an fsspec address."""
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
+    """Runs of this name go on from each other's checkpoints; when not set, runs of equal recipe (less hardware) and data do."""
 
     @property
     def is_mounted(self) -> bool:
         """Whether it is not on the pod's own disk, as far as its path says."""
-        return self.folder.startswith("/") and not self.folder.startswith("/tmp/")
+        return "://" in self.folder or (self.folder.startswith("/") and not self.folder.startswith("/tmp/"))
+
+    @property
+    def home(self) -> str:
+        """What is kept on file systems goes here: `folder`, or a folder on the pod's own disk where that is an address."""
+        return f"{tempfile.gettempdir()}/flytune-runs" if "://" in self.folder else self.folder
+
+    @property
+    def copies_on_disk(self) -> int:
+        """Checkpoints that a pod's own disk holds at most: for an address, the one that waits to be stored."""
+        copies = self.save_total_limit + 1 if not self.is_mounted else 1 if "://" in self.folder else 0
+        return copies if self.save_steps else 0
 
 
 class Tracking(Strict):

@@ -1,6 +1,7 @@
 """Experiment trackers. transformers' callbacks report to them; here stands what these need, and what they leave open."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,38 @@ def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:
     return {"report_to": list(tracking.report_to) or "none", "run_name": recipe.name}
 
 
+def run_ids() -> dict[str, str]:
+    """The run's id at each tracker that it reports to from this process, for an attempt that is to go on in the same run."""
+    found = {}
+    if (run := getattr(sys.modules.get("wandb"), "run", None)) is not None:
+        found["wandb"] = str(run.id)
+    if "mlflow" in sys.modules and (run := sys.modules["mlflow"].active_run()) is not None:
+        found["mlflow"] = str(run.info.run_id)
+    return found
+
+
+def go_on(ids: dict[str, str]) -> None:
+    """Has the trackers go on in these runs, and no longer in an earlier one's, when the Trainer starts them."""
+    for name in _going_on:
+        os.environ.pop(name, None)
+    _going_on.clear()
+    for tracker, run_id in ids.items():
+        _going_on.update({name: value or run_id for name, value in _SAME_RUN[tracker].items()})
+    os.environ |= _going_on
+
+
 def finish(report_to: list[str]) -> None:
     """Closes what transformers leaves open: a next run of this process would go on in the same run of the tracker."""
+    go_on({})
     if "wandb" in report_to:
         import wandb
 
         wandb.finish()
+
+
+_going_on: dict[str, str] = {}
+# What names a tracker's run to it, and what else it wants to hear; "" stands for the run's id. TensorBoard's run is a folder.
+_SAME_RUN = {"wandb": {"WANDB_RUN_ID": "", "WANDB_RESUME": "allow"}, "mlflow": {"MLFLOW_RUN_ID": ""}}
 
 
 def _wandb(project: str) -> str | None:

@@ -1,13 +1,13 @@
 """The one training loop: TRL's SFTTrainer on a prepared data set, laid out as the recipe's strategy says."""
 
 import os
-import shutil
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, ordering, peaks, probing, resuming, sealing, slices, tracking
+from flytune import data, export, heldout, loading, ordering, peaks, probing, slices, tracking
+from flytune.checkpoints import Saver
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.plans import Plan
@@ -15,7 +15,6 @@ from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import TrainingResult
 from flytune.scoring import Scorer, live_loss, scored_rows
-from flytune.sections import Hardware
 from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 
@@ -41,11 +40,9 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
     manifest = data.read_manifest(dataset)
-    # Of all decisions but the hardware: a run goes on where another shape has left it.
-    key = recipe.model_copy(update={"hardware": Hardware()}).key()
-    checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{key}-{manifest.content_sha256[:8]}"
+    saver = Saver(recipe, manifest.content_sha256)
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
-    trainer, resumed = build(recipe, plan, shape, dataset, checkpoints, recorder)
+    trainer, resumed = build(recipe, plan, shape, dataset, saver, recorder)
     started = time.monotonic()
     _train(trainer, str(resumed) if resumed else None)
     seconds = time.monotonic() - started
@@ -56,8 +53,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     probing.record(trainer, trainer.processing_class, out / probing.PROBE)
     recorder.peaks.enter(peaks.EXPORT)
     # Known where the last step was saved: an export that is cut off goes on from there.
-    weights = sealing.weights_of(checkpoints / f"checkpoint-{trainer.state.global_step}")
-    export.write(trainer, recipe, dataset / "tokenizer", out, weights)
+    export.write(trainer, recipe, dataset / "tokenizer", out, saver.weights_at(trainer.state.global_step))
     parameters = [(parameter.requires_grad, export.elements(parameter)) for parameter in trainer.model.parameters()]
     result = TrainingResult(
         steps=recorder.steps,
@@ -69,20 +65,16 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         total_parameters=sum(size for _, size in parameters),
         heldout_loss=heldout_loss,
         **recorder.all_peaks(),
-        resumed_from_step=int(resumed.name.rpartition("-")[2]) if resumed else 0,
+        resumed_from_step=saver.resumed_step,
     )
     if trainer.is_world_process_zero():
         recorder.finish(out)
         result.write(out / "training.json")
-        # Their use is over; a next run of the same recipe is meant to train.
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
+    saver.finish()
     return result
 
 
-def build(
-    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, checkpoints: Path, recorder: Recorder
-) -> tuple[Any, Path | None]:
+def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, saver: Saver, recorder: Recorder) -> tuple[Any, Path | None]:
     """The SFTTrainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load).
 
     Returns: the trainer, and the checkpoint that it is to go on from, if there is one. Weights that a checkpoint brings are
@@ -92,15 +84,14 @@ def build(
     from trl import SFTTrainer
 
     strategy = strategy_of(recipe)
-    args = arguments(recipe, plan, shape, checkpoints)
+    args = arguments(recipe, plan, shape, saver.home)
     if args.world_size != plan.world_size:
         raise TrainingError(
             f"rank {args.process_index}: the plan is for {plan.world_size} processes, {args.world_size} were started; "
             "the run does not go on: its global batch would not be the recipe's"
         )
-    resumed = resuming.agreed(resuming.last_checkpoint(checkpoints) if recipe.checkpoints.save_steps else None, args)
-    if resumed and not strategy.resizes:
-        resuming.check_size(resumed, plan.world_size)
+    saver.begin(args)
+    resumed = saver.resume(strategy.resizes)
     strategy.before_load(args.device.type)
     sliced, dtype = strategy.reads_slices(recipe), strategy.load_dtype(recipe)
     if sliced:
@@ -146,6 +137,7 @@ def build(
             slices.fill(trainer.model, loading.local_folder(recipe.model), device)
     strategy.ready(trainer, recipe)
     recorder.trainer = trainer
+    saver.attach(trainer, recorder)
     return trainer, resumed
 
 
@@ -177,7 +169,6 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_nan_inf_filter": False,
         "save_strategy": "steps" if save_steps else "no",
         "save_steps": save_steps or 500,
-        "save_total_limit": recipe.checkpoints.save_total_limit,
         # The data is prepared: labels are in it, and no sample is longer than data.max_length.
         "max_length": None,
         "dataset_kwargs": {"skip_prepare_dataset": True},

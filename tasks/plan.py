@@ -30,4 +30,4 @@ def make_plan(recipe: Recipe) -> Planned:
     plan = planner.make(recipe, samples=data.samples_guess(recipe.data))
     Deck("plan", plan_table.as_html(plan))
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-    return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.folder)
+    return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.home)

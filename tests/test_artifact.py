@@ -287,26 +287,6 @@ def test_publish_to_memory(stored):
         files.rm("/bucket", recursive=True)
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    """An S3 bucket on this machine."""
-    import boto3
-    import s3fs
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
-    for name, value in {**settings, "DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    boto3.client("s3").create_bucket(Bucket="models")
-    yield "s3://models"
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
 def test_publish_to_s3(bucket, stored, tmp_path):
     import s3fs
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flytune import data, dryrun, planner, training
+from flytune.checkpoints import Saver
 from flytune.dryrun import tracing
 from flytune.dryrun.case import Case, Profile
 from flytune.dryrun.ledger import Ledger
@@ -28,13 +29,14 @@ CONFIGS = Path(__file__).parent / "configs"
 CPU = Profile(kernels="cpu")
 
 
-def truly(recipe, dataset, folder):
+def truly(recipe, dataset):
     """Peaks of a real run on this rank: {phase: bytes}, named as DryRun's."""
     from transformers import TrainerCallback
 
     shape = next(shape for shape in load_shapes() if shape.name == recipe.hardware.shape)
     plan = planner.make(recipe, [shape])
-    trainer, _ = training.build(recipe, plan, shape, dataset, folder, Recorder(strategy_of(recipe), Scorer(recipe, dataset)))
+    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
+    trainer, _ = training.build(recipe, plan, shape, dataset, Saver(recipe, "x"), recorder)
     ledger = Ledger()
 
     class Stages(TrainerCallback):
@@ -94,7 +96,7 @@ def test_a_dry_step_holds_what_a_real_one_does(name, tmp_path, monkeypatch):
     world_size = 2 if "fsdp" in name else 1
     case = Case(recipe=recipe, config=str(base), world_size=world_size, micro_batch=4 // world_size, profile=CPU)
     dry = ranks.run(1, tracing.trace, case)
-    true = ranks.run(world_size, truly, recipe, dataset, tmp_path / "checkpoints")
+    true = ranks.run(world_size, truly, recipe, dataset)
     phases = dry.phases
     predicted = {"load": phases["load"]}
     for index, step in enumerate(("first step", "steady step")):

@@ -40,6 +40,7 @@ FLOORS = [
         "flytune.scoring",
         "flytune.probing",
         "flytune.tracking",
+        "flytune.checkpoints",
         "flytune.report",
         "flytune.card",
     },
@@ -50,7 +51,7 @@ FLOORS = [
     {"flytune.forecast"},
     {"flytune.calibration"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
-    | {"flytune.collating", "flytune.ordering", "flytune.resuming"}
+    | {"flytune.collating", "flytune.ordering"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},

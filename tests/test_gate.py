@@ -436,16 +436,6 @@ def test_a_run_that_was_killed_in_its_export_writes_only_what_is_missing(inputs,
     pass_the_gate(recipe, out, inputs)
 
 
-def test_weights_are_known_by_the_checkpoint_that_they_were_saved_in(tmp_path):
-    assert sealing.weights_of(tmp_path / "gone") is None
-    (tmp_path / "weights").write_text("1")
-    first = sealing.weights_of(tmp_path)
-    assert first == sealing.weights_of(tmp_path)
-    (tmp_path / "weights").unlink()
-    (tmp_path / "weights").write_text("1")
-    assert sealing.weights_of(tmp_path) != first
-
-
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 FAMILIES = {
     "llama": {"num_key_value_heads": 1, "tie_word_embeddings": False},

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import signal
 
 import pytest
 
@@ -12,6 +10,7 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.sections import Training
 from flytune.shapes import shape_named
 from tests import ranks
+from tests.dying import kill_once_saved
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 SAME = 1e-5
@@ -183,7 +182,7 @@ def fit(recipe, plan, shape, inputs, out, die_at=None):
     def record_and_die(self, step, epoch, logs):
         record(self, step, epoch, logs)
         if step == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_once_saved(recipe, 2)
 
     recording.Recorder.begin, recording.Recorder.record = begin_and_watch, record_and_die
     return training.fit(recipe, plan, shape, inputs / "dataset", out)
@@ -234,6 +233,6 @@ def test_zero_says_that_it_goes_on_at_the_same_size_alone(inputs, tmp_path):
     recipe = recipe_for(inputs, "zero2", **{"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints")})
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, fit, recipe, *plan_for(recipe, 2, 2), inputs, tmp_path / "killed", 3)
-    said = "checkpoint-2: written by 2 processes, and this run has 4; .* Choose a shape of 2 processes, or remove .*checkpoints"
+    said = "checkpoint of step 2: written by 2 processes, and this run has 4; .* Choose a shape of 2 processes, or another"
     with pytest.raises(ranks.RankFailed, match=said):
         ranks.run(4, fit, recipe, *plan_for(recipe, 4, 1), inputs, tmp_path / "resumed")

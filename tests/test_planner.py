@@ -132,8 +132,16 @@ def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
     training = {"learning_rate": 1e-4, "global_batch_size": 16}
     with pytest.raises(DoesNotFit, match="checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"):
         plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints={"save_steps": 10})
-    mounted = {"save_steps": 10, "folder": "/mnt/checkpoints"}
-    assert plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints=mounted).nodes == 2
+    for folder in ("/mnt/checkpoints", "s3://bucket/checkpoints"):
+        seen = {"save_steps": 10, "folder": folder}
+        assert plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints=seen).nodes == 2
+
+
+def test_checkpoints_on_the_disk():
+    def copies(folder, save_steps=10):
+        return recipe_of(checkpoints={"save_steps": save_steps, "folder": folder}).checkpoints.copies_on_disk
+
+    assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None)] == [3, 0, 1, 0]
 
 
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():

@@ -1,8 +1,6 @@
 """Real runs of a tiny model, and what they say of themselves while they train."""
 
 import json
-import os
-import signal
 
 import pytest
 
@@ -11,6 +9,7 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.records import Step
 from flytune.shapes import shape_named
 from tests import ranks
+from tests.dying import kill_once_saved
 from tests.stages import write_dataset
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -196,7 +195,7 @@ def fit_and_die(recipe, inputs, out):
     def record_and_die(self, step, epoch, logs):
         record(self, step, epoch, logs)
         if step == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_once_saved(recipe, 2)
 
     recording.Recorder.record = record_and_die
     fit(recipe, inputs, out)
@@ -207,7 +206,7 @@ def test_the_log_outlives_a_killed_run_and_the_next_attempt_goes_on_with_it(inpu
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         run(recipe, inputs, tmp_path / "killed", fit_and_die)
     assert not (tmp_path / "killed").exists()
-    (log,) = (tmp_path / "runs").glob("*/steps.jsonl")
+    (log,) = (tmp_path / "runs").glob("*/attempt-*/node-0/steps.jsonl")
     killed = lines(log)
     assert [step.step for step in killed] == [1, 2, 3]
     with log.open("a") as file:

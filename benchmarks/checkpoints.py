@@ -1,0 +1,63 @@
+"""How long a checkpoint stops training, and how long it is stored beside it: python -m benchmarks.checkpoints."""
+
+import tempfile
+import time
+from pathlib import Path
+
+from flytune import data, planner, training
+from flytune.checkpoints import Saver
+from flytune.recipe import DataRequest, Recipe
+from flytune.selftest import tiny_model
+from flytune.shapes import shape_named
+from tests.tiny import tiny_recipe, write_pairs
+
+
+def large_model(tokenizer):
+    """About 50M parameters; a checkpoint of 12 bytes each."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, dtype="float32", **sizes))
+
+
+def watch(saver_class, seconds):
+    """Has each save's parts written down: the Trainer's own writing, waiting for the one before, storing."""
+
+    def timed(name, part):
+        function = getattr(saver_class, name)
+
+        def timed_function(*arguments):
+            began = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                seconds.setdefault(part, []).append(time.perf_counter() - began)
+
+        setattr(saver_class, name, timed_function)
+
+    timed("_save", "training stops to write")
+    timed("_has_room", "training waits for the one before")
+    timed("_store", "stored beside training")
+
+
+def main():
+    """Prints the table."""
+    tiny_model.random_model = large_model
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        base = tiny_model.write(folder / "model", tiny_model.SENTENCES)
+        changes = {"checkpoints.save_steps": 4, "training.max_steps": 12, "training.global_batch_size": 8}
+        recipe = Recipe.model_validate(tiny_recipe(base, write_pairs(folder / "pairs.jsonl", 200), changes))
+        data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
+        watch(Saver, seconds)
+        plan = planner.make(recipe)
+        result = training.fit(recipe, plan, shape_named(plan.shape), folder / "dataset", folder / "out")
+    step = sum(step.seconds for step in result.steps) / len(result.steps)
+    print(f"{result.total_parameters / 1e6:.1f}M parameters, {step:.1f} s a step")  # noqa: T201
+    for part, found in seconds.items():
+        print(f"{part}: {', '.join(f'{one:.1f}' for one in found)} s")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""A run's checkpoints, from the Trainer's folder on this node to the ledger: stored beside training, one at a time."""
+
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flytune import tracking
+from flytune.checkpoints import resuming, staging
+from flytune.checkpoints.ledger import Checkpoint, Ledger
+from flytune.checkpoints.resuming import gathered
+from flytune.checkpoints.storage import Storage
+from flytune.errors import StorageError
+from flytune.recipe import Recipe
+from flytune.recording import STEPS, Recorder
+from flytune.sections import Hardware
+
+log = logging.getLogger(__name__)
+
+STREAMS = 4
+"""Files of a node that are stored at once."""
+PATIENCE = 600.0
+"""Seconds that the first node waits for the others' parts once its own is stored; they began at the same time."""
+FAILURES = 2
+"""Checkpoints in a row that were not stored, at which a run stops."""
+_NO_ROOM = 2**26
+"""Bytes free at most, where a write that failed is taken to have failed for that."""
+
+
+def run_key(recipe: Recipe, content_sha256: str) -> str:
+    """Of what was decided, hardware left out: a run goes on where another shape has left it."""
+    return f"{recipe.name}-{recipe.model_copy(update={'hardware': Hardware()}).key()}-{content_sha256[:8]}"
+
+
+class Saver:
+    """The checkpoints of one run, on one of its processes. All processes call its methods, in the same order."""
+
+    def __init__(self, recipe: Recipe, content_sha256: str) -> None:
+        self.recipe, self.key = recipe, run_key(recipe, content_sha256)
+        settings = recipe.checkpoints
+        name = settings.name or self.key
+        self.home = Path(settings.home).absolute() / name
+        """On a file system: where attempts write before they store. Its name is what trackers group a run by."""
+        address = str(self.home) if settings.home == settings.folder else f"{settings.folder.rstrip('/')}/{name}"
+        self.ledger = Ledger(Storage(address), settings.save_total_limit)
+        self.resumed_step = 0
+        self.saved_step = 0
+        """Of the newest checkpoint that is known to be whole."""
+        self._pending: int | None = None
+        """The step whose checkpoint is being stored."""
+        self._thread: threading.Thread | None = None
+        self._problem: str | None = None
+        self._failures, self._reason, self._bytes = 0, "", 0
+
+    def begin(self, args: Any) -> None:
+        """Agrees on this attempt's id, and gives the Trainer a folder of its own on each node."""
+        self.args, self.node = args, args.process_index // resuming.local_processes(args)
+        # Without checkpoints, the address is never asked.
+        known = None if self.recipe.checkpoints.save_steps else f"0000-{secrets.token_hex(3)}"
+        mine, problem = resuming.told(lambda: self.ledger.begin(known)) if args.process_index == 0 else (None, None)
+        attempt, problem = gathered((mine, problem), args)[0]
+        if attempt is None:
+            raise StorageError(f"{problem}; the run does not start")
+        self.ledger.begin(attempt)
+        self.folder = staging.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
+        args.output_dir = str(self.folder)
+
+    def resume(self, resizes: bool) -> Path | None:
+        """The checkpoint to go on from, on this node's file systems; the log and the trackers' runs are gone on with too.
+
+        Args:
+            resizes: whether the sharding can lay a checkpoint of another number of processes out anew.
+
+        Raises:
+            TrainingError: this run cannot read it, or processes see different ones.
+            StorageError: whether there is one cannot be told.
+        """
+        tracking.go_on({})
+        if not self.recipe.checkpoints.save_steps:
+            return None
+
+        def check(checkpoint: Checkpoint) -> None:
+            resuming.check(checkpoint, self.key, self.recipe.sharding.name, self.args.world_size, resizes)
+
+        found = resuming.newest_whole(self.ledger, self.args, self.folder / "resumed", check)
+        if found is None:
+            return None
+        checkpoint, folder = found
+        self.resumed_step = self.saved_step = checkpoint.step
+        tracking.go_on(checkpoint.trackers)
+        if self.args.process_index == 0 and (folder / STEPS).is_file():
+            shutil.copy(folder / STEPS, self.folder)
+        return folder
+
+    def attach(self, trainer: Any, recorder: Recorder) -> None:
+        """Has the Trainer's checkpoints stored."""
+        save = trainer._save_checkpoint
+
+        def saved(model: Any, trial: Any) -> None:
+            if self._has_room():
+                self._save(lambda: save(model, trial), trainer.state.global_step, recorder)
+
+        trainer._save_checkpoint = saved
+        trainer.add_callback(_callback(self))
+
+    def settle(self) -> None:
+        """Waits until the checkpoint that is being stored is whole; if it is not to be, the first process logs why."""
+        if self._pending is None:
+            return
+        if self._thread:
+            self._thread.join()
+        problems = gathered(self._problem, self.args)
+        if any(problems):
+            self._failed("; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem))
+        else:
+            self.saved_step, self._failures = self._pending, 0
+        self._pending = self._thread = self._problem = None
+
+    def _failed(self, reason: str) -> None:
+        self._failures, self._reason = self._failures + 1, reason
+        if self.args.process_index == 0:
+            log.warning("a checkpoint was not stored; the last whole one is of step %d: %s", self.saved_step, reason)
+
+    def _has_room(self) -> bool:
+        """Waits for the checkpoint before, and says whether all nodes have room for another.
+
+        Raises:
+            StorageError: the second in a row that is not stored.
+        """
+        self.settle()
+        free = shutil.disk_usage(self.folder).free
+        lacks = f"{self.folder}: {free:,} bytes are free, a checkpoint has {self._bytes:,}" if free < self._bytes else None
+        lacking = [reason for reason in gathered(lacks, self.args) if reason]
+        if lacking:
+            self._failed(lacking[0])
+        if self._failures >= FAILURES:
+            raise StorageError(
+                f"{self._failures} checkpoints in a row were not stored: {self._reason}; the run stops, and goes on from step "
+                f"{self.saved_step} when it is started again"
+            )
+        return not lacking
+
+    def _save(self, save: Callable[[], None], step: int, recorder: Recorder) -> None:
+        folder = self.folder / f"checkpoint-{step}"
+        # DeepSpeed makes this one on the first node alone.
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            save()
+            if self.args.process_index == 0:
+                shutil.copy(recorder.file, folder / STEPS)
+        except Exception as error:
+            # torch and safetensors have each an error of their own for a full disk.
+            if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM:
+                raise
+            raise StorageError(
+                f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} bytes are free: make "
+                f"room, or lower checkpoints.save_total_limit; the run goes on from step {self.saved_step} when it is started "
+                f"again: {error}"
+            ) from error
+        # All that this node's processes wrote is there.
+        gathered(None, self.args)
+        self._pending = step
+        if self.args.local_process_index == 0:
+            checkpoint = self._describe(step, recorder)
+            self._bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            # No daemon: a process that fails still stores what is trained.
+            self._thread = threading.Thread(target=self._store, args=(checkpoint, folder), name=f"storing step {step}")
+            self._thread.start()
+
+    def _describe(self, step: int, recorder: Recorder) -> Checkpoint:
+        scored = recorder.steps[-1].eval_loss if recorder.steps and recorder.steps[-1].step == step else None
+        return Checkpoint(
+            step=step,
+            attempt=self.ledger.attempt,
+            decisions=self.key,
+            sharding=self.recipe.sharding.name,
+            world_size=self.args.world_size,
+            eval_loss=scored,
+            trackers=tracking.run_ids(),
+            flytune=version("flytune"),
+        )
+
+    def _store(self, checkpoint: Checkpoint, folder: Path) -> None:
+        """In a thread: this node's files, then its part; on the first node, then the manifest."""
+        try:
+            files = sorted(path for path in folder.rglob("*") if path.is_file())
+            with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
+                stored = list(
+                    streams.map(lambda file: self.ledger.put(checkpoint, file, file.relative_to(folder).as_posix()), files)
+                )
+            self.ledger.put_part(checkpoint, self.node, stored)
+            if self.node == 0:
+                self.ledger.commit(checkpoint.model_copy(update={"files": self._all_files(checkpoint)}))
+        except Exception as error:  # noqa: BLE001 (told to the main thread, which decides)
+            self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _all_files(self, checkpoint: Checkpoint) -> list[Any]:
+        nodes = self.args.world_size // resuming.local_processes(self.args)
+        began = time.monotonic()
+        while (files := self.ledger.parts(checkpoint, nodes)) is None:
+            # A process that ends has no peers left to wait for.
+            patience = PATIENCE if threading.main_thread().is_alive() else min(PATIENCE, 20.0)
+            if time.monotonic() - began > patience:
+                raise StorageError(f"{checkpoint.folder}: a node's part was not stored within {patience:.0f} s")
+            time.sleep(0.5)
+        return files
+
+    def weights_at(self, step: int) -> str | None:
+        """Says what the weights of a trainer are that stands at `step`, on all processes: the digest of the checkpoint there.
+
+        None where there is none. Two runs of one recipe need not end with the same bits.
+        """
+        found = self.ledger.checkpoints() if self.args.process_index == 0 and self.saved_step == step > 0 else []
+        digest: str | None = gathered(next((one.digest for one in found if one.step == step), None), self.args)[0]
+        return digest
+
+    def finish(self) -> None:
+        """The run is over: its checkpoints are no longer needed. A next run of the same recipe is meant to train."""
+        if self.args.process_index == 0 and self.recipe.checkpoints.save_steps:
+            self.ledger.clear()
+        gathered(None, self.args)
+        if self.args.local_process_index == 0:
+            staging.close_folder(self.folder)
+
+
+def _callback(saver: Saver) -> Any:
+    """What the Trainer tells a saver."""
+    from transformers import TrainerCallback
+
+    class Saving(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if control.should_save:
+                # So that the log that is saved ends with this step, and the next line begins behind it.
+                control.should_log = True
+            if state.global_step == saver.resumed_step + 1 and args.local_process_index == 0:
+                # What was fetched has been read by all of this node: a step is behind them.
+                shutil.rmtree(Path(args.output_dir) / "resumed", ignore_errors=True)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            saver.settle()
+
+    return Saving()

@@ -1,0 +1,18 @@
+"""Ends ranks as a machine that is taken away does."""
+
+import os
+import signal
+import time
+
+
+def kill_once_saved(recipe, step):
+    """Kills this rank, once the checkpoint of that step is whole: it is stored beside training."""
+    import fsspec
+
+    deadline = time.monotonic() + 120
+    filesystem, root = fsspec.core.url_to_fs(recipe.checkpoints.folder)
+    while not filesystem.glob(f"{root}/*/{step}-*/manifest.json"):
+        assert time.monotonic() < deadline, f"no checkpoint of step {step}"
+        time.sleep(0.05)
+        filesystem.invalidate_cache()
+    os.kill(os.getpid(), signal.SIGKILL)
