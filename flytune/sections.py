@@ -159,6 +159,8 @@ class Training(Strict):
     """Samples (with data.packing: blocks) of one optimizer step, over all processes; accumulation follows from it."""
     per_device_train_batch_size: Positive | None = None
     """Samples of one forward pass at most; the largest number that fits when not set."""
+    auto_find_batch_size: bool = False
+    """When a GPU's memory is full, go on in the next attempt with half of that, and the same global batch."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
     max_steps: Positive | None = None
     """Optimizer steps at most, instead of num_train_epochs."""

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, ordering, peaks, resuming, slices, tracking
+from flytune import data, export, heldout, loading, notes, ordering, peaks, resuming, slices, tracking
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
@@ -43,10 +43,15 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     # Of all decisions but the hardware: a run goes on where another shape has left it.
     key = recipe.model_copy(update={"hardware": Hardware()}).key()
     checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{key}-{manifest.content_sha256[:8]}"
-    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
-    trainer, resumed = build(recipe, plan, shape, dataset, checkpoints, recorder)
+    recorder, kept = Recorder(strategy_of(recipe), Scorer(recipe, dataset)), notes.read(str(checkpoints))
+    trainer, resumed = build(recipe, kept.applied(plan), shape, dataset, checkpoints, recorder)
+    notes.check_agreed(kept, trainer.args)
     started = time.monotonic()
-    _train(trainer, str(resumed) if resumed else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
+    except torch.OutOfMemoryError as error:
+        auto, step = recipe.training.auto_find_batch_size, trainer.state.global_step + 1
+        raise notes.smaller(str(checkpoints), kept, trainer.args, step, is_noted=auto, error=error) from error
     seconds = time.monotonic() - started
 
     recorder.peaks.enter(peaks.EVALUATE)
@@ -179,16 +184,3 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "dataloader_pin_memory": shape.is_gpu,
     }
     return SFTConfig(**(common | tracking.arguments(recipe, checkpoints) | strategy.arguments(recipe, shape)))
-
-
-def _train(trainer: Any, resume_from: str | None) -> None:
-    import torch
-
-    try:
-        trainer.train(resume_from_checkpoint=resume_from)
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"rank {trainer.args.process_index}: out of GPU memory at step {trainer.state.global_step + 1}; the run does not "
-            "go on by itself. Lower training.per_device_train_batch_size or data.max_length, shard or offload more, or choose "
-            f"a larger shape: {error}"
-        ) from error
