@@ -177,6 +177,8 @@ class Training(Strict):
     probe_longest: bool = False
     """Train the longest samples in the first step, which then shows whether memory lasts; warm-up makes them count less."""
     logging_steps: Positive = 1
+    hang_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """A step that takes longer, and longer than ten times the slowest before, ends the attempt with a stack of each rank."""
     seed: int = 42
 
 
@@ -209,8 +211,8 @@ class Hardware(Strict):
 class Checkpoints(Strict):
     """Saved states of a run, from which it goes on after a failure."""
 
-    save_steps: Positive | None = None
-    """Optimizer steps between checkpoints; none are written when not set."""
+    save_steps: Positive | Literal["auto"] | None = None
+    """Optimizer steps between checkpoints; `auto`: as often as loses least; none are written when not set."""
     save_total_limit: Positive = 2
     folder: str = ".checkpoints"
     """A folder that every attempt and node sees: the laptop's disk, or a file system mounted into the pods (absolute)."""

@@ -2,12 +2,13 @@
 
 import os
 import shutil
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, notes, ordering, peaks, resuming, slices, tracking
+from flytune import data, export, heldout, loading, notes, ordering, peaks, resuming, slices, stopping, tracking, watching
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
@@ -16,7 +17,9 @@ from flytune.records import Plan, TrainingResult
 from flytune.scoring import Scorer, live_loss, scored_rows
 from flytune.sections import Hardware
 from flytune.shapes import Shape
+from flytune.stopping import Stopper
 from flytune.strategies import strategy_of
+from flytune.watching import Watch
 
 
 def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> TrainingResult:
@@ -29,6 +32,15 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
     """
+    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
+    stopper = Stopper(recipe.checkpoints, shape)
+    with stopper.listening(), Watch(recipe.training.hang_minutes, recorder.peaks) as watch:
+        return _fit(recipe, plan, shape, dataset, out, recorder, stopper, watch)
+
+
+def _fit(
+    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path, recorder: Recorder, stopper: Stopper, watch: Watch
+) -> TrainingResult:
     import torch
 
     loading.quiet()
@@ -43,15 +55,18 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     # Of all decisions but the hardware: a run goes on where another shape has left it.
     key = recipe.model_copy(update={"hardware": Hardware()}).key()
     checkpoints = Path(recipe.checkpoints.folder) / f"{recipe.name}-{key}-{manifest.content_sha256[:8]}"
-    recorder, kept = Recorder(strategy_of(recipe), Scorer(recipe, dataset)), notes.read(str(checkpoints))
+    kept = notes.read(str(checkpoints))
     trainer, resumed = build(recipe, kept.applied(plan), shape, dataset, checkpoints, recorder)
     notes.check_agreed(kept, trainer.args)
+    trainer.add_callback(stopping.callback(stopper, trainer))
+    trainer.add_callback(watching.callback(watch))
     started = time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     except torch.OutOfMemoryError as error:
         auto, step = recipe.training.auto_find_batch_size, trainer.state.global_step + 1
         raise notes.smaller(str(checkpoints), kept, trainer.args, step, is_noted=auto, error=error) from error
+    stopper.end()
     seconds = time.monotonic() - started
 
     recorder.peaks.enter(peaks.EVALUATE)
@@ -176,11 +191,13 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps" if save_steps else "no",
-        "save_steps": save_steps or 500,
+        # Of `auto`, the stopper says when.
+        "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,
         "save_total_limit": recipe.checkpoints.save_total_limit,
         # The data is prepared: labels are in it, and no sample is longer than data.max_length.
         "max_length": None,
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "dataloader_pin_memory": shape.is_gpu,
+        "ddp_timeout": watching.process_group_seconds(training.hang_minutes),
     }
     return SFTConfig(**(common | tracking.arguments(recipe, checkpoints) | strategy.arguments(recipe, shape)))

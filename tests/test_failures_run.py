@@ -1,6 +1,7 @@
 """Ranks that fail in a pod: what the console shows, whether Flyte tries again, and what the next attempt does."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,37 @@ def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attem
     assert "2 x 2 x 2 processes is the same global batch of 8, and the next attempt takes it" in error.message
     halved, whole = attempt(**auto), attempt(**auto, **{"training.seed": 42, "name": "whole"})
     assert [step.loss for step in halved.steps] == pytest.approx([step.loss for step in whole.steps], abs=1e-5)
+
+
+def test_sigterm_saves_at_one_step_of_all_ranks_and_the_next_attempt_goes_on(attempt):
+    error = attempt("preempt 0 2", **{"checkpoints.save_steps": 50})
+    assert error.kind == RECOVERABLE
+    assert "preempted: SIGTERM: step 2 is saved, 2" in error.message
+    resumed, whole = attempt(**{"checkpoints.save_steps": 50}), attempt(name="whole")
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps[2:]]
+
+
+def test_sigterm_without_checkpoints_ends_at_once_and_says_what_is_lost(attempt):
+    error = attempt("preempt 0 3", sharding="none", **{"hardware.shape": "cpu-1"})
+    assert error.kind == RECOVERABLE
+    assert "SIGTERM after step 2: checkpoints.save_steps is not set; steps 1 to 2 are lost" in error.message
+
+
+def test_a_hang_ends_in_seconds_with_a_stack_of_each_rank(attempt):
+    started = time.monotonic()
+    error = attempt("hang 1 2", **{"training.hang_minutes": 0.15})
+    assert time.monotonic() - started < 100
+    assert error.kind == RECOVERABLE
+    assert "hang: nothing finished for " in error.message
+    stacks = error.message.partition("rank 0:\n")[2]
+    waits, sleeps = stacks.split("rank 1:\n")[:2]
+    assert "all_reduce" in waits
+    assert "in strike" in sleeps
+    assert "time.sleep(600)" in sleeps
+
+
+def test_a_process_alone_that_hangs_is_told_too(attempt):
+    error = attempt("hang 0 2", sharding="none", **{"hardware.shape": "cpu-1", "training.hang_minutes": 0.15})
+    assert error.kind == RECOVERABLE
+    assert "time.sleep(600)" in error.message
