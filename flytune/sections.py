@@ -179,7 +179,17 @@ class Training(Strict):
     logging_steps: Positive = 1
     hang_minutes: Annotated[float, Field(gt=0)] = 10.0
     """A step that takes longer, and longer than ten times the slowest before, ends the attempt with a stack of each rank."""
+    max_loss_jump: Annotated[float, Field(gt=1)] | None = None
+    """A logged loss so many times the median of the 16 before is as bad as one that is no number."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """skip: the next attempt goes back to the last checkpoint and leaves out the data since, three times at most."""
     seed: int = 42
+
+    @model_validator(mode="after")
+    def _sees_each_step(self) -> Self:
+        if self.on_bad_loss == "skip" and self.logging_steps > 1:
+            raise ValueError("on_bad_loss: skip looks at each step; logging_steps must be 1")
+        return self
 
 
 class Evaluation(Strict):

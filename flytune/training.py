@@ -11,6 +11,7 @@ from typing import Any
 from flytune import data, export, heldout, loading, notes, ordering, peaks, resuming, slices, stopping, tracking, watching
 from flytune.collating import Collator
 from flytune.errors import TrainingError
+from flytune.losses import LossGuard
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import Plan, TrainingResult
@@ -58,6 +59,10 @@ def _fit(
     kept = notes.read(str(checkpoints))
     trainer, resumed = build(recipe, kept.applied(plan), shape, dataset, checkpoints, recorder)
     notes.check_agreed(kept, trainer.args)
+    trainer.train_dataset.left_out = kept.left_out
+    recorder.guard = LossGuard(recipe.training, can_overflow=recipe.model.dtype == "float16")
+    recorder.guard.keep(str(checkpoints), kept, trainer.train_dataset, writes=trainer.is_world_process_zero())
+    recorder.saved_step = lambda: stopper.saved_step
     trainer.add_callback(stopping.callback(stopper, trainer))
     trainer.add_callback(watching.callback(watch))
     started = time.monotonic()
@@ -92,6 +97,7 @@ def _fit(
         result.write(out / "training.json")
         # Their use is over; a next run of the same recipe is meant to train.
         shutil.rmtree(checkpoints, ignore_errors=True)
+        notes.clear(str(checkpoints))
     trainer.accelerator.wait_for_everyone()
     return result
 

@@ -41,7 +41,7 @@ FLOORS = [
     {"flytune.forecast"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.resuming", "flytune.notes"}
-    | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.stopping"}
+    | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.stopping", "flytune.losses"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
