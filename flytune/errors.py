@@ -5,7 +5,11 @@
     ├── DataError        prepare, on a CPU: which file, which line, how many more
     ├── DoesNotFit       plan: a line a shape, and the cheapest change that would fit
     ├── TrainingError    train: what happened, on which rank, whether the run goes on by itself
-    │   └── StorageError checkpoints: the storage is away, full, or refuses
+    │   ├── StorageError checkpoints: the storage is away, full, or refuses
+    │   ├── OutOfMemory  of a GPU: the same global batch with a smaller micro batch
+    │   ├── Preempted    the machine was taken back: which step is kept
+    │   ├── Hang         no step for too long: where each rank stands
+    │   └── BadLoss      no number, or too high: which step, and what is left out
     └── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
 
 They take one string, so that they cross process borders (torchrun pickles what a worker raises).
@@ -39,6 +43,27 @@ class DoesNotFit(FlytuneError):
 
 class TrainingError(FlytuneError):
     """A training run that failed."""
+
+    def __init__(self, message: str, goes_on: bool = False) -> None:
+        super().__init__(message)
+        self.goes_on = goes_on
+        """Whether another attempt will do better: something was saved or noted for it."""
+
+
+class OutOfMemory(TrainingError):
+    """A GPU's memory does not hold the step."""
+
+
+class Preempted(TrainingError):
+    """The machine is being taken back."""
+
+
+class Hang(TrainingError):
+    """Nothing was finished for too long."""
+
+
+class BadLoss(TrainingError):
+    """A loss that is no number, or jumps."""
 
 
 class StorageError(TrainingError):

@@ -49,6 +49,8 @@ class Stream:
         """Rows that step 1 trains, where the recipe asks for the longest."""
         if training.probe_longest and "seq_lengths" not in dataset.column_names:
             self._first = _longest(dataset, min(self._batch, len(dataset)))
+        self.left_out: Sequence[int] = ()
+        """Turns of the data (a step's samples each, from 0) that no step trains; ascending."""
         self._epoch, self._order = -1, None
         if self._batch > len(dataset):
             log.warning(
@@ -70,16 +72,25 @@ class Stream:
 
     def row_at(self, place: int) -> int:
         """Which row of the data set stands at a place of the stream."""
-        epoch, index = divmod(place, len(self._dataset))
+        step, offset = divmod(place, self._batch)
+        epoch, index = divmod(self.turn_of(step) * self._batch + offset, len(self._dataset))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, permutation(self._seed, epoch, len(self._dataset))
             if epoch == 0 and self._first is not None:
                 _swap_to_front(self._order, self._first)
         return int(self._order[index])  # type: ignore[index]
 
+    def turn_of(self, step: int) -> int:
+        """Which turn of the data the step after `step` others trains: the same number, but for those left out before."""
+        for turn in self.left_out:
+            if turn > step:
+                break
+            step += 1
+        return step
+
     def epochs_after(self, step: int) -> float:
         """How often `step` optimizer steps have gone through the data."""
-        return step * self._batch / len(self._dataset)
+        return (self.turn_of(step - 1) + 1) * self._batch / len(self._dataset)
 
 
 def _longest(dataset: Any, count: int) -> Any:

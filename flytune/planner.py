@@ -9,7 +9,7 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.models import Geometry, read_geometry
 from flytune.plans import Calibration, Plan
 from flytune.recipe import Recipe
-from flytune.sections import Hardware
+from flytune.run_sections import Hardware
 from flytune.shapes import Shape, load_shapes
 from flytune.strategies import strategy_of
 

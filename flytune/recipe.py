@@ -1,6 +1,6 @@
 """A recipe: what a person decided about one fine-tuning run, and nothing that follows from it.
 
-Recipes are read here and nowhere else: strict, frozen, all mistakes at once. Their fields: flytune/sections.py.
+Recipes are read here and nowhere else: strict, frozen, all mistakes at once. Their fields: sections.py, run_sections.py.
 """
 
 import hashlib
@@ -12,18 +12,8 @@ import yaml
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from flytune.errors import RecipeError
-from flytune.sections import (
-    Checkpoints,
-    Data,
-    Evaluation,
-    Hardware,
-    Method,
-    Model,
-    Publish,
-    Sharding,
-    Tracking,
-    Training,
-)
+from flytune.run_sections import Checkpoints, Hardware, Publish, Tracking
+from flytune.sections import Data, Evaluation, Method, Model, Sharding, Training
 from flytune.strict import Strict, load_yaml, mistakes
 
 _PLANNED = "the planner says it; write training.global_batch_size"

@@ -1,8 +1,8 @@
 """What a training run did, step by step, as it happens."""
 
-import math
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from flytune import peaks, timing, tracking
 from flytune.collating import tokens_of
 from flytune.errors import TrainingError
+from flytune.losses import LossGuard
 from flytune.peaks import Peaks
 from flytune.records import Step
 from flytune.scoring import Scorer
@@ -28,6 +29,9 @@ class Recorder:
         self.trainer: Any = None
         """Set once it is built: callbacks are built before it."""
         self.strategy, self.scorer = strategy, scorer
+        self.guard = LossGuard()
+        self.saved_step: Callable[[], int] = lambda: 0
+        """Of the last checkpoint; whoever saves says it."""
         self.peaks = Peaks()
         self._eval_loss: float | None = None
         self._tokens = 0
@@ -88,15 +92,11 @@ class Recorder:
         """Takes one log line of the Trainer, and adds to it what it knows beyond.
 
         Raises:
-            TrainingError: the loss is not a number; going on would only cost money.
+            BadLoss: the loss is not a number, or jumps; going on would only cost money.
         """
         if "loss" not in logs:
             return
-        if not math.isfinite(logs["loss"]):
-            raise TrainingError(
-                f"step {step}: the loss is {logs['loss']}; the run does not go on and nothing is stored. Lower "
-                "training.learning_rate, or look at the data of this step; float16 overflows where bfloat16 does not"
-            )
+        self.guard.check(step, self.saved_step(), logs["loss"], logs.get("grad_norm"))
         parts, tokens = self.clock.read(), self._all_tokens()
         seconds = sum(parts.values())
         held, reserved = self.peaks.read()

@@ -4,7 +4,6 @@ Field names are upstream's (transformers, TRL, PEFT); what is not upstream's is 
 accumulation steps.
 """
 
-import tempfile
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -160,6 +159,8 @@ class Training(Strict):
     """Samples (with data.packing: blocks) of one optimizer step, over all processes; accumulation follows from it."""
     per_device_train_batch_size: Positive | None = None
     """Samples of one forward pass at most; the largest number that fits when not set."""
+    auto_find_batch_size: bool = False
+    """When a GPU's memory is full, go on in the next attempt with half of that, and the same global batch."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
     max_steps: Positive | None = None
     """Optimizer steps at most, instead of num_train_epochs."""
@@ -176,7 +177,19 @@ class Training(Strict):
     probe_longest: bool = False
     """Train the longest samples in the first step, which then shows whether memory lasts; warm-up makes them count less."""
     logging_steps: Positive = 1
+    hang_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """A step that takes longer, and longer than ten times the slowest before, ends the attempt with a stack of each rank."""
+    max_loss_jump: Annotated[float, Field(gt=1)] | None = None
+    """A logged loss so many times the median of the 16 before is as bad as one that is no number."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """skip: the next attempt goes back to the last checkpoint and leaves out the data since, three times at most."""
     seed: int = 42
+
+    @model_validator(mode="after")
+    def _sees_each_step(self) -> Self:
+        if self.on_bad_loss == "skip" and self.logging_steps > 1:
+            raise ValueError("on_bad_loss: skip looks at each step; logging_steps must be 1")
+        return self
 
 
 class Evaluation(Strict):
@@ -190,60 +203,3 @@ class Evaluation(Strict):
     sample_answers: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts that base and tuned model answer side by side."""
     max_new_tokens: Positive = 128
-
-
-class Hardware(Strict):
-    """Wishes; the planner picks the shape."""
-
-    shape: str = "auto"
-    """A row of shapes.yaml, or `auto`: the cheapest that fits."""
-    accelerator: str | None = None
-    """Only shapes with it: cpu, T4, A100-80GB ..."""
-    max_price_per_hour: Annotated[float, Field(gt=0)] | None = None
-    """Of the whole shape, in the currency of shapes.yaml."""
-    spot: bool | None = None
-    """Only spot shapes (true), only others (false)."""
-
-
-class Checkpoints(Strict):
-    """Saved states of a run, from which it goes on after a failure."""
-
-    save_steps: Positive | None = None
-    """Optimizer steps between checkpoints; none are written when not set."""
-    save_total_limit: Positive = 2
-    """The newest so many are kept, and beside them the one of the lowest eval_loss, where evaluation.eval_steps scores."""
-    folder: str = ".checkpoints"
-    """A folder that every attempt and node sees (the laptop's; one mounted into the pods, absolute), or an fsspec address."""
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
-    """Runs of this name go on from each other's checkpoints; when not set, runs of equal recipe (less hardware) and data do."""
-
-    @property
-    def is_mounted(self) -> bool:
-        """Whether it is not on the pod's own disk, as far as its path says."""
-        return "://" in self.folder or (self.folder.startswith("/") and not self.folder.startswith("/tmp/"))
-
-    @property
-    def home(self) -> str:
-        """What is kept on file systems goes here: `folder`, or a folder on the pod's own disk where that is an address."""
-        return f"{tempfile.gettempdir()}/flytune-runs" if "://" in self.folder else self.folder
-
-    @property
-    def copies_on_disk(self) -> int:
-        """Checkpoints that a pod's own disk holds at most: for an address, the one that waits to be stored."""
-        copies = self.save_total_limit + 1 if not self.is_mounted else 1 if "://" in self.folder else 0
-        return copies if self.save_steps else 0
-
-
-class Tracking(Strict):
-    """Experiment trackers that are told of each step, beside the artifact's steps.jsonl."""
-
-    report_to: list[Literal["wandb", "mlflow", "tensorboard"]] = Field(default=[])
-    project: str = "flytune"
-    """Of Weights & Biases; the experiment, for MLflow."""
-
-
-class Publish(Strict):
-    """Where the artifact goes beside Flyte's own store."""
-
-    address: str | None = None
-    """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""

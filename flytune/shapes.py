@@ -38,6 +38,8 @@ class Shape(Strict):
     price_per_hour: Annotated[float, Field(ge=0)]
     """US dollars for one node."""
     spot: bool = False
+    interruptions_per_hour: Annotated[float | None, Field(ge=0)] = None
+    """How often the run is interrupted, on all nodes together; not set, a rate that such machines are likely to have."""
 
     @property
     def is_gpu(self) -> bool:

@@ -1,22 +1,26 @@
 """The one training loop: TRL's SFTTrainer on a prepared data set, laid out as the recipe's strategy says."""
 
 import os
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, ordering, peaks, probing, slices, tracking
+from flytune import data, export, heldout, loading, notes, ordering, peaks, probing, slices, stopping, tracking, watching
 from flytune.checkpoints import Saver
 from flytune.collating import Collator
 from flytune.errors import TrainingError
+from flytune.losses import LossGuard
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
 from flytune.records import TrainingResult
 from flytune.scoring import Scorer, live_loss, scored_rows
 from flytune.shapes import Shape
+from flytune.stopping import Stopper
 from flytune.strategies import strategy_of
+from flytune.watching import Watch
 
 
 def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> TrainingResult:
@@ -29,6 +33,15 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
     """
+    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
+    stopper = Stopper(recipe.checkpoints, shape)
+    with stopper.listening(), Watch(recipe.training.hang_minutes, recorder.peaks) as watch:
+        return _fit(recipe, plan, shape, dataset, out, recorder, stopper, watch)
+
+
+def _fit(
+    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path, recorder: Recorder, stopper: Stopper, watch: Watch
+) -> TrainingResult:
     import torch
 
     loading.quiet()
@@ -41,10 +54,23 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
     manifest = data.read_manifest(dataset)
     saver = Saver(recipe, manifest.content_sha256)
-    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
-    trainer, resumed = build(recipe, plan, shape, dataset, saver, recorder)
+    place = saver.ledger.storage.address
+    kept = notes.read(place)
+    trainer, resumed = build(recipe, kept.applied(plan), shape, dataset, saver, recorder)
+    notes.check_agreed(kept, trainer.args)
+    trainer.train_dataset.left_out = kept.left_out
+    recorder.guard = LossGuard(recipe.training, can_overflow=recipe.model.dtype == "float16")
+    recorder.guard.keep(place, kept, trainer.train_dataset, writes=trainer.is_world_process_zero())
+    recorder.saved_step = lambda: saver.saved_step
+    trainer.add_callback(stopping.callback(stopper, trainer, saver))
+    trainer.add_callback(watching.callback(watch))
     started = time.monotonic()
-    _train(trainer, str(resumed) if resumed else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
+    except torch.OutOfMemoryError as error:
+        auto, step = recipe.training.auto_find_batch_size, trainer.state.global_step + 1
+        raise notes.smaller(place, kept, trainer.args, step, is_noted=auto, error=error) from error
+    stopper.end()
     seconds = time.monotonic() - started
 
     recorder.peaks.enter(peaks.EVALUATE)
@@ -70,6 +96,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     if trainer.is_world_process_zero():
         recorder.finish(out)
         result.write(out / "training.json")
+        notes.clear(place)
     saver.finish()
     return result
 
@@ -168,23 +195,12 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps" if save_steps else "no",
-        "save_steps": save_steps or 500,
+        # Of `auto`, the stopper says when.
+        "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,
         # The data is prepared: labels are in it, and no sample is longer than data.max_length.
         "max_length": None,
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "dataloader_pin_memory": shape.is_gpu,
+        "ddp_timeout": watching.process_group_seconds(training.hang_minutes),
     }
     return SFTConfig(**(common | tracking.arguments(recipe, checkpoints) | strategy.arguments(recipe, shape)))
-
-
-def _train(trainer: Any, resume_from: str | None) -> None:
-    import torch
-
-    try:
-        trainer.train(resume_from_checkpoint=resume_from)
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"rank {trainer.args.process_index}: out of GPU memory at step {trainer.state.global_step + 1}; the run does not "
-            "go on by itself. Lower training.per_device_train_batch_size or data.max_length, shard or offload more, or choose "
-            f"a larger shape: {error}"
-        ) from error

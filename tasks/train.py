@@ -1,20 +1,21 @@
 """Train: one Flyte task for each row of shapes.yaml, declared with that row's machines.
 
-A row with several processes is an Elastic (torchrun) task; on one node it has a second task of one process, without
-Elastic, for device_map. TRAIN maps routes to tasks.
+A row with several processes is an Elastic (torchrun) task that judges its failures (tasks/attempts.py); on one node it has
+a second task of one process, without Elastic, for device_map. TRAIN maps routes to tasks.
 """
 
 from typing import Any
 
 from flytekit.types.directory import FlyteDirectory
-from flytekitplugins.kfpytorch import Elastic
 
 from flytune import training
+from flytune.failures import RETRIES
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.shapes import Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS
 from images import TRAIN as IMAGE
+from tasks.attempts import Ranks, told
 from tasks.folders import fetch, fresh
 from tasks.pods import declare
 
@@ -25,12 +26,13 @@ _RENDEZVOUS = {"timeout": 1800, "join_timeout": 1800, "read_timeout": 1800}
 def train(recipe: Recipe, plan: Plan, dataset: FlyteDirectory) -> FlyteDirectory:
     """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process."""
     out = fresh("trained")
-    training.fit(recipe, plan, shape_named(plan.shape), fetch(dataset), out)
+    with told():
+        training.fit(recipe, plan, shape_named(plan.shape), fetch(dataset), out)
     return FlyteDirectory(str(out))
 
 
-def _elastic(shape: Shape) -> Elastic:
-    return Elastic(
+def _ranks(shape: Shape) -> Ranks:
+    return Ranks(
         nnodes=shape.nodes,
         nproc_per_node=shape.processes,
         monitor_interval=1,
@@ -42,10 +44,11 @@ def _elastic(shape: Shape) -> Elastic:
 
 TRAIN: dict[str, Any] = {}
 for _shape in load_shapes():
+    _common = {"container_image": IMAGE, "retries": RETRIES}
     if _shape.world_size > 1:
         TRAIN[_shape.name] = declare(
-            train, f"train_{_shape.identifier}", _shape, globals(), container_image=IMAGE, task_config=_elastic(_shape)
+            train, f"train_{_shape.identifier}", _shape, globals(), task_config=_ranks(_shape), **_common
         )
     if _shape.nodes == 1 and (_shape.is_gpu or _shape.processes == 1):
         _route = _shape.name + (ONE_PROCESS if _shape.processes > 1 else "")
-        TRAIN[_route] = declare(train, f"train_{_route.replace('-', '_')}", _shape, globals(), container_image=IMAGE)
+        TRAIN[_route] = declare(train, f"train_{_route.replace('-', '_')}", _shape, globals(), **_common)

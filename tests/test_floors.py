@@ -41,6 +41,7 @@ FLOORS = [
         "flytune.probing",
         "flytune.tracking",
         "flytune.checkpoints",
+        "flytune.stopping",
         "flytune.report",
         "flytune.card",
     },
@@ -51,13 +52,15 @@ FLOORS = [
     {"flytune.forecast"},
     {"flytune.calibration"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
-    | {"flytune.collating", "flytune.ordering"}
+    | {"flytune.collating", "flytune.ordering", "flytune.notes"}
+    | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
     {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.plans", "flytune.gpus"},
+    {"flytune.run_sections"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]

@@ -19,7 +19,6 @@ from flytune.checkpoints.storage import Storage
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.recording import STEPS, Recorder
-from flytune.sections import Hardware
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +32,11 @@ _NO_ROOM = 2**26
 """Bytes free at most, where a write that failed is taken to have failed for that."""
 
 
-def run_key(recipe: Recipe, content_sha256: str) -> str:
-    """Of what was decided, hardware left out: a run goes on where another shape has left it."""
-    return f"{recipe.name}-{recipe.model_copy(update={'hardware': Hardware()}).key()}-{content_sha256[:8]}"
-
-
 class Saver:
     """The checkpoints of one run, on one of its processes. All processes call its methods, in the same order."""
 
     def __init__(self, recipe: Recipe, content_sha256: str) -> None:
-        self.recipe, self.key = recipe, run_key(recipe, content_sha256)
+        self.recipe, self.key = recipe, resuming.run_key(recipe, content_sha256)
         settings = recipe.checkpoints
         name = settings.name or self.key
         self.home = Path(settings.home).absolute() / name
@@ -52,6 +46,8 @@ class Saver:
         self.resumed_step = 0
         self.saved_step = 0
         """Of the newest checkpoint that is known to be whole."""
+        self.store_seconds = 0.0
+        """The longest that storing a checkpoint took beside training."""
         self._pending: int | None = None
         """The step whose checkpoint is being stored."""
         self._thread: threading.Thread | None = None
@@ -188,6 +184,7 @@ class Saver:
 
     def _store(self, checkpoint: Checkpoint, folder: Path) -> None:
         """In a thread: this node's files, then its part; on the first node, then the manifest."""
+        began = time.monotonic()
         try:
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
@@ -201,6 +198,7 @@ class Saver:
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            self.store_seconds = max(self.store_seconds, time.monotonic() - began)
 
     def _all_files(self, checkpoint: Checkpoint) -> list[Any]:
         nodes = self.args.world_size // resuming.local_processes(self.args)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from flytune import planner, training
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
-from flytune.sections import Hardware
+from flytune.run_sections import Hardware
 from flytune.selftest import chats, machine, ranks, tiny_model
 from flytune.shapes import Shape
 

@@ -1,0 +1,66 @@
+"""The sections of a recipe that say where a run happens and what is kept of it, field by field."""
+
+import tempfile
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flytune.sections import Positive
+from flytune.strict import Strict
+
+
+class Hardware(Strict):
+    """Wishes; the planner picks the shape."""
+
+    shape: str = "auto"
+    """A row of shapes.yaml, or `auto`: the cheapest that fits."""
+    accelerator: str | None = None
+    """Only shapes with it: cpu, T4, A100-80GB ..."""
+    max_price_per_hour: Annotated[float, Field(gt=0)] | None = None
+    """Of the whole shape, in the currency of shapes.yaml."""
+    spot: bool | None = None
+    """Only spot shapes (true), only others (false)."""
+
+
+class Checkpoints(Strict):
+    """Saved states of a run, from which it goes on after a failure."""
+
+    save_steps: Positive | Literal["auto"] | None = None
+    """Optimizer steps between checkpoints; `auto`: as often as loses least; none are written when not set."""
+    save_total_limit: Positive = 2
+    """The newest so many are kept, and beside them the one of the lowest eval_loss, where evaluation.eval_steps scores."""
+    folder: str = ".checkpoints"
+    """A folder that every attempt and node sees (the laptop's; one mounted into the pods, absolute), or an fsspec address."""
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
+    """Runs of this name go on from each other's checkpoints; when not set, runs of equal recipe (less hardware) and data do."""
+
+    @property
+    def is_mounted(self) -> bool:
+        """Whether it is not on the pod's own disk, as far as its path says."""
+        return "://" in self.folder or (self.folder.startswith("/") and not self.folder.startswith("/tmp/"))
+
+    @property
+    def home(self) -> str:
+        """What is kept on file systems goes here: `folder`, or a folder on the pod's own disk where that is an address."""
+        return f"{tempfile.gettempdir()}/flytune-runs" if "://" in self.folder else self.folder
+
+    @property
+    def copies_on_disk(self) -> int:
+        """Checkpoints that a pod's own disk holds at most: for an address, the one that waits to be stored."""
+        copies = self.save_total_limit + 1 if not self.is_mounted else 1 if "://" in self.folder else 0
+        return copies if self.save_steps else 0
+
+
+class Tracking(Strict):
+    """Experiment trackers that are told of each step, beside the artifact's steps.jsonl."""
+
+    report_to: list[Literal["wandb", "mlflow", "tensorboard"]] = Field(default=[])
+    project: str = "flytune"
+    """Of Weights & Biases; the experiment, for MLflow."""
+
+
+class Publish(Strict):
+    """Where the artifact goes beside Flyte's own store."""
+
+    address: str | None = None
+    """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""

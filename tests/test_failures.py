@@ -1,0 +1,277 @@
+"""The table of failures, held against errors as the libraries raise them."""
+
+import os
+import signal
+import socket
+import time
+from multiprocessing.connection import wait as real_wait
+
+import pytest
+
+from flytune import causes, failures, notes
+from flytune.causes import Failure
+from flytune.errors import BadLoss, DataError, Hang, OutOfMemory, Preempted, TrainingError
+from flytune.notes import Notes
+from flytune.selftest import ranks as ranks_module
+from tests import ranks
+
+
+def raised(function):
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 (all that a library may raise)
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def fill_a_full_disk():
+    with open("/dev/full", "w") as full:
+        full.write("x")
+        full.flush()
+
+
+def hub_answers(status):
+    import httpx
+    from huggingface_hub import hf_raise_for_status
+
+    request = httpx.Request("GET", "https://huggingface.co/api/models/a/b")
+    headers = {"X-Error-Code": "GatedRepo"} if status == 403 else {}
+    hf_raise_for_status(httpx.Response(status, request=request, headers=headers))
+
+
+def storage_answers(code):
+    from botocore.exceptions import ClientError
+
+    raise ClientError({"Error": {"Code": code, "Message": "m"}}, "PutObject")
+
+
+def no_storage():
+    import boto3
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    config = boto3.session.Config(retries={"max_attempts": 0})
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=address, config=config, **keys).list_buckets()
+
+
+def wait_for_clients():
+    from datetime import timedelta
+
+    import torch.distributed
+
+    torch.distributed.TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=timedelta(seconds=0.5))
+
+
+def rendezvous():
+    from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+    raise RendezvousTimeoutError
+
+
+def gpu_is_full():
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def wrapped():
+    try:
+        gpu_is_full()
+    except RuntimeError as error:
+        raise TrainingError("the step failed") from error
+
+
+def throw(error):
+    raise error
+
+
+NCCL_TIMEOUT = (
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600 milliseconds before timing out."
+)
+CASES = {
+    "preempted": [lambda: throw(Preempted("x"))],
+    "hang": [lambda: throw(Hang("x"))],
+    "bad loss": [lambda: throw(BadLoss("x"))],
+    "out of GPU memory": [gpu_is_full, wrapped, lambda: throw(OutOfMemory("x"))],
+    "out of host memory": [lambda: throw(MemoryError()), lambda: throw(OSError(12, "Cannot allocate memory"))],
+    "broken GPU": [lambda: throw(RuntimeError("CUDA error: uncorrectable ECC error encountered"))],
+    "storage full": [fill_a_full_disk],
+    "credentials expired": [lambda: storage_answers("ExpiredToken")],
+    "hub refused": [lambda: hub_answers(403), lambda: hub_answers(401)],
+    "hub busy": [lambda: hub_answers(429), lambda: hub_answers(503)],
+    "storage refused": [lambda: storage_answers("AccessDenied"), lambda: throw(PermissionError(13, "Permission denied"))],
+    "collective timeout": [lambda: throw(RuntimeError(NCCL_TIMEOUT))],
+    "rendezvous": [wait_for_clients, rendezvous],
+    "storage away": [no_storage, lambda: storage_answers("SlowDown"), lambda: throw(OSError(116, "Stale file handle"))],
+    "bad data": [lambda: throw(DataError("rows.jsonl:3: not JSON"))],
+    "refused": [lambda: throw(TrainingError("the plan is for 2 processes"))],
+    "bug": [lambda: throw(KeyError("x")), lambda: throw(RuntimeError("shape mismatch"))],
+}
+FINAL = {"bad loss", "out of GPU memory", "storage full", "hub refused", "storage refused", "bad data", "refused", "bug"}
+
+
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
+def test_errors_are_told_apart(kind, case):
+    failure = causes.of_error(raised(CASES[kind][case]), rank=1)
+    assert failure.kind == kind
+    assert failure.recoverable == (kind not in FINAL)
+    assert failure.advice
+    assert ("Traceback" in failure.details) == (kind == "bug")
+
+
+def test_the_whole_table_is_tried():
+    seen_on_ranks = {"peer gone"}
+    assert {kind.name for kind in failures.KINDS} | {"bug"} == set(CASES) | seen_on_ranks
+
+
+def kind_when_the_other(does):
+    """What rank 0 says of a collective that rank 1 does not come to, or leaves the run before."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=2))
+    if torch.distributed.get_rank() == 1:
+        time.sleep(0.2)
+        if does == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(8)
+    return causes.of_error(raised(lambda: torch.distributed.all_reduce(torch.ones(1))), rank=0).kind
+
+
+def test_a_peer_that_does_not_come_is_a_timeout():
+    assert ranks.run(2, kind_when_the_other, "sleep") == "collective timeout"
+
+
+def report_kind(folder):
+    (folder / "kind").write_text(kind_when_the_other("die"))
+
+
+def test_a_peer_that_is_gone_is_noticed_and_not_the_cause(tmp_path, monkeypatch):
+    # Whoever runs the ranks ends them when the first has died; here, a moment later.
+    monkeypatch.setattr(ranks_module, "wait", lambda ready, timeout: time.sleep(3) or real_wait(ready, timeout))
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, report_kind, tmp_path)
+    assert (tmp_path / "kind").read_text() == "peer gone"
+
+
+def test_exit_codes_are_told_apart():
+    assert causes.of_exit(-signal.SIGKILL, 3).kind == "out of host memory"
+    assert causes.of_exit(137, 3).message == "ended by SIGKILL, as the kernel does to whoever takes the pod's last memory"
+    assert causes.of_exit(-signal.SIGABRT, 3).kind == "collective timeout"
+    assert causes.of_exit(-signal.SIGTERM, 3).kind == "preempted"
+    crash = causes.of_exit(-signal.SIGSEGV, 3)
+    assert (crash.kind, crash.recoverable, crash.message) == ("crash", False, "ended by SIGSEGV")
+    assert causes.of_exit(1, 3).message == "ended with exit code 1"
+
+
+def failure(rank, at, kind="bug", notices=False, details=""):
+    return Failure(rank=rank, time=at, kind=kind, message="m", advice="a", recoverable=False, notices=notices, details=details)
+
+
+def test_the_cause_is_the_first_that_is_no_noticing():
+    noticed, late, early = failure(0, 1.0, "peer gone", notices=True), failure(1, 3.0), failure(2, 2.0)
+    assert causes.first([noticed, late, early]) is early
+    assert causes.first([noticed]) is noticed
+
+
+def test_a_hang_is_told_with_the_stacks_of_all_ranks():
+    cause = causes.first([failure(1, 1.0, "hang", details="in sleep\n"), failure(0, 2.0, "hang", details="in all_reduce\n")])
+    assert str(cause) == "rank 1: hang: m\nwhat to do: a\nrank 0:\nin all_reduce\nrank 1:\nin sleep"
+
+
+def test_reports_cross_processes_and_the_first_of_a_rank_stays(tmp_path, monkeypatch):
+    causes.report(failure(0, 1.0))
+    monkeypatch.setenv(causes.FOLDER, str(tmp_path))
+    monkeypatch.setattr(causes, "SECONDS_AFTER_NOTICING", 0.2)
+    started = time.monotonic()
+    causes.report(failure(0, 1.0, notices=True))
+    assert time.monotonic() - started >= 0.2
+    causes.report(failure(0, 2.0))
+    (tmp_path / "1.json").write_text("{")
+    assert causes.reported(tmp_path) == [failure(0, 1.0, notices=True)]
+
+
+def test_an_error_that_prepared_the_next_attempt_is_recoverable():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(OutOfMemory("rank 1: halved", goes_on=True)))
+    told = causes.of_error(error, rank=1)
+    assert (told.recoverable, told.message) == (True, "halved")
+    assert not causes.of_error(OutOfMemory("too much"), rank=1).recoverable
+
+
+@pytest.mark.parametrize("address", ["{folder}/new", "memory://notes/run"])
+def test_notes_are_kept_at_folders_and_addresses(address, tmp_path):
+    place = address.format(folder=tmp_path)
+    assert notes.read(place) == Notes()
+    kept = Notes(per_device_train_batch_size=2, left_out=[3, 4], rollbacks=1)
+    notes.write(place, Notes())
+    notes.write(place, kept)
+    assert notes.read(place) == kept
+    notes.clear(place)
+    notes.clear(place)
+    assert notes.read(place) == Notes()
+
+
+def agree(place):
+    from types import SimpleNamespace
+
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    notes.check_agreed(Notes(rollbacks=rank if place == "apart" else 0), SimpleNamespace(world_size=2, process_index=rank))
+    return True
+
+
+def test_ranks_that_read_different_notes_do_not_start():
+    assert ranks.run(2, agree, "together")
+    with pytest.raises(ranks.RankFailed, match=r"notes.json differs between them; name a file system that is mounted"):
+        ranks.run(2, agree, "apart")
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "accumulation", "auto", "said", "noted"),
+    [
+        (
+            4,
+            2,
+            False,
+            "step 7, 4 x 2 .* 2 processes; .* 2 x 4 x 2 processes is the same .* 16: set .*size: 2, or",
+            None,
+        ),
+        (4, 2, True, "2 x 4 x 2 processes is the same .* 16, and the next attempt takes it: CUDA out", 2),
+        (3, 5, True, "1 x 15 x 2 processes is the same global batch of 30, and", 1),
+        (1, 8, True, "the run does not go on by itself. No micro batch is smaller: lower data.max_length", None),
+    ],
+)
+def test_out_of_memory_names_the_same_global_batch_in_smaller_pieces(micro_batch, accumulation, auto, said, noted, tmp_path):
+    from types import SimpleNamespace
+
+    args = SimpleNamespace(
+        process_index=3, world_size=2, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=accumulation
+    )
+    error = notes.smaller(str(tmp_path), Notes(rollbacks=1), args, 7, is_noted=auto, error=raised(gpu_is_full))
+    with pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"):
+        raise error
+    assert error.goes_on == (noted is not None)
+    assert notes.read(str(tmp_path)) == (Notes(per_device_train_batch_size=noted, rollbacks=1) if noted else Notes())
+
+
+def test_the_plan_keeps_its_global_batch(tmp_path):
+    from flytune import planner
+    from flytune.recipe import Recipe
+    from tests.tiny import tiny_base, tiny_recipe, write_pairs
+
+    changes = {"training.global_batch_size": 12, "hardware.shape": "cpu-2", "sharding": "ddp"}
+    recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 16), changes)
+    plan = planner.make(Recipe.model_validate(recipe))
+    smaller = Notes(per_device_train_batch_size=2).applied(plan)
+    assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (6, 1)
+    assert (smaller.per_device_train_batch_size, smaller.gradient_accumulation_steps) == (2, 3)
+    assert Notes().applied(plan) is plan
+    assert Notes(per_device_train_batch_size=8).applied(plan) is plan
