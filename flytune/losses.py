@@ -5,6 +5,7 @@ The loss that the Trainer logs is the mean over all processes, so that all of th
 
 import math
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 
 from flytune import notes
@@ -34,14 +35,14 @@ class LossGuard:
         """Where steps that are left out are noted, and by whom (one process)."""
         self._place, self._kept, self._stream, self._writes = place, kept, stream, writes
 
-    def check(self, step: int, saved_step: int, loss: float, grad_norm: float | None) -> None:
-        """Takes one logged step; `saved_step` is the last that a checkpoint has.
+    def check(self, step: int, saved_step: Callable[[], int], loss: float, grad_norm: float | None) -> None:
+        """Takes one logged step; `saved_step` tells the last that a whole checkpoint has, once it is asked.
 
         Raises:
             BadLoss: recoverable where the recipe leaves such steps out.
         """
         if problem := self._problem(loss, grad_norm):
-            raise self._error(step, saved_step, problem)
+            raise self._error(step, saved_step(), problem)
         self._recent.append(loss)
 
     def _problem(self, loss: float, grad_norm: float | None) -> str | None:

@@ -96,7 +96,7 @@ class Recorder:
         """
         if "loss" not in logs:
             return
-        self.guard.check(step, self.saved_step(), logs["loss"], logs.get("grad_norm"))
+        self.guard.check(step, self.saved_step, logs["loss"], logs.get("grad_norm"))
         parts, tokens = self.clock.read(), self._all_tokens()
         seconds = sum(parts.values())
         held, reserved = self.peaks.read()

@@ -61,7 +61,7 @@ def _fit(
     trainer.train_dataset.left_out = kept.left_out
     recorder.guard = LossGuard(recipe.training, can_overflow=recipe.model.dtype == "float16")
     recorder.guard.keep(place, kept, trainer.train_dataset, writes=trainer.is_world_process_zero())
-    recorder.saved_step = lambda: saver.saved_step
+    recorder.saved_step = saver.settled_step
     trainer.add_callback(stopping.callback(stopper, trainer, saver))
     trainer.add_callback(watching.callback(watch))
     started = time.monotonic()

@@ -46,17 +46,17 @@ def guarded(tmp_path, kept=None, can_overflow=False, **changes):
 def test_a_bad_loss_stops_the_run_and_says_which(loss, norm, said, tmp_path):
     guard = guarded(tmp_path, max_loss_jump=2)
     for step, fine in enumerate((1.0, 1.2, 1.1, 1.1), 1):
-        guard.check(step, 0, fine, 1.0)
+        guard.check(step, lambda: 0, fine, 1.0)
     with pytest.raises(BadLoss, match=said) as caught:
-        guard.check(5, 4, loss, norm)
+        guard.check(5, lambda: 4, loss, norm)
     assert not caught.value.goes_on
 
 
 def test_losses_that_vary_or_have_no_past_are_fine(tmp_path):
     guard = guarded(tmp_path, max_loss_jump=2)
     for step, loss in enumerate((9.0, 1.0, 9.0, 1.0, 8.0), 1):
-        guard.check(step, 0, loss, None)
-    guarded(tmp_path, can_overflow=True).check(1, 0, 1.0, float("inf"))
+        guard.check(step, lambda: 0, loss, None)
+    guarded(tmp_path, can_overflow=True).check(1, lambda: 0, 1.0, float("inf"))
 
 
 def test_skip_notes_the_data_since_the_last_checkpoint_and_goes_on(tmp_path):
@@ -64,7 +64,7 @@ def test_skip_notes_the_data_since_the_last_checkpoint_and_goes_on(tmp_path):
     guard._stream.left_out = [3]
     message = "step 6: the loss is nan; the next attempt goes back to step 4 and leaves out the data of steps 5 to 6"
     with pytest.raises(BadLoss, match=message) as caught:
-        guard.check(6, 4, float("nan"), None)
+        guard.check(6, lambda: 4, float("nan"), None)
     assert caught.value.goes_on
     # Steps 5 and 6 trained turns 5 and 6 of the data, as turn 3 was left out.
     assert notes.read(str(tmp_path)) == Notes(left_out=[3, 5, 6], rollbacks=2)
@@ -73,7 +73,7 @@ def test_skip_notes_the_data_since_the_last_checkpoint_and_goes_on(tmp_path):
 def test_the_fourth_rollback_is_refused(tmp_path):
     guard = guarded(tmp_path, kept=Notes(rollbacks=3), on_bad_loss="skip")
     with pytest.raises(BadLoss, match="data was left out 3 times already, and the run does not go on") as caught:
-        guard.check(2, 0, float("nan"), None)
+        guard.check(2, lambda: 0, float("nan"), None)
     assert not caught.value.goes_on
 
 

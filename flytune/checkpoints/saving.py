@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune import tracking
-from flytune.checkpoints import resuming, staging
+from flytune.checkpoints import events, resuming, staging
 from flytune.checkpoints.ledger import Checkpoint, Ledger
 from flytune.checkpoints.resuming import gathered
 from flytune.checkpoints.storage import Storage
@@ -103,7 +103,7 @@ class Saver:
                 self._save(lambda: save(model, trial), trainer.state.global_step, recorder)
 
         trainer._save_checkpoint = saved
-        trainer.add_callback(_callback(self))
+        trainer.add_callback(events.callback(self))
 
     def settle(self) -> None:
         """Waits until the checkpoint that is being stored is whole; if it is not to be, the first process logs why."""
@@ -117,6 +117,11 @@ class Saver:
         else:
             self.saved_step, self._failures = self._pending, 0
         self._pending = self._thread = self._problem = None
+
+    def settled_step(self) -> int:
+        """Of the newest whole checkpoint, once the one that is being stored is settled; all processes call it."""
+        self.settle()
+        return self.saved_step
 
     def _failed(self, reason: str) -> None:
         self._failures, self._reason = self._failures + 1, reason
@@ -227,22 +232,3 @@ class Saver:
         gathered(None, self.args)
         if self.args.local_process_index == 0:
             staging.close_folder(self.folder)
-
-
-def _callback(saver: Saver) -> Any:
-    """What the Trainer tells a saver."""
-    from transformers import TrainerCallback
-
-    class Saving(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if control.should_save:
-                # So that the log that is saved ends with this step, and the next line begins behind it.
-                control.should_log = True
-            if state.global_step == saver.resumed_step + 1 and args.local_process_index == 0:
-                # What was fetched has been read by all of this node: a step is behind them.
-                shutil.rmtree(Path(args.output_dir) / "resumed", ignore_errors=True)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            saver.settle()
-
-    return Saving()

@@ -1,0 +1,24 @@
+"""What the Trainer tells a saver."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def callback(saver: Any) -> Any:
+    """A TrainerCallback of a checkpoints.Saver."""
+    from transformers import TrainerCallback
+
+    class Saving(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if control.should_save:
+                # So that the log that is saved ends with this step, and the next line begins behind it.
+                control.should_log = True
+            if state.global_step == saver.resumed_step + 1 and args.local_process_index == 0:
+                # What was fetched has been read by all of this node: a step is behind them.
+                shutil.rmtree(Path(args.output_dir) / "resumed", ignore_errors=True)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            saver.settle()
+
+    return Saving()
