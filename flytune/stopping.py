@@ -156,6 +156,8 @@ def callback(stopper: Stopper, trainer: Any, saver: Saver) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             save, stop = stopper.end_step(state.global_step, args)
             control.should_save = (control.should_save and not stop) or save
+            # So that the log that is saved ends with this step.
+            control.should_log = control.should_log or save
             control.should_training_stop = control.should_training_stop or stop
 
     return Stopping()
