@@ -29,25 +29,35 @@ class Checkpoints(Strict):
     """Optimizer steps between checkpoints; `auto`: as often as loses least; none are written when not set."""
     save_total_limit: Positive = 2
     """The newest so many are kept, and beside them the one of the lowest eval_loss, where evaluation.eval_steps scores."""
-    folder: str = ".checkpoints"
-    """A folder that every attempt and node sees (the laptop's; one mounted into the pods, absolute), or an fsspec address."""
+    folder: str | None = None
+    """A folder that every attempt and node sees (mounted into the pods, absolute), or an fsspec address. When not set: on a
+    cluster below its raw output location, elsewhere `.checkpoints`."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
     """Runs of this name go on from each other's checkpoints; when not set, runs of equal recipe (less hardware) and data do."""
 
     @property
     def is_mounted(self) -> bool:
         """Whether it is not on the pod's own disk, as far as its path says."""
-        return "://" in self.folder or (self.folder.startswith("/") and not self.folder.startswith("/tmp/"))
+        return self._is_address or (self.place.startswith("/") and not self.place.startswith("/tmp/"))
+
+    @property
+    def place(self) -> str:
+        """`folder`; where it is not set and tasks.folders.placed has set none, one of this machine."""
+        return self.folder or ".checkpoints"
+
+    @property
+    def _is_address(self) -> bool:
+        return self.folder is None or "://" in self.folder
 
     @property
     def home(self) -> str:
         """What is kept on file systems goes here: `folder`, or a folder on the pod's own disk where that is an address."""
-        return f"{tempfile.gettempdir()}/flytune-runs" if "://" in self.folder else self.folder
+        return f"{tempfile.gettempdir()}/flytune-runs" if "://" in self.place else self.place
 
     @property
     def copies_on_disk(self) -> int:
         """Checkpoints that a pod's own disk holds at most: for an address, the one that waits to be stored."""
-        copies = self.save_total_limit + 1 if not self.is_mounted else 1 if "://" in self.folder else 0
+        copies = self.save_total_limit + 1 if not self.is_mounted else 1 if self._is_address else 0
         return copies if self.save_steps else 0
 
 

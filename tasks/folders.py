@@ -3,10 +3,11 @@
 import tempfile
 from pathlib import Path
 
-from flytekit import current_context
+from flytekit import FlyteContextManager, current_context
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.errors import DataError
+from flytune.recipe import Recipe
 
 
 def fetch(directory: FlyteDirectory) -> Path:
@@ -31,6 +32,20 @@ def fetch(directory: FlyteDirectory) -> Path:
             "`pyflyte local-cache clear` and run again"
         )
     return folder
+
+
+def placed(recipe: Recipe) -> Recipe:
+    """The recipe with a folder for checkpoints that all attempts and executions see, where it names none.
+
+    Below the cluster's raw output location, beside what Flyte gives each attempt: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
+    """
+    prefix = FlyteContextManager.current_context().file_access.raw_output_prefix
+    scheme, _, path = prefix.partition("://")
+    if recipe.checkpoints.folder is not None or not path or scheme == "file":
+        return recipe
+    location = "/".join(path.rstrip("/").split("/")[:-2]) or path.partition("/")[0]
+    settings = recipe.checkpoints.model_copy(update={"folder": f"{scheme}://{location}/flytune-checkpoints"})
+    return recipe.model_copy(update={"checkpoints": settings})
 
 
 def fresh(name: str) -> Path:

@@ -9,6 +9,7 @@ from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
 from images import LIGHT
+from tasks.folders import placed
 
 
 class Planned(NamedTuple):
@@ -30,4 +31,4 @@ def make_plan(recipe: Recipe) -> Planned:
     plan = planner.make(recipe, samples=data.samples_guess(recipe.data))
     Deck("plan", plan_table.as_html(plan))
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-    return Planned(plan, route(recipe, plan), plan.shape, request, recipe.checkpoints.home)
+    return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home)

@@ -16,7 +16,7 @@ from flytune.shapes import Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS
 from images import TRAIN as IMAGE
 from tasks.attempts import Ranks, told
-from tasks.folders import fetch, fresh
+from tasks.folders import fetch, fresh, placed
 from tasks.pods import declare
 
 # Seconds that nodes of one run may come up apart; read_timeout would stay at torch's 60 otherwise.
@@ -27,7 +27,7 @@ def train(recipe: Recipe, plan: Plan, dataset: FlyteDirectory) -> FlyteDirectory
     """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process."""
     out = fresh("trained")
     with told():
-        training.fit(recipe, plan, shape_named(plan.shape), fetch(dataset), out)
+        training.fit(placed(recipe), plan, shape_named(plan.shape), fetch(dataset), out)
     return FlyteDirectory(str(out))
 
 

@@ -72,7 +72,7 @@ def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():
 
 
 def test_checkpoints_and_the_export_count_on_the_disk():
-    kept = needs_of(recipe_of(sharding="fsdp", checkpoints={"save_steps": 10}))["disk"]
+    kept = needs_of(recipe_of(sharding="fsdp", checkpoints={"save_steps": 10, "folder": "here"}))["disk"]
     assert kept.peak_phase == EXPORT
     assert kept.phases[SAVE]["checkpoints"] == 3 * 12 * EIGHT
     assert kept.phases[EXPORT]["export"] == 2 * EIGHT

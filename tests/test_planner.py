@@ -131,8 +131,8 @@ def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
     hardware = {"shape": "a100-80gb-8x2"}
     training = {"learning_rate": 1e-4, "global_batch_size": 16}
     with pytest.raises(DoesNotFit, match="checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"):
-        plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints={"save_steps": 10})
-    for folder in ("/mnt/checkpoints", "s3://bucket/checkpoints"):
+        plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints={"save_steps": 10, "folder": ".checkpoints"})
+    for folder in (None, "/mnt/checkpoints", "s3://bucket/checkpoints"):
         seen = {"save_steps": 10, "folder": folder}
         assert plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints=seen).nodes == 2
 
@@ -141,11 +141,11 @@ def test_checkpoints_on_the_disk():
     def copies(folder, save_steps=10):
         return recipe_of(checkpoints={"save_steps": save_steps, "folder": folder}).checkpoints.copies_on_disk
 
-    assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None)] == [3, 0, 1, 0]
+    assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None), copies(None)] == [3, 0, 1, 0, 1]
 
 
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
-    recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10})
+    recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
     shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=64)
     said = candidates.on(recipe, shape, models.geometry(LLAMA_8B, "a/b"))
     assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")

@@ -1,16 +1,20 @@
 """Every registered task as a cluster would get it: serialized, with its resources, Elastic and pod template."""
 
 import pytest
+from flytekit import FlyteContextManager
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.tools.translator import get_serializable
 
 from flytune.shapes import load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS
 from tasks.evaluate import EVALUATE
+from tasks.folders import placed
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.store import store_artifact
 from tasks.train import TRAIN
+from tests.test_planner import recipe_of
 from workflows.finetune import finetune
 
 SETTINGS = SerializationSettings(
@@ -120,3 +124,30 @@ def test_the_schedule_is_registered_asleep():
     assert finetune_weekly.schedule.cron_schedule.schedule == "0 2 * * 1"
     assert not finetune_weekly.should_auto_activate
     assert shape_named("a10g-8").processes == 8
+
+
+@pytest.mark.parametrize(
+    ("prefix", "folder"),
+    [
+        ("s3://bucket/ab/execution-n0-0", "s3://bucket/flytune-checkpoints"),
+        ("gs://bucket/team/data/x7/execution-n0-1/", "gs://bucket/team/data/flytune-checkpoints"),
+        ("s3://bucket/execution-n0-0", "s3://bucket/flytune-checkpoints"),
+    ],
+)
+def test_checkpoints_lie_outside_of_what_one_attempt_is_given(prefix, folder):
+    with FlyteContextManager.with_context(context(prefix)):
+        assert placed(recipe_of()).checkpoints.place == folder
+        named = recipe_of(checkpoints={"folder": "/mnt/runs"})
+        assert placed(named) == named
+
+
+def test_checkpoints_of_a_run_on_this_machine_lie_here(tmp_path):
+    for prefix in (str(tmp_path), f"file://{tmp_path}"):
+        with FlyteContextManager.with_context(context(prefix)):
+            assert placed(recipe_of()).checkpoints.place == ".checkpoints"
+
+
+def context(prefix):
+    """A pod's, whose outputs go below `prefix`."""
+    provider = FileAccessProvider("/tmp/unused", prefix)
+    return FlyteContextManager.current_context().with_file_access(provider)

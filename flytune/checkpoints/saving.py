@@ -41,7 +41,7 @@ class Saver:
         name = settings.name or self.key
         self.home = Path(settings.home).absolute() / name
         """On a file system: where attempts write before they store. Its name is what trackers group a run by."""
-        address = str(self.home) if settings.home == settings.folder else f"{settings.folder.rstrip('/')}/{name}"
+        address = str(self.home) if settings.home == settings.place else f"{settings.place.rstrip('/')}/{name}"
         self.ledger = Ledger(Storage(address), settings.save_total_limit)
         self.resumed_step = 0
         self.saved_step = 0
