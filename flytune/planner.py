@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flytune import candidates, forecast, ordering, search, speed
+from flytune import candidates, forecast, intervals, needs, ordering, search, speed
 from flytune.calibration import load_factors
 from flytune.candidates import Fit
 from flytune.errors import DoesNotFit, RecipeError
@@ -77,6 +77,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     hours = speed.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
+    lost = intervals.planned(recipe, shape, needs.CHECKPOINT * work.trained, time.seconds) if time else None
     return Plan(
         recipe=recipe.name,
         key=recipe.key(),
@@ -96,6 +97,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)] if time else [],
         steps=steps,
         hours=[hours * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hours else [],
+        interruptions=lost,
         calibration=calibration,
         reasons=[
             f"shape {shape.name}: "
@@ -103,6 +105,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             f"micro batch {work.micro_batch}: of those up to {most} that divide {batch // world_size} samples a process, the "
             "largest that fits",
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
+            *([intervals.words(lost)] if lost else []),
             *([_calibrated(calibration)] if calibration else []),
         ],
     )

@@ -62,6 +62,22 @@ class Calibration(Strict):
     """That it is the median of."""
 
 
+class Interruptions(Strict):
+    """What interruptions of the machines, and the saves against them, are expected to cost."""
+
+    per_hour: float
+    save_seconds: float
+    """That a checkpoint takes to write, guessed until the run has measured it."""
+    interval_seconds: float | None
+    """Of training between two saves; None where nothing is saved."""
+    best_interval_seconds: float | None
+    """That loses least (flytune/intervals.py); None where no interruption is expected."""
+    hours_lost_each: float | None
+    """By one interruption; None where it is the whole run."""
+    share_lost: float
+    """Of the run's time: saves, what is trained again, restarts; 0 without checkpoints, where it is all or nothing."""
+
+
 class Plan(Record):
     """Frozen; nothing is ever written back into it."""
 
@@ -92,6 +108,8 @@ class Plan(Record):
     """Optimizer steps; None where the number of samples is not known before they are prepared."""
     hours: list[float] = Field(default=[])
     """Of all steps, every sample as long as data.max_length: likely at least, the estimate, likely at most."""
+    interruptions: Interruptions | None = None
+    """None where the time of a step is not known."""
     calibration: Calibration | None = None
     """That memory and speed above were multiplied by, where the shape has one."""
     reasons: list[str]

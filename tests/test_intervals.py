@@ -3,8 +3,10 @@ import random
 
 import pytest
 
+from flytune import intervals
 from flytune.intervals import best_interval, expected_loss, interruptions_per_hour, young
 from flytune.shapes import shape_named
+from tests.test_planner import recipe_of
 
 
 def test_young_s_formula():
@@ -53,3 +55,29 @@ def test_a_row_says_its_interruptions_or_they_follow_from_its_machines():
     assert interruptions_per_hour(machines) == pytest.approx(8 * 1.973e-5, rel=1e-3)
     assert interruptions_per_hour(machines.model_copy(update={"spot": True, "nodes": 2})) == 0.1
     assert interruptions_per_hour(machines.model_copy(update={"interruptions_per_hour": 0.5})) == 0.5
+
+
+def lost(save_steps, **changes):
+    shape = shape_named("a100-80gb-8x2").model_copy(update={"interruptions_per_hour": 0.1} | changes)
+    recipe = recipe_of(checkpoints={"save_steps": save_steps})
+    return intervals.planned(recipe, shape, checkpoint_bytes=200e9, step_seconds=10.0)
+
+
+def test_a_plan_says_what_saving_and_interruptions_cost():
+    found = lost(100)
+    assert found.save_seconds == 100, "each of two nodes writes 100 GB at 1 GB/s"
+    assert found.interval_seconds == 1000
+    assert found.best_interval_seconds == pytest.approx(best_interval(100, 0.1))
+    each = (1000 + 100) / 2 / 3600 + intervals.RESTART_SECONDS / 3600
+    assert found.hours_lost_each == pytest.approx(each)
+    assert found.share_lost == pytest.approx(100 / 1100 + 0.1 * each)
+    assert lost("auto").share_lost < found.share_lost
+    assert intervals.words(found).startswith("an interruption is expected every 10.0 hours; saving every 17 minutes, ")
+
+
+def test_a_plan_without_checkpoints_says_what_an_interruption_loses():
+    found = lost(None)
+    assert (found.interval_seconds, found.hours_lost_each, found.share_lost) == (None, None, 0.0)
+    assert "loses the whole run: checkpoints.save_steps is not set (auto: a save every" in intervals.words(found)
+    assert intervals.words(lost(None, interruptions_per_hour=0.0)) == "no interruption is expected"
+    assert intervals.words(lost("auto", interruptions_per_hour=0.0)) == "no interruption is expected"
