@@ -92,11 +92,11 @@ def _fit(
         heldout_loss=heldout_loss,
         **recorder.all_peaks(),
         resumed_from_step=saver.resumed_step,
+        attempt=saver.ledger.attempt,
     )
     if trainer.is_world_process_zero():
         recorder.finish(out)
         result.write(out / "training.json")
-        notes.clear(place)
     saver.finish()
     return result
 

@@ -3,12 +3,12 @@
 from flytekit import Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import artifact
+from flytune import artifact, checkpoints
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Metrics
+from flytune.records import Manifest, Metrics, TrainingResult
 from images import LIGHT
-from tasks.folders import fetch, fresh
+from tasks.folders import fetch, fresh, placed
 
 
 @task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), enable_deck=True, deck_fields=())
@@ -20,4 +20,5 @@ def store_artifact(
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
     if recipe.publish.address:
         artifact.publish(folder, recipe.publish.address, artifact.published_name(folder, recipe))
+    checkpoints.clear(placed(recipe), Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json"))
     return FlyteDirectory(str(folder))

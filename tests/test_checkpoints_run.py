@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune import data, planner, recording, training
+from flytune import checkpoints, data, planner, recording, training
 from flytune.checkpoints import saving
 from flytune.checkpoints.ledger import Checkpoint, Ledger
 from flytune.errors import StorageError
@@ -78,6 +78,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(inputs, tmp_p
     resumed, losses = killed_and_resumed(recipe, inputs, tmp_path, between=damage)
     assert resumed.resumed_from_step == 1
     assert [step.loss for step in resumed.steps] == losses[1:]
+    checkpoints.clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
     assert list((tmp_path / "kept").iterdir()) == []
 
 
@@ -97,6 +98,8 @@ def test_nodes_without_a_common_disk_go_on_from_s3(inputs, tmp_path, bucket):
     resumed, losses = killed_and_resumed(recipe, inputs, tmp_path, nodes=2, between=look)
     assert resumed.resumed_from_step >= 2
     assert [step.loss for step in resumed.steps] == losses[resumed.resumed_from_step :]
+    assert boto3.client("s3").list_objects_v2(Bucket="models").get("Contents"), "they stay until the artifact is stored"
+    checkpoints.clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
     assert not boto3.client("s3").list_objects_v2(Bucket="models").get("Contents")
     assert not list(Path(recipe.checkpoints.home).glob("*/attempt-*"))
 

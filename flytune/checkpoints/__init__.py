@@ -1,9 +1,10 @@
 """Saved states of a run, at a folder or an address, from which any later attempt goes on. See docs/checkpoints.md.
 
 storage: files at an address. ledger: which of them are a checkpoint. saving: from the Trainer's folder to the ledger, beside
-training. resuming: from the ledger back, the same on all processes.
+training. places: where, and when they may go. resuming: from the ledger back, the same on all processes.
 """
 
+from flytune.checkpoints.places import clear
 from flytune.checkpoints.saving import Saver
 
-__all__ = ["Saver"]
+__all__ = ["Saver", "clear"]

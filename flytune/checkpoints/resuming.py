@@ -10,19 +10,12 @@ from typing import Any, TypeVar
 
 from flytune.checkpoints.ledger import Checkpoint, Ledger
 from flytune.errors import StorageError, TrainingError
-from flytune.recipe import Recipe
-from flytune.run_sections import Hardware
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 PAUSE = 2.0
 """Seconds between looks at a folder that another attempt may be writing into."""
-
-
-def run_key(recipe: Recipe, content_sha256: str) -> str:
-    """Of what was decided, hardware left out: a run goes on where another shape has left it."""
-    return f"{recipe.name}-{recipe.model_copy(update={'hardware': Hardware()}).key()}-{content_sha256[:8]}"
 
 
 def gathered(value: _T, args: Any) -> list[_T]:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flytune import tracking
-from flytune.checkpoints import events, resuming, staging
-from flytune.checkpoints.ledger import Checkpoint, Ledger
+from flytune.checkpoints import events, places, resuming, staging
+from flytune.checkpoints.ledger import Checkpoint
 from flytune.checkpoints.resuming import gathered
-from flytune.checkpoints.storage import Storage
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.recording import STEPS, Recorder
@@ -36,13 +35,8 @@ class Saver:
     """The checkpoints of one run, on one of its processes. All processes call its methods, in the same order."""
 
     def __init__(self, recipe: Recipe, content_sha256: str) -> None:
-        self.recipe, self.key = recipe, resuming.run_key(recipe, content_sha256)
-        settings = recipe.checkpoints
-        name = settings.name or self.key
-        self.home = Path(settings.home).absolute() / name
-        """On a file system: where attempts write before they store. Its name is what trackers group a run by."""
-        address = str(self.home) if settings.home == settings.place else f"{settings.place.rstrip('/')}/{name}"
-        self.ledger = Ledger(Storage(address), settings.save_total_limit)
+        self.recipe, self.key = recipe, places.run_key(recipe, content_sha256)
+        self.home, self.ledger = places.home_of(recipe, self.key), places.ledger_of(recipe, self.key)
         self.resumed_step = 0
         self.saved_step = 0
         """Of the newest checkpoint that is known to be whole."""
@@ -226,9 +220,7 @@ class Saver:
         return digest
 
     def finish(self) -> None:
-        """The run is over: its checkpoints are no longer needed. A next run of the same recipe is meant to train."""
-        if self.args.process_index == 0 and self.recipe.checkpoints.save_steps:
-            self.ledger.clear()
+        """The run is over. Its checkpoints stay until its artifact is stored (places.clear)."""
         gathered(None, self.args)
         if self.args.local_process_index == 0:
             staging.close_folder(self.folder)

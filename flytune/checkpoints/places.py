@@ -1,0 +1,44 @@
+"""Where the checkpoints of a run lie, and when they may go."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from flytune import notes
+from flytune.checkpoints.ledger import Ledger
+from flytune.checkpoints.storage import Storage
+from flytune.recipe import Recipe
+from flytune.records import Manifest, TrainingResult
+from flytune.run_sections import Hardware
+
+
+def run_key(recipe: Recipe, content_sha256: str) -> str:
+    """Of what was decided, hardware left out: a run goes on where another shape has left it."""
+    return f"{recipe.name}-{recipe.model_copy(update={'hardware': Hardware()}).key()}-{content_sha256[:8]}"
+
+
+def home_of(recipe: Recipe, key: str) -> Path:
+    """On a file system: where attempts write before they store. Its name is what trackers group a run by."""
+    return Path(recipe.checkpoints.home).absolute() / (recipe.checkpoints.name or key)
+
+
+def ledger_of(recipe: Recipe, key: str) -> Ledger:
+    """All attempts' checkpoints."""
+    settings, home = recipe.checkpoints, home_of(recipe, key)
+    address = str(home) if settings.home == settings.place else f"{settings.place.rstrip('/')}/{home.name}"
+    return Ledger(Storage(address), settings.save_total_limit)
+
+
+def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
+    """What an attempt has trained is stored: its checkpoints, and those of earlier attempts, are no longer needed.
+
+    Not before: a pod that is lost while its weights are uploaded goes on from them. A next run of the recipe is meant to train.
+    """
+    if not (recipe.checkpoints.save_steps and training.attempt):
+        return
+    ledger = ledger_of(recipe, run_key(recipe, manifest.content_sha256))
+    ledger.begin(training.attempt)
+    ledger.clear()
+    notes.clear(ledger.storage.address)
+    if ledger.storage.is_local:
+        with suppress(OSError):  # another attempt is at work
+            Path(ledger.storage.address).rmdir()
