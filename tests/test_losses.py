@@ -1,6 +1,6 @@
 import pytest
 
-from flytune import data, notes, planner, recording, training
+from flytune import checkpoints, data, notes, planner, recording, training
 from flytune.errors import BadLoss
 from flytune.losses import LossGuard
 from flytune.notes import Notes
@@ -100,11 +100,15 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def fit(inputs, out, bad_step=None, left_out=None):
+def recipe_for(inputs, folder):
     changes = {"training.max_steps": 4, "training.on_bad_loss": "skip", "training.global_batch_size": 8}
-    changes |= {"checkpoints.save_steps": 2, "checkpoints.folder": str(out.parent / f"checkpoints{bool(left_out)}")}
+    changes |= {"checkpoints.save_steps": 2, "checkpoints.folder": str(folder)}
     changes |= {"sharding": "ddp", "hardware.shape": "cpu-2"}
-    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+
+
+def fit(inputs, out, bad_step=None, left_out=None):
+    recipe = recipe_for(inputs, out.parent / (f"{out.name}-kept" if left_out else "kept"))
     record = recording.Recorder.record
     if bad_step:
         bad = {"loss": float("nan")}
@@ -126,4 +130,6 @@ def test_a_run_goes_back_and_leaves_out_the_data_of_the_bad_step(inputs, tmp_pat
     assert [step.loss for step in resumed.steps] == [step.loss for step in without.steps[2:]]
     with_all = ranks.run(2, fit, inputs, tmp_path / "again", None, [9])
     assert with_all.steps[2].loss != without.steps[2].loss
-    assert not list(tmp_path.glob("checkpointsFalse/*/notes.json"))
+    (note,) = tmp_path.glob("kept/*/notes.json")
+    checkpoints.clear(recipe_for(inputs, tmp_path / "kept"), data.read_manifest(inputs / "dataset"), resumed)
+    assert not note.exists()
