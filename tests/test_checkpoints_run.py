@@ -98,9 +98,11 @@ def test_nodes_without_a_common_disk_go_on_from_s3(inputs, tmp_path, bucket):
     resumed, losses = killed_and_resumed(recipe, inputs, tmp_path, nodes=2, between=look)
     assert resumed.resumed_from_step >= 2
     assert [step.loss for step in resumed.steps] == losses[resumed.resumed_from_step :]
-    assert boto3.client("s3").list_objects_v2(Bucket="models").get("Contents"), "they stay until the artifact is stored"
+    assert boto3.client("s3").list_objects_v2(Bucket="models", Prefix="kept").get("Contents"), (
+        "they stay until the artifact is stored"
+    )
     checkpoints.clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
-    assert not boto3.client("s3").list_objects_v2(Bucket="models").get("Contents")
+    assert not boto3.client("s3").list_objects_v2(Bucket="models", Prefix="kept").get("Contents")
     assert not list(Path(recipe.checkpoints.home).glob("*/attempt-*"))
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flytune import data, export, gate, loading, planner, probing, sealing, training
+from flytune.checkpoints import Saver
 from flytune.errors import ExportError
 from flytune.recipe import DataRequest, Recipe
 from flytune.shapes import shape_named
@@ -374,7 +375,7 @@ def crash_and_go_on(recipe, inputs, out, words):
 
     plan = planner.make(recipe)
     recorder = recording.Recorder(STRATEGIES[recipe.sharding.name])
-    trainer, _ = training.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", out / "checkpoints", recorder)
+    trainer, _ = training.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
     save, saved = export._save, []
 
     def dying(state, file):
