@@ -36,6 +36,8 @@ class Comparison(Record):
     planned_bytes: dict[str, int]
     """By phase; on a GPU what torch allocates, as it is measured."""
     measured_bytes: dict[str, int]
+    planned_step_seconds: float | None
+    measured_step_seconds: float
     planned_tokens_per_second: float | None
     measured_tokens_per_second: float
     """From the second logged stretch on: the first has what happens once."""
@@ -80,12 +82,16 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
     }
     steps = training.steps[1:] or training.steps
     seconds = sum(step.seconds - step.eval_seconds for step in steps)
+    # A logged step may stand for several; the first of all for those since the beginning.
+    taken = steps[-1].step - (training.steps[0].step if training.steps[1:] else training.resumed_from_step) if steps else 0
     return Comparison(
         recipe=recipe.name,
         shape=plan.shape,
         full_length=recipe.data.packing or (recipe.training.probe_longest and manifest.longest >= recipe.data.max_length),
         planned_bytes=planned,
         measured_bytes=training.peaks,
+        planned_step_seconds=sum(plan.step_seconds.values()) or None,
+        measured_step_seconds=seconds / taken if taken else 0.0,
         planned_tokens_per_second=plan.tokens_per_second[1] if plan.tokens_per_second else None,
         measured_tokens_per_second=sum(step.tokens for step in steps) / seconds if seconds > 0 else 0.0,
         calibration=plan.calibration,

@@ -58,12 +58,14 @@ def _memory(need: Need, title: str) -> Table:
 
 
 def _resources(plan: Plan) -> Table:
-    table = Table(title="what there is", title_justify="left")
-    for column in ("GiB", "needed", "there is", "used", "fullest in"):
-        table.add_column(column, justify="left" if column in ("GiB", "fullest in") else "right")
+    table = Table(title="all resources, GiB by phase", title_justify="left", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in (*plan.memory.phases, "has", "used"):
+        table.add_column(column, justify="right", no_wrap="step" not in column)
     for need in plan.needs:
-        filled = f"{need.peak_phase}: {need.largest[0]}" if need.peak_bytes else ""
-        table.add_row(need.resource, _gib(need.peak_bytes), _gib(need.available_bytes), f"{need.share:.0%}", filled)
+        phases = (sum(need.phases.get(phase, {}).values()) for phase in plan.memory.phases)
+        sizes = (f"{size / GIB:,.1f}" if 0 < size < 100 * GIB else _gib(size) for size in (*phases, need.available_bytes))
+        table.add_row(need.resource, *sizes, f"{need.share:.0%}")
     return table
 
 
@@ -167,7 +169,7 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
 
 
 def _gib(size: float) -> str:
-    return f"{size / GIB:.2f}" if size else ""
+    return f"{size / GIB:,.2f}" if 0 < size < 100 * GIB else f"{size / GIB:,.0f}" if size else ""
 
 
 def _duration(hours: float) -> str:

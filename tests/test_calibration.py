@@ -23,6 +23,8 @@ def comparison(**changes):
         "full_length": True,
         "planned_bytes": {"load": 500, "first step": 900, "steady step": 1000},
         "measured_bytes": {"load": 5000, "first step": 1000, "steady step": 1100},
+        "planned_step_seconds": 2.0,
+        "measured_step_seconds": 2.2,
         "planned_tokens_per_second": 200.0,
         "measured_tokens_per_second": 180.0,
         "calibration": None,
@@ -86,7 +88,9 @@ def test_a_run_is_compared_with_its_plan():
     assert found.full_length
     assert found.planned_bytes["steady step"] == (257 + 19 + 10 + 480 + 320) * 2**20
     assert found.memory_ratio == pytest.approx(13 * 2**27 / ((257 + 19 + 10 + 480 + 320) * 2**20))
-    assert found.speed_ratio is None, "a CPU's speed is not planned"
+    assert (found.speed_ratio, found.planned_step_seconds) == (None, None), "a CPU's speed is not planned"
+    later = TRAINING.steps[1:]
+    assert found.measured_step_seconds == pytest.approx(sum(step.seconds - step.eval_seconds for step in later) / len(later))
     shorter = calibration.compare(recipe_of(), stages.plan_for(recipe), MANIFEST, TRAINING)
     assert (shorter.full_length, shorter.memory_ratio) == (False, None)
 
