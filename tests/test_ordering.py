@@ -216,11 +216,12 @@ def test_a_run_goes_on_at_another_size_with_the_samples_that_are_left(cuts, inpu
     world_size, micro_batch, then_world_size, then_micro_batch = map(int, numbers)
     calm = recipe_for(inputs, sharding)
     undisturbed = ranks.run(world_size, fit, calm, *plan_for(calm, world_size, micro_batch), inputs, tmp_path / "calm")
-    recipe = recipe_for(inputs, sharding, **{"checkpoints.save_steps": 2})
+    saved = {"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints")}
+    recipe = recipe_for(inputs, sharding, **saved)
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(world_size, fit, recipe, *plan_for(recipe, world_size, micro_batch), inputs, tmp_path / "killed", 3)
     # Other hardware is asked for; it is the same run.
-    elsewhere = recipe_for(inputs, sharding, **{"checkpoints.save_steps": 2, "hardware.max_price_per_hour": 1.0})
+    elsewhere = recipe_for(inputs, sharding, **saved, **{"hardware.max_price_per_hour": 1.0})
     plan, shape = plan_for(elsewhere, then_world_size, then_micro_batch)
     resumed = ranks.run(then_world_size, fit, elsewhere, plan, shape, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from flytune import data, export, gate, heldout, loading, planner, recording, training
-from flytune.checkpoints import Saver
+from flytune.checkpoints import Saver, clear
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import TrainingResult
 from flytune.shapes import shape_named
@@ -189,6 +189,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert resumed.resumed_from_step == 2
     assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps[2:]]
     assert resumed.heldout_loss == undisturbed.heldout_loss
+    clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
     assert not list((tmp_path / "checkpoints").iterdir()), "their use is over"
 
 

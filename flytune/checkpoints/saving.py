@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from flytune import tracking
 from flytune.checkpoints import events, places, resuming, staging
+from flytune.checkpoints.beside import Beside
 from flytune.checkpoints.ledger import Checkpoint
 from flytune.checkpoints.resuming import gathered
 from flytune.errors import StorageError
@@ -42,6 +44,7 @@ class Saver:
         """Of the newest checkpoint that is known to be whole."""
         self.store_seconds = 0.0
         """The longest that storing a checkpoint took beside training."""
+        self._beside = Beside()
         self._pending: int | None = None
         """The step whose checkpoint is being stored."""
         self._thread: threading.Thread | None = None
@@ -105,6 +108,8 @@ class Saver:
             return
         if self._thread:
             self._thread.join()
+        else:
+            _, self._problem = resuming.told(self._beside.wait)
         problems = gathered(self._problem, self.args)
         if any(problems):
             self._failed("; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem))
@@ -146,7 +151,8 @@ class Saver:
         # DeepSpeed makes this one on the first node alone.
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            save()
+            with self._beside.saving() if self.recipe.sharding.name == "fsdp" else nullcontext():
+                save()
             if self.args.process_index == 0:
                 shutil.copy(recorder.file, folder / STEPS)
         except Exception as error:
@@ -158,12 +164,11 @@ class Saver:
                 f"room, or lower checkpoints.save_total_limit; the run goes on from step {self.saved_step} when it is started "
                 f"again: {error}"
             ) from error
-        # All that this node's processes wrote is there.
+        # All that this node's processes wrote is there, or written beside training.
         gathered(None, self.args)
         self._pending = step
         if self.args.local_process_index == 0:
             checkpoint = self._describe(step, recorder)
-            self._bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             # No daemon: a process that fails still stores what is trained.
             self._thread = threading.Thread(target=self._store, args=(checkpoint, folder), name=f"storing step {step}")
             self._thread.start()
@@ -185,7 +190,9 @@ class Saver:
         """In a thread: this node's files, then its part; on the first node, then the manifest."""
         began = time.monotonic()
         try:
+            self._beside.wait()
             files = sorted(path for path in folder.rglob("*") if path.is_file())
+            self._bytes = sum(path.stat().st_size for path in files)
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
                 stored = list(
                     streams.map(lambda file: self.ledger.put(checkpoint, file, file.relative_to(folder).as_posix()), files)
