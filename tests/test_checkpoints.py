@@ -287,6 +287,7 @@ def test_a_storage_that_is_away_for_a_while_is_asked_again(error, monkeypatch, c
     [
         (OSError(errno.EIO, "gone"), "it did not come back within two minutes: OSError"),
         (OSError(errno.ENOSPC, "no space"), "it is full: make room, or lower checkpoints.save_total_limit: OSError"),
+        (OSError(errno.EIO, "An error occurred (QuotaExceeded)"), "it is full: make room, .*: OSError: .*QuotaExceeded"),
         (PermissionError("AccessDenied"), "it refuses: check the credentials, .*: PermissionError: AccessDenied"),
         (FileNotFoundError("NoSuchBucket"), "there is no such place: NoSuchBucket"),
     ],
@@ -321,3 +322,35 @@ def test_folders_of_attempts_that_are_gone_are_removed_and_no_others(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["attempt-0002-aaaaaa"]
     staging.close_folder(mine)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_removal_was_cut_short_is_removed_by_the_next(tmp_path, monkeypatch):
+    dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
+    (dead / "checkpoint-1").mkdir(parents=True)
+    (dead / "lock").touch()
+    with monkeypatch.context() as context, pytest.raises(Killed):
+        context.setattr(staging.shutil, "rmtree", killed)
+        staging.sweep(tmp_path / "run")
+    assert (dead / "lock").exists()
+    staging.sweep(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def killed(*arguments, **named):
+    raise Killed
+
+
+def test_a_folder_that_a_sweep_takes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
+    lock, home = staging.fcntl.flock, tmp_path / "run"
+    sweeps = iter([True])
+
+    def swept(descriptor, how):
+        if how == staging.fcntl.LOCK_SH and next(sweeps, False):
+            staging.remove(home / "attempt-0001-aaaaaa" / "node-0")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", swept)
+    mine = staging.open_folder(home, "0001-aaaaaa", 0, is_first=True)
+    staging.sweep(home)
+    assert (mine / "lock").exists()
+    staging.close_folder(mine)

@@ -15,7 +15,7 @@ from flytune import tracking
 from flytune.checkpoints import events, resuming, staging
 from flytune.checkpoints.ledger import Checkpoint, Ledger
 from flytune.checkpoints.resuming import gathered
-from flytune.checkpoints.storage import Storage
+from flytune.checkpoints.storage import Storage, failure
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.recording import STEPS, Recorder
@@ -155,14 +155,18 @@ class Saver:
             save()
             if self.args.process_index == 0:
                 shutil.copy(recorder.file, folder / STEPS)
-        except Exception as error:
+        except (Exception, _dcp_error()) as error:
+            # What DCP raises is no Exception; what any rank has failed of stands in it.
+            cause = next((one for one, _ in getattr(error, "failures", {}).values()), error)
             # torch and safetensors have each an error of their own for a full disk.
-            if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM:
-                raise
+            if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM and failure(cause) != "full":
+                if cause is error:
+                    raise
+                raise cause from error
             raise StorageError(
                 f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} bytes are free: make "
                 f"room, or lower checkpoints.save_total_limit; the run goes on from step {self.saved_step} when it is started "
-                f"again: {error}"
+                f"again: {cause}"
             ) from error
         # All that this node's processes wrote is there.
         gathered(None, self.args)
@@ -232,3 +236,10 @@ class Saver:
         gathered(None, self.args)
         if self.args.local_process_index == 0:
             staging.close_folder(self.folder)
+            staging.sweep(self.home)
+
+
+def _dcp_error() -> type[BaseException]:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return CheckpointException
