@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flytune.checkpoints import resuming, staging, storage
+from flytune.checkpoints import events, resuming, staging, storage
 from flytune.checkpoints.ledger import Checkpoint, Ledger, kept
 from flytune.checkpoints.storage import Storage
 from flytune.errors import StorageError, TrainingError
@@ -193,11 +194,35 @@ def test_a_folder_keeps_the_newest_and_the_best_and_moves_what_is_stored(tmp_pat
         save(ledger, step, tmp_path, loss)
     assert [one.step for one in ledger.checkpoints()] == [5, 4, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    checkpoint, where = newest(ledger, tmp_path / "unused")
-    assert where == tmp_path / "run" / f"5-{ledger.attempt}", "read in place"
+    checkpoint, where = newest(ledger, tmp_path / "mine")
+    assert where == tmp_path / "mine" / f"5-{ledger.attempt}"
+    stored = checkpoint.files[0].file
+    assert (where / stored).samefile(tmp_path / "run" / f"5-{ledger.attempt}" / stored), "not copied"
     assert checkpoint.files[0].sha256 == hashlib.sha256(content(5, FILES[0])).hexdigest()
     ledger.clear()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_is_gone_on_from_stays_though_another_attempt_lets_it_go(has_links, tmp_path, monkeypatch):
+    def refuses(self, other):
+        raise OSError(errno.EOPNOTSUPP, "no links here")
+
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", refuses)
+    earlier = ledger_at(str(tmp_path / "run"))
+    save(earlier, 1, tmp_path)
+    _, where = newest(ledger_at(str(tmp_path / "run")), tmp_path / "mine")
+    for step in (2, 3, 4):
+        save(earlier, step, tmp_path)
+    assert not (tmp_path / "run" / where.name).exists()
+    assert [(where / name).read_bytes() for name in FILES] == [content(1, name) for name in FILES]
+
+
+def test_a_checkpoint_whose_step_the_trainer_did_not_read_ends_the_run():
+    callback, state = events.callback(SimpleNamespace(resumed_step=7)), SimpleNamespace(global_step=0)
+    with pytest.raises(TrainingError, match="rank 0: the checkpoint is of step 7, and training would go on from 0"):
+        callback.on_train_begin(ALONE, state, None)
 
 
 DAMAGE = {
