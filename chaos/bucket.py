@@ -57,13 +57,14 @@ class Bucket:
             self._uploads.value += writes
             while (mode := MODES[self._mode.value]) == "stall":
                 time.sleep(0.02)
+            size = int(environ.get("CONTENT_LENGTH") or 0)
             if mode == "cut" and writes:
-                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)
+                environ["wsgi.input"].read(size // 2)
                 environ["werkzeug.socket"].shutdown(2)
                 return []
             if mode == "errors" or (mode == "full" and writes):
                 status, code = _CODES[mode]
-                environ["wsgi.input"].read()
+                environ["wsgi.input"].read(size)
                 start(status, [("Content-Type", "application/xml")])
                 return [f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()]
             answer: Iterable[bytes] = moto(environ, start)
