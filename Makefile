@@ -48,6 +48,9 @@ test-all: .venv/.installed ## All tests that need no GPU; what CI runs
 selftest: .venv/.installed ## Hold every method and sharding against plain training, on this machine; five to eight minutes
 	@flytune selftest
 
+chaos: .venv/.installed ## Kill, cut off and starve training 200 times, and see that nothing is lost; half an hour
+	@python -m chaos
+
 test-gpu: .venv/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu
 
@@ -69,4 +72,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo plan xray run check test test-all selftest test-gpu bench schema lock clean
+.PHONY: help install demo plan xray run check test test-all selftest chaos test-gpu bench schema lock clean

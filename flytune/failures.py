@@ -29,7 +29,10 @@ class Kind:
 
 
 # flytune.errors.StorageError says which it is; what neither of these fits may come back.
-_FULL = r"\[Errno (28|122)\]|QuotaExceeded|EntityTooLarge|StorageError: .*(it is full|could not be written)"
+_FULL = (
+    r"\[Errno (27|28|122)\]|\(os error (27|28|122)\)|QuotaExceeded|EntityTooLarge"
+    r"|StorageError: .*(it is full|could not be written)"
+)
 _REFUSED = r"StorageError: .*(it refuses|there is no such place)"
 _ERRNO_AWAY = r"\[Errno (5|70|101|107|110|111|112|113|116|121)\]"
 _STATUS = r"\b{0} (?:Client|Server) Error|(?:Client|Server) error '{0}"

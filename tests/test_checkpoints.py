@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flytune.checkpoints import resuming, staging, storage
+from flytune.checkpoints import events, resuming, staging, storage
 from flytune.checkpoints.ledger import Checkpoint, Ledger, kept
 from flytune.checkpoints.storage import Storage
 from flytune.errors import StorageError, TrainingError
@@ -193,11 +194,35 @@ def test_a_folder_keeps_the_newest_and_the_best_and_moves_what_is_stored(tmp_pat
         save(ledger, step, tmp_path, loss)
     assert [one.step for one in ledger.checkpoints()] == [5, 4, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    checkpoint, where = newest(ledger, tmp_path / "unused")
-    assert where == tmp_path / "run" / f"5-{ledger.attempt}", "read in place"
+    checkpoint, where = newest(ledger, tmp_path / "mine")
+    assert where == tmp_path / "mine" / f"5-{ledger.attempt}"
+    stored = checkpoint.files[0].file
+    assert (where / stored).samefile(tmp_path / "run" / f"5-{ledger.attempt}" / stored), "not copied"
     assert checkpoint.files[0].sha256 == hashlib.sha256(content(5, FILES[0])).hexdigest()
     ledger.clear()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_is_gone_on_from_stays_though_another_attempt_lets_it_go(has_links, tmp_path, monkeypatch):
+    def refuses(self, other):
+        raise OSError(errno.EOPNOTSUPP, "no links here")
+
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", refuses)
+    earlier = ledger_at(str(tmp_path / "run"))
+    save(earlier, 1, tmp_path)
+    _, where = newest(ledger_at(str(tmp_path / "run")), tmp_path / "mine")
+    for step in (2, 3, 4):
+        save(earlier, step, tmp_path)
+    assert not (tmp_path / "run" / where.name).exists()
+    assert [(where / name).read_bytes() for name in FILES] == [content(1, name) for name in FILES]
+
+
+def test_a_checkpoint_whose_step_the_trainer_did_not_read_ends_the_run():
+    callback, state = events.callback(SimpleNamespace(resumed_step=7)), SimpleNamespace(global_step=0)
+    with pytest.raises(TrainingError, match="rank 0: the checkpoint is of step 7, and training would go on from 0"):
+        callback.on_train_begin(ALONE, state, None)
 
 
 DAMAGE = {
@@ -287,6 +312,7 @@ def test_a_storage_that_is_away_for_a_while_is_asked_again(error, monkeypatch, c
     [
         (OSError(errno.EIO, "gone"), "it did not come back within two minutes: OSError"),
         (OSError(errno.ENOSPC, "no space"), "it is full: make room, or lower checkpoints.save_total_limit: OSError"),
+        (OSError(errno.EIO, "An error occurred (QuotaExceeded)"), "it is full: make room, .*: OSError: .*QuotaExceeded"),
         (PermissionError("AccessDenied"), "it refuses: check the credentials, .*: PermissionError: AccessDenied"),
         (FileNotFoundError("NoSuchBucket"), "there is no such place: NoSuchBucket"),
     ],
@@ -321,3 +347,35 @@ def test_folders_of_attempts_that_are_gone_are_removed_and_no_others(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["attempt-0002-aaaaaa"]
     staging.close_folder(mine)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_removal_was_cut_short_is_removed_by_the_next(tmp_path, monkeypatch):
+    dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
+    (dead / "checkpoint-1").mkdir(parents=True)
+    (dead / "lock").touch()
+    with monkeypatch.context() as context, pytest.raises(Killed):
+        context.setattr(staging.shutil, "rmtree", killed)
+        staging.sweep(tmp_path / "run")
+    assert (dead / "lock").exists()
+    staging.sweep(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def killed(*arguments, **named):
+    raise Killed
+
+
+def test_a_folder_that_a_sweep_takes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
+    lock, home = staging.fcntl.flock, tmp_path / "run"
+    sweeps = iter([True])
+
+    def swept(descriptor, how):
+        if how == staging.fcntl.LOCK_SH and next(sweeps, False):
+            staging.remove(home / "attempt-0001-aaaaaa" / "node-0")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", swept)
+    mine = staging.open_folder(home, "0001-aaaaaa", 0, is_first=True)
+    staging.sweep(home)
+    assert (mine / "lock").exists()
+    staging.close_folder(mine)

@@ -137,10 +137,14 @@ def half_written(recipe, inputs, out):
     fit(recipe, inputs, out)
 
 
-def test_a_disk_that_fills_up_in_a_save_is_told(inputs, tmp_path):
-    said = "rank 0: .*checkpoint-1: the checkpoint could not be written, 10 bytes are free: make room, or lower .* from step 0"
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_a_disk_that_fills_up_in_a_save_is_told(sharding, inputs, tmp_path):
+    said = (
+        "rank [01]: .*checkpoint-1: the checkpoint could not be written, 10 bytes are free: make room, or lower .* from step 0"
+    )
     with pytest.raises(ranks.RankFailed, match=said):
-        ranks.run(1, half_written, recipe_for(inputs, "none", tmp_path / "kept"), inputs, tmp_path / "out")
+        recipe = recipe_for(inputs, sharding, tmp_path / "kept")
+        ranks.run(1 if sharding == "none" else 2, half_written, recipe, inputs, tmp_path / "out")
     assert not list(tmp_path.glob("kept/*/*/manifest.json"))
 
 

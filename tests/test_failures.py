@@ -1,5 +1,6 @@
 """The table of failures, held against errors as the libraries raise them."""
 
+import errno
 import os
 import signal
 import socket
@@ -97,7 +98,11 @@ CASES = {
     "out of GPU memory": [gpu_is_full, wrapped, lambda: throw(OutOfMemory("x"))],
     "out of host memory": [lambda: throw(MemoryError()), lambda: throw(OSError(12, "Cannot allocate memory"))],
     "broken GPU": [lambda: throw(RuntimeError("CUDA error: uncorrectable ECC error encountered"))],
-    "storage full": [fill_a_full_disk],
+    "storage full": [
+        fill_a_full_disk,
+        lambda: throw(OSError(errno.EFBIG, "File too large")),
+        lambda: throw(RuntimeError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")),
+    ],
     "credentials expired": [lambda: storage_answers("ExpiredToken")],
     "hub refused": [lambda: hub_answers(403), lambda: hub_answers(401)],
     "hub busy": [lambda: hub_answers(429), lambda: hub_answers(503)],

@@ -64,7 +64,7 @@ FLOORS = [
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
 ]
-PROJECT = {"workflows", "tasks", "images", "flytune", "demo", "tests", "benchmarks"}
+PROJECT = {"workflows", "tasks", "images", "flytune", "demo", "chaos", "tests", "benchmarks"}
 # What a laptop waits for, or a CPU pod does not have.
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets", "pyarrow", "numpy"}
 HEAVY |= {"matplotlib", "huggingface_hub", "safetensors", "fsspec", "tokenizers", "jinja2"}

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import re
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
@@ -123,6 +124,20 @@ class Ledger:
             if found != stored.sha256:
                 return f"{stored.file}: its content is not what was written (sha256 {found[:12]}, not {stored.sha256[:12]})"
         return None
+
+    def link(self, checkpoint: Checkpoint, into: Path) -> None:
+        """On a file system: gives all files of a checkpoint names in `into` as well, so that nothing takes them away."""
+        for stored in checkpoint.files:
+            source, target = Path(self.storage.path(f"{checkpoint.folder}/{stored.file}")), into / stored.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            if not source.exists():
+                return  # as `fault` will say
+            try:
+                target.hardlink_to(source)
+            except OSError:  # a file system without links, or another one; or it has gone this moment
+                if source.exists():
+                    shutil.copyfile(source, target)
 
     def _short(self, checkpoint: Checkpoint) -> str | None:
         sizes = self.storage.sizes(checkpoint.folder)

@@ -32,8 +32,8 @@ def gathered(value: _T, args: Any) -> list[_T]:
 def newest_whole(ledger: Ledger, args: Any, into: Path, check: Callable[[Checkpoint], None]) -> tuple[Checkpoint, Path] | None:
     """The newest checkpoint that is whole, if any, and the folder it can be read from: all processes get the same.
 
-    Each process reads a share of the files. A folder's are read where they are, an address's are fetched into `into`, by
-    each node.
+    Each process reads a share of the files. An address's are fetched into `into`, by each node; a folder's get names there:
+    an earlier attempt that still lives may let this checkpoint go for a newer one, while it is being gone on from.
 
     Args:
         check: raises for a checkpoint that cannot be gone on from; asked before anything large is read.
@@ -47,9 +47,8 @@ def newest_whole(ledger: Ledger, args: Any, into: Path, check: Callable[[Checkpo
         for checkpoint in found:
             check(checkpoint)
             if not (reason := _fault(ledger, args, checkpoint, into)):
-                where = Path(ledger.storage.path(checkpoint.folder)) if ledger.storage.is_local else into / checkpoint.folder
                 log.info("going on from step %d: %s/%s", checkpoint.step, ledger.storage.address, checkpoint.folder)
-                return checkpoint, where
+                return checkpoint, into / checkpoint.folder
             log.warning("%s/%s is not whole: %s; looking at the one before", ledger.storage.address, checkpoint.folder, reason)
         if not found:
             return None
@@ -94,6 +93,9 @@ def _raise_first(problems: list[str | None]) -> None:
 def _fault(ledger: Ledger, args: Any, checkpoint: Checkpoint, into: Path) -> str | None:
     """What any process has found wrong in its share of the files."""
     if ledger.storage.is_local:
+        if args.local_process_index == 0:
+            ledger.link(checkpoint, into / checkpoint.folder)
+        # What was linked is what is looked at: files are never written twice.
         reason, problem = told(lambda: ledger.fault(checkpoint, share=slice(args.process_index, None, args.world_size)))
     else:
         local = slice(args.local_process_index, None, local_processes(args))

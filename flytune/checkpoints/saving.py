@@ -17,6 +17,7 @@ from flytune.checkpoints import events, places, resuming, staging
 from flytune.checkpoints.beside import Beside
 from flytune.checkpoints.ledger import Checkpoint
 from flytune.checkpoints.resuming import gathered
+from flytune.checkpoints.storage import failure
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.recording import STEPS, Recorder
@@ -157,7 +158,7 @@ class Saver:
                 shutil.copy(recorder.file, folder / STEPS)
         except Exception as error:
             # torch and safetensors have each an error of their own for a full disk.
-            if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM:
+            if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM and failure(error) != "full":
                 raise
             raise StorageError(
                 f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} bytes are free: make "
@@ -231,3 +232,4 @@ class Saver:
         gathered(None, self.args)
         if self.args.local_process_index == 0:
             staging.close_folder(self.folder)
+            staging.sweep(self.home)

@@ -20,34 +20,49 @@ def open_folder(home: Path, attempt: str, node: int, is_first: bool) -> Path:
     """
     folder = home / f"attempt-{attempt}" / f"node-{node}"
     if is_first:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Held until the process ends, however it ends; its data loader's workers hold it too.
-        _held[folder] = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(_held[folder], fcntl.LOCK_SH)
+        while folder not in _held:
+            _hold(folder)
         sweep(home)
     return folder
+
+
+def _hold(folder: Path) -> None:
+    """Makes and locks a folder, unless another attempt's sweep has removed it between the two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        # Held until the process ends, however it ends; its data loader's workers hold it too.
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:
+        return
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if os.fstat(descriptor).st_nlink:
+        _held[folder] = descriptor
+    else:
+        os.close(descriptor)
 
 
 def sweep(home: Path) -> None:
     """Removes the folders of attempts that are gone, and `home` itself when nothing is left."""
     for lock in home.glob(f"attempt-*/node-*/{_LOCK}"):
-        if lock.parent not in _held and _is_free(lock):
-            remove(lock.parent)
+        if lock.parent not in _held and (descriptor := _taken(lock)) is not None:
+            try:
+                remove(lock.parent)
+            finally:
+                os.close(descriptor)
 
 
-def _is_free(lock: Path) -> bool:
-    """Whether no process holds it; where a file system has no locks, that is not known, and it counts as held."""
+def _taken(lock: Path) -> int | None:
+    """A descriptor that holds it alone; None if another process holds it, or the file system has no locks."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
-    finally:
         os.close(descriptor)
-    return True
+        return None
+    return descriptor
 
 
 def close_folder(folder: Path) -> None:
@@ -59,6 +74,12 @@ def close_folder(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """A node's folder, and those above it that hold nothing else: the attempt's, the run's."""
+    # The lock last: cut short, the next sweep goes on.
+    for inside in folder.glob("*"):
+        if inside.is_dir():
+            shutil.rmtree(inside, ignore_errors=True)
+        elif inside.name != _LOCK:
+            inside.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     for above in (folder.parent, folder.parent.parent):
         try:

@@ -29,7 +29,7 @@ _TODO = {
 }
 
 
-def failure(error: Exception) -> str | None:
+def failure(error: BaseException) -> str | None:
     """How a storage fails: `away` (it may come back), `full` or `refused`; nothing for what is no storage's error."""
     if not isinstance(error, OSError) and type(error).__module__.split(".")[0] in ("builtins", "flytune"):
         return None
@@ -37,7 +37,8 @@ def failure(error: Exception) -> str | None:
     if "expire" in str(error).lower():
         return "away"
     number = getattr(error, "errno", None)
-    if number in _FULL:
+    # Ceph's and MinIO's words for it; s3fs knows neither.
+    if number in _FULL or "QuotaExceeded" in str(error) or "StorageFull" in str(error):
         return "full"
     # botocore's NoCredentialsError, google.auth's RefreshError and DefaultCredentialsError are no OSErrors.
     if number in _REFUSED or isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
