@@ -51,23 +51,18 @@ class Fit:
 
 def on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
     """The largest micro batch that fits on one shape, one that fits well before one that is tight; or why there is none."""
-    found: Fit | str = ""
-    tight = None
-    for found in each(recipe, shape, geometry):
-        if isinstance(found, str):
-            return found
-        if found.needs[0].share <= TIGHT and found.share <= 1:
-            return found
-        if found.share <= 1 and tight is None:
-            tight = found
-    assert isinstance(found, Fit)
-    return tight or _lacks(found)
+    fits = each(recipe, shape, geometry)
+    if isinstance(fits, str):
+        return fits
+    held = [fit for fit in fits if fit.share <= 1]
+    well = [fit for fit in held if fit.needs[0].share <= TIGHT]
+    return next(iter([*well, *held]), None) or _lacks(fits[-1])
 
 
-def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | list[str]:
+def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     """A recipe on a shape with each micro batch that its global batch allows, largest first; or why there is none."""
     if reason := _misfit(recipe, shape):
-        return [reason]
+        return reason
     strategy = strategy_of(recipe)
     share = recipe.training.global_batch_size // (strategy.processes(shape) * shape.nodes)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH

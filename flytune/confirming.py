@@ -25,13 +25,11 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
     if not shape.is_gpu:
         raise RecipeError(f"--dry-run: {plan.shape} has no GPU, and the dry run tells GPU memory")
     folder = config_file(recipe.model).parent
-    smaller = [
-        fit
-        for fit in candidates.each(recipe, shape, read_geometry(recipe.model))
-        if isinstance(fit, Fit) and fit.workload.micro_batch <= plan.per_device_train_batch_size
-    ]
-    for fit in smaller:
-        micro_batch = fit.workload.micro_batch
+    fits = candidates.each(recipe, shape, read_geometry(recipe.model))
+    assert not isinstance(fits, str), "it has a plan"
+    for fit in fits:
+        if (micro_batch := fit.workload.micro_batch) > plan.per_device_train_batch_size:
+            continue
         traced = dryrun.run(recipe, folder, plan.world_size, micro_batch)
         need = _need(fit.needs[0], traced)
         if need.share <= 1:

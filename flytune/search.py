@@ -39,10 +39,13 @@ def rank(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, by: By) ->
     """
     started, looked_at, best = time.monotonic(), 0, []
     for changed, shape in product(_layouts(recipe, geometry), candidates.wished(recipe, shapes)):
-        fits = [fit for fit in candidates.each(changed, shape, geometry) if isinstance(fit, Fit)]
-        looked_at += len(fits) or 1
-        if fits := [fit for fit in fits if fit.share <= 1]:
-            best.append(min(fits, key=lambda fit: _cost(fit, by)))
+        fits = candidates.each(changed, shape, geometry)
+        if isinstance(fits, str):
+            looked_at += 1
+            continue
+        looked_at += len(fits)
+        if held := [fit for fit in fits if fit.share <= 1]:
+            best.append(min(held, key=lambda fit: _cost(fit, by)))
     ordered = sorted(best, key=lambda fit: _cost(fit, by))
     shown: Counter[str] = Counter()
     few = []

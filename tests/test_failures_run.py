@@ -16,6 +16,8 @@ from tasks.train import TRAIN
 from tests.test_pods_run import ROOT, pod
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
+pytestmark = pytest.mark.slow
+
 RECOVERABLE = ContainerError.Kind.RECOVERABLE
 
 
