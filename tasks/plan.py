@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from flytekit import Deck, Resources, task
 
-from flytune import data, plan_table, planner
+from flytune import counting, data, plan_table, planner
 from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
@@ -28,7 +28,7 @@ class Planned(NamedTuple):
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"), enable_deck=True, deck_fields=())
 def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
-    plan = planner.make(recipe, samples=data.samples_guess(recipe.data))
+    plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
     Deck("plan", plan_table.as_html(plan))
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
     return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home)

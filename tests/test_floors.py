@@ -32,6 +32,7 @@ FLOORS = [
     {
         "flytune.confirming",
         "flytune.plan_table",
+        "flytune.counting",
         "flytune.loading",
         "flytune.dryrun",
         "flytune.slices",

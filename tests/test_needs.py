@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flytune import confirming, data, models, needs, planner
+from flytune import confirming, counting, models, needs, planner
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.peaks import EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP
@@ -97,14 +97,15 @@ def test_host_memory_that_is_short_is_named():
 def test_samples_are_guessed_from_local_files(tmp_path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"text": "one"}\n' * 1000)
-    assert data.samples_guess(Data(path=str(file), heldout_fraction=0.1)) == 900
-    assert data.samples_guess(Data(path=str(file), heldout_path="y.jsonl", max_samples=50)) == 50
+    assert counting.samples_guess(Data(path=str(file), heldout_fraction=0.1)) == 900
+    assert counting.samples_guess(Data(path=str(file), heldout_path="y.jsonl", max_samples=50)) == 50
     assert (
-        data.samples_guess(Data(sources=[{"path": str(file), "weight": 2}, {"path": str(file)}], heldout_fraction=0.5)) == 1500
+        counting.samples_guess(Data(sources=[{"path": str(file), "weight": 2}, {"path": str(file)}], heldout_fraction=0.5))
+        == 1500
     )
-    assert data.samples_guess(Data(path=str(file), packing=True)) is None
-    assert data.samples_guess(Data(dataset_name="a/b")) is None
-    assert data.samples_guess(Data(path="s3://bucket/x.jsonl")) is None
+    assert counting.samples_guess(Data(path=str(file), packing=True)) is None
+    assert counting.samples_guess(Data(dataset_name="a/b")) is None
+    assert counting.samples_guess(Data(path="s3://bucket/x.jsonl")) is None
 
 
 @pytest.fixture

@@ -12,13 +12,11 @@ bad_rows          rows that are set aside, with their reasons
 progress          what a killed run goes on from
 preparing, summing    -> split, shards, manifest
 contract, clauses what the stored samples must be (samples, census, duplicates)
-counting          how many samples there will be, guessed for the plan
 shards            the stored files, written and loaded
 """
 
-from flytune.data.counting import samples_guess
 from flytune.data.preparing import prepare
 from flytune.data.shards import load, read_manifest
 from flytune.data.sources import fingerprint
 
-__all__ = ["fingerprint", "load", "prepare", "read_manifest", "samples_guess"]
+__all__ = ["fingerprint", "load", "prepare", "read_manifest"]

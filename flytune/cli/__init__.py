@@ -1,0 +1,62 @@
+"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest` and `schema`. Running is pyflyte's.
+
+Each command is a module beside this one, with a function `run`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from rich.console import Console
+
+from flytune.errors import FlytuneError
+from flytune.recipe import json_schema
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code, 1 when the recipe has to be mended first."""
+    parser = argparse.ArgumentParser(prog="flytune", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", help="say whether a recipe fits, on what, and why; nothing is started")
+    plan.add_argument("recipe", help="a recipe file")
+    plan.add_argument("--json", action="store_true", help="the plan as JSON")
+    plan.add_argument(
+        "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them, laid out in every way"
+    )
+    plan.add_argument("--by", choices=("price", "time"), default="price", help="what --shape auto ranks by")
+    plan.add_argument(
+        "--samples", type=int, help="that training will have, for hours and price; estimated for local JSON Lines"
+    )
+    plan.add_argument("--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors")
+    looked = commands.add_parser("xray", help="show what would be trained on, token by token; needs the tokenizer only")
+    looked.add_argument("recipe", help="a recipe file")
+    looked.add_argument("--rows", type=int, default=1000, help="read only the first so many (of each source)")
+    looked.add_argument("--out", help="the page; .xray/NAME.html when not given")
+    looked.add_argument("--open", action="store_true", help="in a browser")
+    selftest = commands.add_parser("selftest", help="hold every method and sharding against plain training, on this machine")
+    selftest.add_argument("--pairs", default="", help="only these, as in full/zero2,lora/zero3/cpu (method/sharding/offload)")
+    selftest.add_argument("--json", action="store_true", help="the matrix as JSON")
+    selftest.add_argument("--keep", metavar="DIR", help="a new folder in which every run's export and log stay")
+    merge = commands.add_parser("merge", help="merge an artifact's adapter into its base, and say what that changes")
+    merge.add_argument("artifact", help="a folder with recipe.yaml and adapter/")
+    merge.add_argument("--out", required=True, help="a new folder for the merged model")
+    merge.add_argument("--json", action="store_true", help="what was measured as JSON")
+    calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
+    calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
+    commands.add_parser("schema", help="the JSON schema of recipe files")
+    options = parser.parse_args(arguments)
+    if options.command == "schema":
+        sys.stdout.write(json_schema())
+        return 0
+    try:
+        # A command loads what it needs: a plan is there in less time than selftest's imports take.
+        return int(import_module(f"flytune.cli.{options.command}").run(options))
+    except FlytuneError as error:
+        return told(error)
+
+
+def told(error: Exception) -> int:
+    """Prints an error that is the user's to mend; returns the exit code for it."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
+    return 1

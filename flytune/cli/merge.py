@@ -1,0 +1,30 @@
+"""`flytune merge ARTIFACT --out DIR`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flytune import merging
+from flytune.probing import PROMPTS
+
+
+def run(options: argparse.Namespace) -> int:
+    """Merges, and shows what each candidate differs by."""
+    made = merging.merge(Path(options.artifact), Path(options.out))
+    if options.json:
+        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        return 0
+    of = f"{made.base} in {made.dtype}, {made.tokens} tokens of {len(PROMPTS)} prompts"
+    table = Table(title=f"merged against trained: {of}", title_justify="left")
+    table.add_column("the adapter on")
+    for title in ("KL, nats a token", "worst token", "same next token", ""):
+        table.add_column(title, justify="right")
+    for candidate in made.candidates:
+        numbers = f"{candidate.divergence:.2e}", f"{candidate.worst:.2e}", f"{candidate.agreement:.1%}"
+        table.add_row(candidate.onto, *numbers, "kept" if candidate is made.candidates[0] else "")
+    Console().print(table)
+    sys.stdout.write(f"{options.out}\n")
+    return 0

@@ -1,0 +1,37 @@
+"""`flytune plan RECIPE`."""
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from flytune import confirming, counting, plan_table, planner
+from flytune.errors import RecipeError
+from flytune.recipe import Recipe
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows a plan, or the ranking of all."""
+    recipe, console = Recipe.from_yaml(options.recipe), Console()
+    if options.samples is not None and options.samples < 1:
+        raise RecipeError(f"--samples {options.samples}: it takes a sample at least")
+    samples = options.samples or counting.samples_guess(recipe.data)
+    if options.shape == "auto":
+        ranking = planner.rank(recipe, options.by)
+        made = [planner.plan_of(fit, samples) for fit in ranking.fits[: plan_table.ROWS]]
+        if options.json:
+            sys.stdout.write(plan_table.ranking_json(recipe, ranking, made) + "\n")
+        else:
+            plan_table.show_ranking(recipe, ranking, made, options.by, console)
+        return 0
+    if options.shape:
+        recipe = planner.on_shape(recipe, options.shape)
+    made_plan = planner.make(recipe, samples=samples)
+    if options.dry_run:
+        with console.status("dry run: the model's code on empty tensors"):
+            made_plan = confirming.confirmed(recipe, made_plan)
+    if options.json:
+        sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")
+    else:
+        plan_table.show(made_plan, console)
+    return 0
