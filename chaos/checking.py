@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import pods
-from flytune import gate
+from flytune import checkpoints, data, gate
 from flytune.checkpoints.ledger import MANIFEST, Ledger
 from flytune.checkpoints.storage import Storage
 from flytune.data.shards import sha256_of
@@ -57,7 +57,7 @@ def losses(lines: list[str]) -> list[list[Any]]:
 
 
 def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, Any]:
-    """Steps, hashes of the weights and what the gate says, of a pod that is over."""
+    """Steps, hashes of the weights and the gate's word, of a pod that is over; its checkpoints go then, as storing does it."""
     trained = pods.output(task, folder)
     try:
         exported = gate.check_files(recipe, trained, dataset)
@@ -65,10 +65,12 @@ def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, 
     except ExportError as error:
         exported, refused = gate.trained_folder(recipe, trained), str(error)
     lines = (trained / STEPS).read_text(encoding="utf-8").splitlines()
+    training = TrainingResult.read(trained / "training.json")
+    checkpoints.clear(recipe, data.read_manifest(dataset), training)
     return {
         "steps": losses(lines),
         "weights": {path.name: sha256_of(path) for path in sorted(exported.glob("*.safetensors"))},
-        "heldout_loss": TrainingResult.read(trained / "training.json").heldout_loss,
+        "heldout_loss": training.heldout_loss,
         "refused": refused,
         "lines": lines,
     }
