@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from flytune.errors import RecipeError
-from flytune.run_sections import Checkpoints, Hardware, Publish, Tracking
+from flytune.run_sections import Checkpoints, Hardware, Notify, Publish, Tracking
 from flytune.sections import Data, Evaluation, Method, Model, Sharding, Training
 from flytune.strict import Strict, load_yaml, mistakes
 
@@ -52,6 +52,7 @@ class Recipe(Strict):
     checkpoints: Checkpoints = Checkpoints()
     tracking: Tracking = Tracking()
     publish: Publish = Publish()
+    notify: Notify = Notify()
 
     @field_validator("method", "sharding", mode="before")
     @classmethod

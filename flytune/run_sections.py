@@ -20,6 +20,10 @@ class Hardware(Strict):
     """Of the whole shape, in the currency of shapes.yaml."""
     spot: bool | None = None
     """Only spot shapes (true), only others (false)."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Of training, all attempts together: then the run saves, exports and evaluates what there is."""
+    max_price: Annotated[float, Field(gt=0)] | None = None
+    """Of training, in the currency of shapes.yaml; used up as max_hours is."""
 
 
 class Checkpoints(Strict):
@@ -74,3 +78,15 @@ class Publish(Strict):
 
     address: str | None = None
     """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""
+
+
+class Notify(Strict):
+    """Who is told how a run ended."""
+
+    on: list[Literal["succeeded", "failed"]] = Field(default=["failed"])
+    email: list[str] = Field(default=[])
+    """Flyte's own mail; by launch plans (scheduled runs) alone."""
+    slack: list[str] = Field(default=[])
+    """Mail addresses of Slack channels; by launch plans alone."""
+    webhook: bool = False
+    """Post to the address in the secret FLYTUNE_WEBHOOK (cluster.yaml), in Slack's form; from every run."""

@@ -132,6 +132,8 @@ class Method(Strict):
     lora_alpha: Positive = 32
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     target_modules: str | list[str] = "all-linear"
+    adapter: str | None = None
+    """An adapter to go on from (folder or fsspec address of an artifact), instead of a new one; equal in r and the rest."""
 
     @model_validator(mode="after")
     def _adapter_fields(self) -> Self:

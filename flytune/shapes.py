@@ -2,9 +2,9 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flytune.errors import RecipeError
 from flytune.strict import Strict, load_rows
@@ -38,8 +38,20 @@ class Shape(Strict):
     price_per_hour: Annotated[float, Field(ge=0)]
     """US dollars for one node."""
     spot: bool = False
+    network: Literal["tcp", "efa", "infiniband"] = "tcp"
+    """What NCCL talks over between nodes."""
+    network_devices: Annotated[int, Field(ge=0)] = 0
+    """EFA or InfiniBand devices of a node that a pod asks for."""
+    node_labels: dict[str, str] = Field(default={})
+    """Labels of the nodes that the pods must run on, beside the accelerator's."""
     interruptions_per_hour: Annotated[float | None, Field(ge=0)] = None
     """How often the run is interrupted, on all nodes together; not set, a rate that such machines are likely to have."""
+
+    @model_validator(mode="after")
+    def _devices_for_a_network(self) -> Self:
+        if (self.network == "tcp") != (self.network_devices == 0):
+            raise ValueError(f"network: {self.network} with network_devices: {self.network_devices}; others than tcp have some")
+        return self
 
     @property
     def is_gpu(self) -> bool:

@@ -60,7 +60,7 @@ FLOORS = [
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
-    {"flytune.recipe", "flytune.shapes", "flytune.records", "flytune.plans", "flytune.gpus"},
+    {"flytune.recipe", "flytune.shapes", "flytune.cluster", "flytune.records", "flytune.plans", "flytune.gpus"},
     {"flytune.run_sections"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
