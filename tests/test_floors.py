@@ -55,7 +55,16 @@ FLOORS = [
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.notes"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
-    | {"flytune.adapters", "flytune.budgets", "flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
+    | {
+        "flytune.accepted",
+        "flytune.windows",
+        "flytune.adapters",
+        "flytune.budgets",
+        "flytune.speed",
+        "flytune.traffic",
+        "flytune.kernels",
+        "flytune.flops",
+    },
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
