@@ -18,6 +18,8 @@ FLOORS = [
         "flytune.training",
         "flytune.data",
         "flytune.evaluation",
+        "flytune.comparing",
+        "flytune.refreshing",
         "flytune.export",
         "flytune.gate",
         "flytune.merging",
