@@ -187,7 +187,7 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path):
     assert (same.difference, same.difference_high, same.is_won) == (0, 0, False)
     file = tmp_path / "champion" / "adapter" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
-    (last := max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get))
+    last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
     tokenizer["model"]["vocab"]["never-seen"] = tokenizer["model"]["vocab"].pop(last)
     tokenizer["model"]["merges"] = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) != last]
     file.write_text(json.dumps(tokenizer))
@@ -204,10 +204,8 @@ def test_a_champion_at_an_address_is_fetched(bucket, tmp_path):
     filesystem.pipe_file("models/champion/adapter/x.json", b"1")
     filesystem.pipe_file("models/champion/recipe.yaml", b"2")
     found = comparing._fetched(f"{bucket}/champion", tmp_path / "kept")
-    assert {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()} == {
-        "adapter/x.json",
-        "recipe.yaml",
-    }
+    files = {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()}
+    assert files == {"adapter/x.json", "recipe.yaml"}
     with pytest.raises(DataError, match="s3://models/none: the accepted model cannot be fetched"):
         comparing._fetched(f"{bucket}/none", tmp_path / "other")
 
