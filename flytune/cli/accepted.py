@@ -40,7 +40,9 @@ def _show(decisions: list[Decision], console: Console) -> None:
                 f"{duel.challenger:.4f}",
                 f"{duel.difference:+.4f} ({duel.difference_low:+.4f}, {duel.difference_high:+.4f})",
             )
-        table.add_row(str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, one.artifact, one.reason)
+        # Elsewhere the figures are the reason.
+        reason = one.reason if one.outcome == "rolled back" or not duel else ""
+        table.add_row(str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, one.artifact, reason)
     console.print(table)
     standing = accepted.current(decisions)
     console.print(f"accepted: {standing.artifact if standing else 'no model'}", highlight=False, soft_wrap=True)
