@@ -46,8 +46,8 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
     weights = _checked_weights(trained)
-    manifest = _record(Manifest, dataset / "manifest.json")
-    training = _record(TrainingResult, trained / "training.json")
+    manifest = read(Manifest, dataset / "manifest.json")
+    training = read(TrainingResult, trained / "training.json")
 
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(weights, out / weights.name, copy_function=_link)
@@ -82,7 +82,7 @@ def publish(artifact: Path, address: str, name: str) -> str:
     Raises:
         ExportError: something else is there, or the address cannot be written to.
     """
-    contents = _record(Contents, artifact / CONTENTS)
+    contents = read(Contents, artifact / CONTENTS)
     target = f"{address.rstrip('/')}/{name}"
     try:
         _publish(artifact, contents, target)
@@ -161,7 +161,12 @@ def _safetensors_size(path: Path) -> int:
             return 0
 
 
-def _record(kind: type[_Kind], path: Path) -> _Kind:
+def read(kind: type[_Kind], path: Path) -> _Kind:
+    """A record of an artifact.
+
+    Raises:
+        ExportError: it is not there, or no such record.
+    """
     try:
         return kind.read(path)
     except FileNotFoundError:

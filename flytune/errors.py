@@ -10,7 +10,8 @@
     │   ├── Preempted    the machine was taken back: which step is kept
     │   ├── Hang         no step for too long: where each rank stands
     │   └── BadLoss      no number, or too high: which step, and what is left out
-    └── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
+    ├── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
+    └── AcceptedError    the history of accepted models: what is accepted by now, or why it cannot be read
 
 They take one string, so that they cross process borders (torchrun pickles what a worker raises).
 None is a ValueError: pydantic would wrap it into a ValidationError and hide the message.
@@ -72,3 +73,7 @@ class StorageError(TrainingError):
 
 class ExportError(FlytuneError):
     """Exported weights that are not the ones trained; nothing was stored."""
+
+
+class AcceptedError(FlytuneError):
+    """A decision about the accepted model that cannot be recorded, or taken back."""

@@ -9,33 +9,41 @@ import multiprocessing
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from flytune import gate, loading
 from flytune.errors import DataError, ExportError
-from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
+from flytune.heldout import IGNORED, Row, bootstrap, finite_loss, heldout_rows, padded
 from flytune.recipe import Recipe
 from flytune.records import Answer, Metrics, Score
 from flytune.sections import Evaluation
 
+_T = TypeVar("_T")
+
 
 def score_afresh(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
-    """`score`, in a process of its own where this one has trained: what training left in it must not answer for the files.
+    """`score`, by `afresh`."""
+    return afresh(score, recipe, trained, dataset)
+
+
+def afresh(function: Callable[..., _T], *arguments: Any) -> _T:
+    """What `function` returns, in a process of its own where this one has trained: what that left must not answer for files.
 
     A pod is such a process already; a local run of one process trains and evaluates in the same one.
     """
     # Only training imports TRL.
     if "trl" not in sys.modules:
-        return score(recipe, trained, dataset)
+        return function(*arguments)
     try:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            return fresh.submit(score, recipe, trained, dataset).result()
+            return fresh.submit(function, *arguments).result()
     except BrokenProcessPool:
         raise ExportError(
             "the process that evaluates ended without a word: killed for want of host memory, as a rule; nothing was stored"
@@ -61,9 +69,9 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     if recipe.method.name == "full":
         # One model in memory at a time.
         base = _measure(_base(recipe), questions, "base model")
-        model = _tuned(recipe, trained)
+        model = tuned_model(recipe, trained)
     else:
-        model = _tuned(recipe, trained)
+        model = tuned_model(recipe, trained)
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
     tuned = _measure(model, questions, "tuned model")
@@ -124,15 +132,8 @@ class _Measured:
 
 
 def _measure(model: Any, questions: _Questions, label: str) -> _Measured:
-    import numpy
-
     wish = questions.wish
-    nll, tokens = heldout_loss(model, questions.rows, questions.pad, wish.batch_size, f"{label}: loss")
-    if bad := numpy.flatnonzero(~numpy.isfinite(nll)).tolist():
-        raise ExportError(
-            f"{label}: the loss of held-out sample {bad[0]} is {nll[bad[0]]} ({len(bad)} of {len(nll)} are not finite): "
-            "its weights have diverged, or overflow in model.dtype; lower training.learning_rate, or use bfloat16"
-        )
+    nll, tokens = finite_loss(model, questions.rows, questions.pad, wish.batch_size, label)
     answers: list[str] = []
     for start in tqdm(range(0, len(questions.prompts), wish.batch_size), desc=f"{label}: answers", delay=2):
         batch = [prompt for prompt, _ in questions.prompts[start : start + wish.batch_size]]
@@ -185,8 +186,12 @@ def _base(recipe: Recipe) -> Any:
         raise ExportError(f"base model {recipe.model.name_or_path}: cannot be loaded: {_line(error)}") from error
 
 
-def _tuned(recipe: Recipe, trained: Path) -> Any:
-    """The exported model; with method lora and qlora, the base model with the adapter on top."""
+def tuned_model(recipe: Recipe, trained: Path) -> Any:
+    """The exported model; with method lora and qlora, the base model with the adapter on top.
+
+    Raises:
+        ExportError: it does not load.
+    """
     from safetensors import SafetensorError
 
     # What was loaded before goes first.

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from flytune.errors import DataError
+from flytune.errors import DataError, ExportError
 from flytune.records import Manifest
 
 IGNORED = -100
@@ -69,6 +69,23 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
                 tokens[batch] = numpy.bincount(owner, minlength=len(batch))
     finally:
         model.train(was_training)
+    return nll, tokens
+
+
+def finite_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> tuple[Any, Any]:
+    """heldout_loss of the model that `label` names.
+
+    Raises:
+        ExportError: a loss is not finite.
+    """
+    import numpy
+
+    nll, tokens = heldout_loss(model, rows, pad_token_id, batch_size, f"{label}: loss")
+    if bad := numpy.flatnonzero(~numpy.isfinite(nll)).tolist():
+        raise ExportError(
+            f"{label}: the loss of held-out sample {bad[0]} is {nll[bad[0]]} ({len(bad)} of {len(nll)} are not finite): "
+            "its weights have diverged, or overflow in model.dtype; lower training.learning_rate, or use bfloat16"
+        )
     return nll, tokens
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flytune import candidates, forecast, intervals, needs, ordering, search, speed
+from flytune import adapters, budgets, candidates, forecast, intervals, needs, ordering, search, speed
 from flytune.calibration import load_factors
 from flytune.candidates import Fit
 from flytune.errors import DoesNotFit, RecipeError
@@ -28,7 +28,7 @@ def make(
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
-    if problems := candidates.impossible(recipe, geometry):
+    if problems := [*candidates.impossible(recipe, geometry), *adapters.problems(recipe)]:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
     refusals = []
     for shape in candidates.wished(recipe, shapes):
@@ -59,8 +59,10 @@ def rank(
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with another hardware.shape; a named one stands for all other wishes."""
-    wish = recipe.hardware.model_copy(update={"shape": name}) if name == "auto" else Hardware(shape=name)
+    """The recipe with another hardware.shape; a named one stands for all other wishes but the budget."""
+    wish = recipe.hardware
+    named = Hardware(shape=name, max_hours=wish.max_hours, max_price=wish.max_price)
+    wish = wish.model_copy(update={"shape": name}) if name == "auto" else named
     return recipe.model_copy(update={"hardware": wish})
 
 
@@ -74,7 +76,9 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
     low, high = speed.likely(work, time) if time else (0.0, 0.0)
     steps = recipe.training.max_steps if samples is None else ordering.steps_of(recipe.training, samples)
-    hours = speed.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
+    hour = speed.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
+    hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
+    short = budgets.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
     lost = intervals.planned(recipe, shape, needs.CHECKPOINT * work.trained, time.seconds) if time else None
@@ -96,7 +100,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         step_seconds=forecast.parts_of(time) if time else {},
         tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)] if time else [],
         steps=steps,
-        hours=[hours * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hours else [],
+        hours=hours,
         interruptions=lost,
         calibration=calibration,
         reasons=[
@@ -106,6 +110,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             "largest that fits",
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *([intervals.words(lost)] if lost else []),
+            *([short] if short else []),
             *([_calibrated(calibration)] if calibration else []),
         ],
     )

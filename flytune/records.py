@@ -163,6 +163,8 @@ class TrainingResult(Record):
     heldout_loss: float | None
     """Of the live model on the first held-out samples, before export; the gate holds the export against it."""
     resumed_from_step: int = 0
+    stopped_early: str | None = None
+    """Why not all steps were trained, where the recipe's budget ended the run."""
     attempt: str = ""
     """As its checkpoints are named."""
 

@@ -1,6 +1,6 @@
-"""When a run saves, and how it stops when its machine is taken back: on all processes at the same step.
+"""When a run saves, and how it stops when its machine is taken back or its budget is used up: all processes at the same step.
 
-SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of four numbers.
+SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of five numbers.
 """
 
 import logging
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from flytune import intervals
+from flytune.budgets import Budget
 from flytune.checkpoints import Saver
 from flytune.errors import Preempted
 from flytune.run_sections import Checkpoints
@@ -35,12 +36,19 @@ class Agreed(NamedTuple):
     store_seconds: float
     """That storing takes after it."""
     since_save: float
+    spent: float
+    """Of training, all attempts together."""
 
 
 class Stopper:
     """Decides at each step's end, the same on every process."""
 
-    def __init__(self, checkpoints: Checkpoints, shape: Shape) -> None:
+    def __init__(self, checkpoints: Checkpoints, shape: Shape, budget: Budget | None = None) -> None:
+        self._budget, self._began = budget, time.monotonic()
+        self.spent_before = 0.0
+        """Seconds of earlier attempts, as the checkpoint that is gone on from has them."""
+        self.stopped_early: str | None = None
+        """That the budget is used up, in words."""
         self._saves, self._auto = checkpoints.save_steps is not None, checkpoints.save_steps == "auto"
         self._per_hour = intervals.interruptions_per_hour(shape)
         self._signalled: float | None = None
@@ -80,6 +88,21 @@ class Stopper:
         """Of the last checkpoint that is known to be whole."""
         return self._saver.saved_step if self._saver else 0
 
+    def spent(self) -> float:
+        """Seconds of training so far, all attempts together."""
+        return self.spent_before + time.monotonic() - self._began
+
+    def is_used_up(self, step: int, args: Any) -> bool:
+        """Whether the budget is, before a step after `step` is trained; every process calls it, all get the same."""
+        return self._budget is not None and self._ends_budget(step, _largest(Agreed(-1, -1, -1, -1, self.spent()), args))
+
+    def _ends_budget(self, step: int, agreed: Agreed) -> bool:
+        if self._budget is None or agreed.spent < self._budget.seconds:
+            return False
+        self.stopped_early = f"{self._budget.words(step, agreed.spent)}; what there is is exported and evaluated"
+        log.warning("%s", self.stopped_early)
+        return True
+
     def begin(self, trainer: Any, saver: Saver, done: int) -> None:
         """The steps begin, after `done` of an earlier attempt's checkpoint."""
         self.done, self._saver = done, saver
@@ -94,12 +117,14 @@ class Stopper:
 
         trainer._save_checkpoint = timed
 
-    def end_step(self, step: int, args: Any) -> tuple[bool, bool]:
+    def end_step(self, step: int, args: Any, is_last: bool = False) -> tuple[bool, bool]:
         """Whether to save, and whether to stop, after a step; every process calls it."""
         self.done, now = step, time.monotonic()
         since = now - self._signalled if self._signalled else -1.0
         stored = self._saver.store_seconds if self._saver else 0.0
-        agreed = _largest(Agreed(since, self._save_seconds, stored, now - self._last), args)
+        agreed = _largest(Agreed(since, self._save_seconds, stored, now - self._last, self.spent()), args)
+        if agreed.since_signal < 0 and not is_last and self._ends_budget(step, agreed):
+            return self._saves, True
         if agreed.since_signal < 0:
             return self._is_due(step, agreed), False
         left = GRACE_SECONDS - agreed.since_signal
@@ -154,10 +179,10 @@ def callback(stopper: Stopper, trainer: Any, saver: Saver) -> Any:
             stopper.begin(trainer, saver, state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            save, stop = stopper.end_step(state.global_step, args)
+            save, stop = stopper.end_step(state.global_step, args, is_last=state.global_step >= state.max_steps)
             control.should_save = (control.should_save and not stop) or save
             # So that the log that is saved ends with this step.
-            control.should_log = control.should_log or save
+            control.should_log = control.should_log or save or stop
             control.should_training_stop = control.should_training_stop or stop
 
     return Stopping()

@@ -7,7 +7,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, export, heldout, loading, notes, ordering, peaks, probing, slices, stopping, tracking, watching
+from flytune import (
+    adapters,
+    budgets,
+    data,
+    export,
+    heldout,
+    loading,
+    notes,
+    ordering,
+    peaks,
+    probing,
+    slices,
+    stopping,
+    tracking,
+    watching,
+)
 from flytune.checkpoints import Saver
 from flytune.collating import Collator
 from flytune.errors import TrainingError
@@ -34,7 +49,7 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
     """
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
-    stopper = Stopper(recipe.checkpoints, shape)
+    stopper = Stopper(recipe.checkpoints, shape, budgets.of(recipe.hardware, shape.total_price_per_hour))
     with stopper.listening(), Watch(recipe.training.hang_minutes, recorder.peaks) as watch:
         return _fit(recipe, plan, shape, dataset, out, recorder, stopper, watch)
 
@@ -62,6 +77,10 @@ def _fit(
     recorder.guard = LossGuard(recipe.training, can_overflow=recipe.model.dtype == "float16")
     recorder.guard.keep(place, kept, trainer.train_dataset, writes=trainer.is_world_process_zero())
     recorder.saved_step = saver.settled_step
+    stopper.spent_before, saver.spent = saver.resumed_seconds, stopper.spent
+    if resumed and stopper.is_used_up(saver.resumed_step, trainer.args):
+        # Its end is here: the checkpoint is loaded, and no step is trained.
+        trainer.train_dataset.steps = trainer.args.max_steps = saver.resumed_step
     trainer.add_callback(stopping.callback(stopper, trainer, saver))
     trainer.add_callback(watching.callback(watch))
     started = time.monotonic()
@@ -92,6 +111,7 @@ def _fit(
         heldout_loss=heldout_loss,
         **recorder.all_peaks(),
         resumed_from_step=saver.resumed_step,
+        stopped_early=stopper.stopped_early,
         attempt=saver.ledger.attempt,
     )
     if trainer.is_world_process_zero():
@@ -155,6 +175,8 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, saver: Saver,
         for parameter in trainer.model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)
+    if recipe.method.adapter and not resumed:
+        adapters.fill(trainer.model, recipe.method)
     strategy.shard(trainer, recipe)
     if sliced:
         device = "cpu" if recipe.sharding.offload == "cpu" else None

@@ -239,7 +239,7 @@ def test_a_base_that_is_gone(base, dataset, tmp_path):
     with pytest.raises(ExportError, match="adapter_config.json: its base is .*, the recipe's is no/such/folder; nothing was"):
         evaluation.score(recipe_for(gone, "lora"), trained, dataset)
     with pytest.raises(ExportError, match="adapter on base model no/such/folder: cannot be loaded"):
-        evaluation._tuned(recipe_for(gone, "lora"), trained)
+        evaluation.tuned_model(recipe_for(gone, "lora"), trained)
     with pytest.raises(ExportError, match="base model no/such/folder: cannot be loaded"):
         evaluation._base(recipe_for(gone, "full"))
 

@@ -18,6 +18,8 @@ FLOORS = [
         "flytune.training",
         "flytune.data",
         "flytune.evaluation",
+        "flytune.comparing",
+        "flytune.refreshing",
         "flytune.export",
         "flytune.gate",
         "flytune.merging",
@@ -55,7 +57,16 @@ FLOORS = [
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.notes"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
-    | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
+    | {
+        "flytune.accepted",
+        "flytune.windows",
+        "flytune.adapters",
+        "flytune.budgets",
+        "flytune.speed",
+        "flytune.traffic",
+        "flytune.kernels",
+        "flytune.flops",
+    },
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},

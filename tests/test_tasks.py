@@ -6,7 +6,7 @@ from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.tools.translator import get_serializable
 
-from flytune.shapes import load_shapes, shape_named
+from flytune.shapes import load_shapes
 from flytune.strategies import ONE_PROCESS
 from tasks.evaluate import EVALUATE
 from tasks.folders import placed
@@ -116,14 +116,6 @@ def test_the_workflow_routes_to_every_task():
     get_serializable(entities, SETTINGS, finetune)
     names = {entity.name for entity in entities if hasattr(entity, "name")}
     assert {task.name for task in [*TRAIN.values(), *EVALUATE.values()]} <= names
-
-
-def test_the_schedule_is_registered_asleep():
-    from workflows.schedules import finetune_weekly
-
-    assert finetune_weekly.schedule.cron_schedule.schedule == "0 2 * * 1"
-    assert not finetune_weekly.should_auto_activate
-    assert shape_named("a10g-8").processes == 8
 
 
 @pytest.mark.parametrize(

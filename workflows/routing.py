@@ -1,8 +1,9 @@
-"""The branch that a plan's choice of machines takes."""
+"""Which branch is taken: by the machines that a plan chose, or by what was decided."""
 
 from typing import Any
 
-from flytekit import conditional
+from flytekit import FlyteContextManager, conditional
+from flytekit.core.context_manager import BranchEvalMode
 
 
 def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
@@ -14,3 +15,19 @@ def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
     return branch.else_().fail(
         f"{name}: the plan names a shape that was not registered; register again after shapes.yaml changed"
     )
+
+
+def apart(workflow: Any, **inputs: Any) -> Any:
+    """Runs a workflow that has conditions of its own within the branch of another condition.
+
+    Local runs of flytekit 1.16 take a condition within a taken branch for a part of the outer one: they run its first case
+    whatever it says, and skip what comes after it. Here it begins anew; a cluster has no such trouble.
+    """
+    context = FlyteContextManager.current_context()
+    state = context.execution_state
+    if context.compilation_state or state is None or state.branch_eval_mode != BranchEvalMode.BRANCH_ACTIVE:
+        return workflow(**inputs)
+    builder = context.with_execution_state(context.new_execution_state().with_params(mode=state.mode))
+    builder.in_a_condition = False
+    with FlyteContextManager.with_context(builder):
+        return workflow(**inputs)

@@ -1,21 +1,59 @@
-"""Launch plans that run by themselves. `pyflyte register workflows` registers them; they start once someone activates them.
+"""Launch plans that run by themselves, never two of one at once. Registered, they sleep until someone activates them.
 
-pyflyte launchplan --activate finetune_weekly
+pyflyte launchplan nightly --activate
+
+Make your own here with one call of `scheduled`. See docs/schedules.md.
 """
 
 from pathlib import Path
 
-from flytekit import CronSchedule, LaunchPlan
+from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, LaunchPlan, Slack, WorkflowExecutionPhase
+from flytekit.core.notification import Notification
 
+from flytune.errors import RecipeError
 from flytune.recipe import Recipe
-from workflows.finetune import finetune
+from flytune.run_sections import Notify
+from workflows.refresh import refresh
 
-_RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+_PHASES = {
+    "succeeded": [WorkflowExecutionPhase.SUCCEEDED],
+    "failed": [WorkflowExecutionPhase.FAILED, WorkflowExecutionPhase.ABORTED, WorkflowExecutionPhase.TIMED_OUT],
+}
 
-finetune_weekly = LaunchPlan.get_or_create(
-    name="finetune_weekly",
-    workflow=finetune,
-    fixed_inputs={"recipe": Recipe.from_yaml(_RECIPES / "smollm2-1.7b-lora-ddp.yaml")},
-    # Mondays at 02:00 UTC. Unchanged data is not prepared again: its fingerprint is the cache key.
-    schedule=CronSchedule(schedule="0 2 * * 1"),
-)
+
+def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days: int) -> LaunchPlan:
+    """A launch plan that refreshes a model on the data of the `days` before each kickoff.
+
+    Args:
+        name: of the launch plan; there is one of a name.
+        recipe_file: read now, and fixed; a path that is not absolute begins in recipes/.
+        cron: five fields, in UTC: `0 2 * * 1` is Mondays at two.
+        accepted: the folder or fsspec address that keeps which model is accepted.
+
+    Raises:
+        RecipeError: the recipe cannot be read, or names no data.heldout_path.
+    """
+    recipe = Recipe.from_yaml(RECIPES / recipe_file)
+    if not recipe.data.heldout_path:
+        raise RecipeError(f"{recipe_file}: data.heldout_path is missing; launch plan {name} compares models on it")
+    return LaunchPlan.get_or_create(
+        name=name,
+        workflow=refresh,
+        fixed_inputs={"recipe": recipe, "accepted": accepted, "days": days},
+        schedule=CronSchedule(schedule=cron, kickoff_time_input_arg="kickoff"),
+        notifications=notifications(recipe.notify),
+        # A run that outlasts the time to the next is left alone; that next one is left out.
+        concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
+    )
+
+
+def notifications(notify: Notify) -> list[Notification]:
+    """Mail and Slack (by a channel's mail address), as a recipe asks for them."""
+    phases = [phase for outcome in notify.on for phase in _PHASES[outcome]]
+    kinds = ((Email, notify.email), (Slack, notify.slack))
+    return [kind(phases=phases, recipients_email=to) for kind, to in kinds if to and phases]
+
+
+nightly = scheduled("nightly", "refresh-lora.yaml", "0 2 * * *", "s3://your-bucket/accepted/nightly", days=1)
+weekly = scheduled("weekly", "refresh-lora.yaml", "0 2 * * 1", "s3://your-bucket/accepted/weekly", days=7)

@@ -15,7 +15,7 @@ import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError
 
@@ -49,6 +49,8 @@ class Checkpoint(Record):
     """On the held-out samples, if they were scored after this very step."""
     trackers: dict[str, str] = Field(default={})
     """The run's id at each experiment tracker, to go on in the same run."""
+    seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    """Of training so far, all attempts together (flytune.budgets)."""
     flytune: str
     """Version that wrote it."""
     files: list[StoredFile] = Field(default=[])

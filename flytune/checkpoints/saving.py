@@ -40,7 +40,9 @@ class Saver:
     def __init__(self, recipe: Recipe, content_sha256: str) -> None:
         self.recipe, self.key = recipe, places.run_key(recipe, content_sha256)
         self.home, self.ledger = places.home_of(recipe, self.key), places.ledger_of(recipe, self.key)
-        self.resumed_step = 0
+        self.resumed_step, self.resumed_seconds = 0, 0.0
+        self.spent: Callable[[], float] = lambda: 0.0
+        """Seconds of training so far, all attempts together; whoever stops the run says it."""
         self.saved_step = 0
         """Of the newest checkpoint that is known to be whole."""
         self.store_seconds = 0.0
@@ -87,6 +89,7 @@ class Saver:
             return None
         checkpoint, folder = found
         self.resumed_step = self.saved_step = checkpoint.step
+        self.resumed_seconds = checkpoint.seconds
         tracking.go_on(checkpoint.trackers)
         if self.args.process_index == 0 and (folder / STEPS).is_file():
             shutil.copy(folder / STEPS, self.folder)
@@ -184,6 +187,7 @@ class Saver:
             world_size=self.args.world_size,
             eval_loss=scored,
             trackers=tracking.run_ids(),
+            seconds=self.spent(),
             flytune=version("flytune"),
         )
 

@@ -1,4 +1,4 @@
-"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest` and `schema`. Running is pyflyte's.
+"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest`, `accepted` and `schema`. Running is pyflyte's.
 
 Each command is a module beside this one, with a function `run`.
 """
@@ -44,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("--json", action="store_true", help="what was measured as JSON")
     calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
     calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
+    accepted = commands.add_parser("accepted", help="which model is accepted, and all decisions that led there")
+    accepted.add_argument("address", help="the folder or fsspec address that scheduled runs keep it at")
+    accepted.add_argument("--rollback", action="store_true", help="accept the model before it again")
+    accepted.add_argument("--reason", default="rolled back by hand", help="of the rollback, for the history")
+    accepted.add_argument("--json", action="store_true", help="the decisions as JSON")
     commands.add_parser("schema", help="the JSON schema of recipe files")
     options = parser.parse_args(arguments)
     if options.command == "schema":

@@ -1,0 +1,48 @@
+"""`flytune accepted ADDRESS`."""
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from flytune import accepted
+from flytune.accepted import Decision
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows all decisions, after one more where the accepted model is to go back."""
+    if options.rollback:
+        accepted.rollback(options.address, options.reason)
+    decisions = accepted.history(options.address)
+    if options.json:
+        sys.stdout.write("[" + ",\n".join(decision.model_dump_json() for decision in decisions) + "]\n")
+    elif not decisions:
+        sys.stdout.write(f"{options.address}: nothing was decided yet\n")
+    else:
+        _show(decisions, Console())
+    return 0
+
+
+def _show(decisions: list[Decision], console: Console) -> None:
+    table = Table(title_justify="left", pad_edge=False)
+    for column in ("", "time (UTC)", "outcome"):
+        table.add_column(column, no_wrap=True)
+    for column in ("loss", "difference, 95 %"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("artifact", "reason"):
+        table.add_column(column, overflow="fold")
+    for one in decisions:
+        duel = one.duel
+        figures = ("", "")
+        if duel:
+            figures = (
+                f"{duel.challenger:.4f}",
+                f"{duel.difference:+.4f} ({duel.difference_low:+.4f}, {duel.difference_high:+.4f})",
+            )
+        # Elsewhere the figures are the reason.
+        reason = one.reason if one.outcome == "rolled back" or not duel else ""
+        table.add_row(str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, one.artifact, reason)
+    console.print(table)
+    standing = accepted.current(decisions)
+    console.print(f"accepted: {standing.artifact if standing else 'no model'}", highlight=False, soft_wrap=True)

@@ -1,0 +1,116 @@
+"""A run on fresh data: whether there is any, what it goes on from, and what becomes of its model."""
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from flytune import accepted, artifact, data, windows
+from flytune.accepted import Decision, Duel
+from flytune.errors import AcceptedError, RecipeError
+from flytune.recipe import Recipe
+from flytune.run_sections import Hardware, Notify
+
+
+class Turn(NamedTuple):
+    """What is to be done at one kickoff."""
+
+    trains: bool
+    recipe: Recipe
+    """To train: on the window's data, going on from the accepted model."""
+    champion: str
+    """The artifact that is accepted; empty where none is."""
+    fingerprint: str
+    """Of the window's data; empty where there is none."""
+    reason: str
+
+
+def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Turn:
+    """Whether the data of the `days` before the kickoff is worth a run; `address` keeps the accepted models.
+
+    Nothing is trained where the window is empty, or the newest decision was on the same recipe and data, whatever it was.
+
+    Raises:
+        RecipeError: the recipe names no data.heldout_path.
+        DataError, AcceptedError: an address cannot be read.
+    """
+    if not recipe.data.heldout_path:
+        raise RecipeError(
+            f"recipe {recipe.name}: data.heldout_path is missing: champion and challenger are held against each other on "
+            "samples that never change; name a file or folder of them"
+        )
+    window = windows.look(recipe, kickoff, days)
+    decisions = accepted.history(address)
+    standing = accepted.current(decisions)
+    champion = standing.artifact if standing else ""
+    without = f"; nothing at {', '.join(window.missing)}" if window.missing else ""
+    if window.recipe is None:
+        return Turn(False, recipe, champion, "", f"no data in the window{without}")
+    fingerprint = data.fingerprint(window.recipe.data)
+    tried = next((one for one in reversed(decisions) if one.outcome != "rolled back"), None)
+    if tried and (tried.fingerprint, tried.recipe) == (fingerprint, identity(recipe)):
+        return Turn(
+            False, recipe, champion, fingerprint, f"the data is that of decision {tried.number} ({tried.outcome}){without}"
+        )
+    going_on, how = _going_on(window.recipe, standing)
+    return Turn(True, going_on, champion, fingerprint, f"fresh data; {how}{without}")
+
+
+def identity(recipe: Recipe) -> str:
+    """The recipe as a person wrote it, less what changes no model."""
+    return f"{recipe.name}-{recipe.model_copy(update={'hardware': Hardware(), 'notify': Notify()}).key()}"
+
+
+def _going_on(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]:
+    if champion is None:
+        return recipe, "no model is accepted yet: from the base model"
+    if champion.method != recipe.method.name:
+        return recipe, f"{champion.artifact} is of method {champion.method}: from the base model"
+    if recipe.method.name == "full":
+        model = recipe.model.model_copy(update={"name_or_path": f"{champion.artifact}/model", "revision": None})
+        return recipe.model_copy(update={"model": model}), f"going on from {champion.artifact}"
+    method = recipe.method.model_copy(update={"adapter": champion.artifact})
+    return recipe.model_copy(update={"method": method}), f"going on from {champion.artifact}"
+
+
+def settle(recipe: Recipe, address: str, champion: str, fingerprint: str, challenger: str, duel: Duel) -> Decision:
+    """Records what became of a challenger: accepted where it is better beyond doubt, else refused.
+
+    Args:
+        recipe: as a person wrote it, as `decide` had it.
+        challenger: where its artifact stays.
+
+    Raises:
+        AcceptedError: another model was accepted meanwhile, so that it was held against the wrong one; or the address cannot
+            be written to.
+    """
+    decision = Decision(
+        time=datetime.now(UTC),
+        outcome="accepted" if duel.is_won else "refused",
+        artifact=challenger,
+        method=recipe.method.name,
+        recipe=identity(recipe),
+        fingerprint=fingerprint,
+        duel=duel,
+        reason=duel.words(),
+    )
+    return accepted.record(address, decision, expected=champion or None)
+
+
+def stays_at(found: str, recipe: Recipe) -> str:
+    """Where the artifact at the address `found` stays: below publish.address, where the recipe has it published, else there.
+
+    Raises:
+        AcceptedError: it cannot be read.
+    """
+    import fsspec
+
+    if not recipe.publish.address:
+        return found
+    with tempfile.TemporaryDirectory() as folder:
+        filesystem, root = fsspec.core.url_to_fs(found.rstrip("/"))
+        try:
+            filesystem.get_file(f"{root}/{artifact.CONTENTS}", f"{folder}/{artifact.CONTENTS}")
+        except Exception as error:
+            raise AcceptedError(f"{found}: {artifact.CONTENTS} cannot be read: {type(error).__name__}: {error}") from error
+        return f"{recipe.publish.address.rstrip('/')}/{artifact.published_name(Path(folder), recipe)}"

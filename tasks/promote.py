@@ -1,0 +1,48 @@
+"""Champion and challenger: held against each other on one node of the shape that trained; then the pointer, on a CPU.
+
+COMPARE maps shapes to tasks.
+"""
+
+from typing import Any
+
+from flytekit import Resources, task
+from flytekit.types.directory import FlyteDirectory
+
+from flytune import accepted as models
+from flytune import comparing, refreshing
+from flytune.accepted import Duel
+from flytune.recipe import Recipe
+from flytune.shapes import load_shapes
+from images import LIGHT
+from images import TRAIN as IMAGE
+from tasks.folders import fetch
+from tasks.pods import declare
+
+_POD = Resources(cpu="1", mem="2Gi")
+
+
+def compare_models(recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, champion: str) -> Duel:
+    """Challenger and champion on the same held-out tokens; against its base model where there is no champion."""
+    return comparing.duel(recipe, fetch(artifact), fetch(dataset), champion)
+
+
+COMPARE: dict[str, Any] = {
+    shape.name: declare(compare_models, f"compare_models_{shape.identifier}", shape, globals(), container_image=IMAGE)
+    for shape in load_shapes()
+}
+
+
+@task(container_image=LIGHT, requests=_POD)
+def promote_challenger(
+    recipe: Recipe, accepted: str, champion: str, fingerprint: str, changed: Recipe, artifact: FlyteDirectory, duel: Duel
+) -> str:
+    """Accepts the challenger where it is better beyond doubt, and records the decision with its figures in any case."""
+    place = refreshing.stays_at(str(artifact.remote_source or artifact.path), changed)
+    decision = refreshing.settle(recipe, accepted, champion, fingerprint, place, duel)
+    return f"{decision.outcome}: {decision.reason}"
+
+
+@task(container_image=LIGHT, requests=_POD)
+def rollback_accepted(accepted: str, reason: str) -> str:
+    """Accepts the model before the accepted one again."""
+    return models.rollback(accepted, reason).artifact

@@ -1,0 +1,38 @@
+"""Refresh, on a CPU: whether a kickoff's data is worth a run."""
+
+import logging
+from datetime import datetime
+from typing import NamedTuple
+
+from flytekit import Resources, task
+
+from flytune import refreshing
+from flytune.recipe import Recipe
+from images import LIGHT
+
+logger = logging.getLogger(__name__)
+_POD = Resources(cpu="1", mem="2Gi")
+
+
+class Decided(NamedTuple):
+    """`go` is `train` or `skip`; `changed` is the recipe to train, `champion` the accepted artifact or empty."""
+
+    go: str
+    changed: Recipe
+    champion: str
+    fingerprint: str
+    reason: str
+
+
+@task(container_image=LIGHT, requests=_POD)
+def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
+    """Looks at the window's data and at the history of accepted models."""
+    turn = refreshing.decide(recipe, kickoff, accepted, days)
+    return Decided("train" if turn.trains else "skip", *turn[1:])
+
+
+@task(container_image=LIGHT, requests=_POD)
+def skip_refresh(reason: str) -> str:
+    """Says why nothing was trained."""
+    logger.info("skipped: %s", reason)
+    return f"skipped: {reason}"
