@@ -2,7 +2,7 @@
 # Two images (images/__init__.py says which task runs in which):
 #   docker build --target light --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-light:TAG .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-train:TAG .
-#   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour); --build-arg EFA=1.47.0 puts AWS's network in.
+#   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour or more); --build-arg EFA=1.47.0 puts AWS's network in.
 # No stage is given a secret. Both images work in /app, where fast registration unpacks newer code, and import the project from there.
 # Versions stand in images/__init__.py too; a test holds them together.
 ARG CUDA=13.0.1

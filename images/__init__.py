@@ -22,7 +22,7 @@ CUDA = "13.0.1"
 """torch 2.13 is built with CUDA 13.0; DeepSpeed refuses to compile its operators with another minor version."""
 PYTHON = "3.11"
 FLASH_ATTN = "2.8.3.post2"
-"""The last release of FlashAttention 2. It has no wheel for torch 2.13 and CUDA 13: it is compiled."""
+"""The last release of FlashAttention 2, compiled from source. Not yet built whole with torch 2.13 and CUDA 13."""
 APT_PACKAGES = ["build-essential", "libaio-dev"]
 
 BUILD_FLASH_ATTN = Path(__file__).with_name("build_flash_attn.sh")

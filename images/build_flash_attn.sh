@@ -1,6 +1,6 @@
 #!/bin/bash -eu
-# Builds FlashAttention 2 into /tmp/wheels: it has no wheel for this torch and CUDA. An hour on 8 cores, and with MAX_JOBS=4
-# some 40 GB of memory. One command a line: images/__init__.py hands the lines to ImageSpec. Nothing is built where FLASH_ATTN is empty.
+# Builds FlashAttention 2 into /tmp/wheels: its package is source alone, and takes an hour or more; each of MAX_JOBS compilers may
+# want several GB. One command a line: images/__init__.py hands the lines to ImageSpec. Nothing is built where FLASH_ATTN is empty.
 mkdir -p /tmp/wheels
 # A100 (and by it A10G, L4), H100, B200 and newer; FlashAttention 2 has nothing for the T4.
 export FLASH_ATTN_CUDA_ARCHS='80;90;100' FLASH_ATTENTION_FORCE_BUILD=TRUE MAX_JOBS="${MAX_JOBS:-4}" NVCC_THREADS=2
