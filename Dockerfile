@@ -2,10 +2,12 @@
 # Two images (images/__init__.py says which task runs in which):
 #   docker build --target light --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-light:TAG .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-train:TAG .
-# Both work in /app, where fast registration unpacks newer code, and import the project from there.
-# CUDA's and Python's version stand in images/__init__.py too; a test holds them together.
+#   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour or more); --build-arg EFA=1.47.0 puts AWS's network in.
+# No stage is given a secret. Both images work in /app, where fast registration unpacks newer code, and import the project from there.
+# Versions stand in images/__init__.py too; a test holds them together.
 ARG CUDA=13.0.1
 ARG PYTHON=3.11
+ARG FLASH_ATTN=2.8.3.post2
 
 FROM python:${PYTHON}-slim-bookworm AS light
 COPY requirements-light.lock /tmp/
@@ -19,7 +21,7 @@ RUN python -c "import tasks.plan, tasks.prepare, tasks.store, transformers, data
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title=flytune-light org.opencontainers.image.revision=${REVISION}
 
-FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS build
+FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS tools
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # Ubuntu's own archive keeps no old versions to pin.
 # hadolint ignore=DL3008
@@ -31,11 +33,27 @@ ARG PYTHON
 COPY --from=ghcr.io/astral-sh/uv:0.5.1 /uv /usr/local/bin/uv
 ENV UV_PYTHON_INSTALL_DIR=/opt/python PATH=/opt/venv/bin:${PATH}
 RUN uv venv --seed --python ${PYTHON} --python-preference only-managed /opt/venv
+
+# What FlashAttention is compiled with, by itself: any other line of the lock may change, and it is not compiled again.
+FROM tools AS pins
+COPY requirements.lock /tmp/
+RUN grep --extended-regexp '^(torch|setuptools|packaging|psutil|ninja|numpy)==' /tmp/requirements.lock > /tmp/torch.lock
+
+FROM tools AS flash-attn
+COPY --from=pins /tmp/torch.lock images/build_flash_attn.sh /tmp/
+ARG FLASH_ATTN
+ARG MAX_JOBS=4
+RUN test -z "${FLASH_ATTN}" || python -m pip install --no-cache-dir --requirement /tmp/torch.lock
+RUN bash -eu /tmp/build_flash_attn.sh
+
+FROM tools AS build
 # With dependencies: the CUDA libraries are torch's own pins, and stand in no lock that machines without a GPU use too.
 COPY requirements.lock /tmp/
 RUN python -m pip install --no-cache-dir --requirement /tmp/requirements.lock
 COPY images/compile_deepspeed.sh /tmp/
 RUN bash -eu /tmp/compile_deepspeed.sh
+COPY --from=flash-attn /tmp/wheels /tmp/wheels
+RUN find /tmp/wheels -name '*.whl' -exec python -m pip install --no-cache-dir --no-deps {} +
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04 AS train
 # gcc: Triton compiles launchers when it starts. libaio: DeepSpeed's NVMe offload. ibverbs: NCCL over InfiniBand.
@@ -43,6 +61,14 @@ FROM nvidia/cuda:${CUDA}-base-ubuntu24.04 AS train
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev libaio1t64 libibverbs1 ibverbs-providers ca-certificates \
     && rm -rf /var/lib/apt/lists/*
+# libfabric and NCCL's plugin (aws-ofi-nccl), from AWS's installer; the driver is the node's. NCCL takes TCP without them.
+ARG EFA=
+# hadolint ignore=DL3003,DL3008
+RUN test -z "${EFA}" || ( apt-get update && apt-get install --yes --no-install-recommends curl \
+    && curl --fail --location --output /tmp/efa.tar.gz "https://efa-installer.amazonaws.com/aws-efa-installer-${EFA}.tar.gz" \
+    && tar -xzf /tmp/efa.tar.gz -C /tmp && cd /tmp/aws-efa-installer \
+    && ./efa_installer.sh --yes --skip-kmod --skip-limit-conf --no-verify \
+    && ldconfig && rm -rf /tmp/efa.tar.gz /tmp/aws-efa-installer /var/lib/apt/lists/* )
 COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/venv /opt/venv
 RUN useradd --create-home --uid 10001 flytune && install --directory --owner flytune /app
@@ -50,10 +76,8 @@ WORKDIR /app
 ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
-RUN python -c "import torch, trl, peft, bitsandbytes, deepspeed, tasks.train, tasks.evaluate, workflows.finetune; \
-    from deepspeed.git_version_info import installed_ops as built; \
-    wanted = ('cpu_adam', 'fused_adam', 'utils', 'async_io'); \
-    assert all(built[name] for name in wanted), built; \
-    assert torch.version.cuda, 'torch without CUDA'"
+ARG FLASH_ATTN
+RUN python images/check_train.py "${FLASH_ATTN}" \
+    && python -c "import trl, peft, tasks.train, tasks.evaluate, tasks.selftest, workflows.finetune"
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title=flytune-train org.opencontainers.image.revision=${REVISION}

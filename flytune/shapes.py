@@ -32,12 +32,13 @@ class Shape(Strict):
     shared_memory_gib: Annotated[int, Field(ge=1)]
     """The memory-backed /dev/shm of a node."""
     disk_gib: Annotated[int, Field(ge=1)]
-    """Scratch disk of a node (ephemeral-storage)."""
+    """Scratch disk of a node: a pod's /scratch."""
     nvme: bool = False
     """Whether that disk is NVMe, as offload to it asks."""
     price_per_hour: Annotated[float, Field(ge=0)]
     """US dollars for one node."""
     spot: bool = False
+    """Whether pods may run on machines that are taken back; a label of such nodes in `node_labels` makes sure that they do."""
     network: Literal["tcp", "efa", "infiniband"] = "tcp"
     """What NCCL talks over between nodes."""
     network_devices: Annotated[int, Field(ge=0)] = 0
@@ -65,6 +66,11 @@ class Shape(Strict):
     def total_price_per_hour(self) -> float:
         """US dollars an hour for all nodes."""
         return self.nodes * self.price_per_hour
+
+    @property
+    def one_node(self) -> Self:
+        """One of its machines by itself, which has nobody to talk to over the network."""
+        return self.model_copy(update={"nodes": 1, "network": "tcp", "network_devices": 0})
 
     @property
     def identifier(self) -> str:

@@ -1,10 +1,13 @@
 """The two container images, by name: TRAIN for tasks that train and evaluate, LIGHT for those that plan, prepare and store.
 
-Three environment variables, read where workflows are registered:
+Evaluating needs torch, and the GPUs that the model needs to be read: so it runs in TRAIN.
+
+Environment variables, read where workflows are registered:
     FLYTUNE_IMAGES    `dockerfile` (default): images that were built from the Dockerfile and pushed;
                       `imagespec`: flytekit builds and pushes them from the same locks, as it registers
     FLYTUNE_REGISTRY  where they are: ghcr.io/someone
     FLYTUNE_TAG       of the Dockerfile's images; `dev` when not set
+    FLYTUNE_FLASH_ATTN  the version of FlashAttention that ImageSpec's image gets; none where it is set and empty
 """
 
 import os
@@ -18,12 +21,16 @@ ROOT = Path(__file__).resolve().parent.parent
 CUDA = "13.0.1"
 """torch 2.13 is built with CUDA 13.0; DeepSpeed refuses to compile its operators with another minor version."""
 PYTHON = "3.11"
+FLASH_ATTN = "2.8.3.post2"
+"""The last release of FlashAttention 2, compiled from source. Not yet built whole with torch 2.13 and CUDA 13."""
 APT_PACKAGES = ["build-essential", "libaio-dev"]
 
+BUILD_FLASH_ATTN = Path(__file__).with_name("build_flash_attn.sh")
+INSTALL_FLASH_ATTN = "find /tmp/wheels -name '*.whl' -exec python -m pip install --no-cache-dir --no-deps {} +"
 COMPILE_DEEPSPEED = Path(__file__).with_name("compile_deepspeed.sh")
 
 
-def images(kind: str, registry: str | None, tag: str) -> tuple[str | ImageSpec, str | ImageSpec]:
+def images(kind: str, registry: str | None, tag: str, flash_attn: str = FLASH_ATTN) -> tuple[str | ImageSpec, str | ImageSpec]:
     """TRAIN and LIGHT.
 
     Raises:
@@ -39,9 +46,14 @@ def images(kind: str, registry: str | None, tag: str) -> tuple[str | ImageSpec, 
             base_image=f"nvidia/cuda:{CUDA}-devel-ubuntu24.04",
             python_version=PYTHON,
             apt_packages=APT_PACKAGES,
-            packages=["pip"],
+            packages=["pip", "wheel"],
             requirements=str(ROOT / "requirements.lock"),
-            commands=_commands(COMPILE_DEEPSPEED),
+            commands=[
+                f"export FLASH_ATTN={flash_attn}",
+                *_commands(BUILD_FLASH_ATTN),
+                INSTALL_FLASH_ATTN,
+                *_commands(COMPILE_DEEPSPEED),
+            ],
         )
         light = ImageSpec(
             name="flytune-light",
@@ -62,4 +74,5 @@ TRAIN, LIGHT = images(
     os.environ.get("FLYTUNE_IMAGES", "dockerfile"),
     os.environ.get("FLYTUNE_REGISTRY") or None,
     os.environ.get("FLYTUNE_TAG", "dev"),
+    os.environ.get("FLYTUNE_FLASH_ATTN", FLASH_ATTN),
 )

@@ -5,6 +5,7 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import evaluation
+from flytune.failures import RETRIES
 from flytune.recipe import Recipe
 from flytune.records import Metrics
 from flytune.shapes import load_shapes
@@ -19,6 +20,13 @@ def evaluate_model(recipe: Recipe, trained: FlyteDirectory, dataset: FlyteDirect
 
 
 EVALUATE: dict[str, Any] = {
-    shape.name: declare(evaluate_model, f"evaluate_model_{shape.identifier}", shape, globals(), container_image=IMAGE)
+    shape.name: declare(
+        evaluate_model,
+        f"evaluate_model_{shape.identifier}",
+        shape.one_node,
+        globals(),
+        container_image=IMAGE,
+        retries=RETRIES,
+    )
     for shape in load_shapes()
 }

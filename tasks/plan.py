@@ -10,6 +10,7 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
 from images import LIGHT
 from tasks.folders import placed
+from tasks.secrets import secrets
 
 
 class Planned(NamedTuple):
@@ -25,7 +26,13 @@ class Planned(NamedTuple):
     keep: str
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"), enable_deck=True, deck_fields=())
+@task(
+    container_image=LIGHT,
+    requests=Resources(cpu="1", mem="2Gi"),
+    secret_requests=secrets("hub"),
+    enable_deck=True,
+    deck_fields=(),
+)
 def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
     plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))

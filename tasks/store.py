@@ -9,9 +9,16 @@ from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, TrainingResult
 from images import LIGHT
 from tasks.folders import fetch, fresh, placed
+from tasks.secrets import secrets
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), enable_deck=True, deck_fields=())
+@task(
+    container_image=LIGHT,
+    requests=Resources(cpu="2", mem="8Gi"),
+    secret_requests=secrets("hub"),
+    enable_deck=True,
+    deck_fields=(),
+)
 def store_artifact(
     recipe: Recipe, plan: Plan, dataset: FlyteDirectory, trained: FlyteDirectory, metrics: Metrics
 ) -> FlyteDirectory:

@@ -9,6 +9,7 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import training
+from flytune.cluster import load_cluster
 from flytune.failures import RETRIES
 from flytune.plans import Plan
 from flytune.recipe import Recipe
@@ -17,10 +18,8 @@ from flytune.strategies import ONE_PROCESS
 from images import TRAIN as IMAGE
 from tasks.attempts import Ranks, told
 from tasks.folders import fetch, fresh, placed
-from tasks.pods import declare
-
-# Seconds that nodes of one run may come up apart; read_timeout would stay at torch's 60 otherwise.
-_RENDEZVOUS = {"timeout": 1800, "join_timeout": 1800, "read_timeout": 1800}
+from tasks.pods import declare, rendezvous
+from tasks.secrets import secrets
 
 
 def train(recipe: Recipe, plan: Plan, dataset: FlyteDirectory) -> FlyteDirectory:
@@ -36,7 +35,7 @@ def _ranks(shape: Shape) -> Ranks:
         nnodes=shape.nodes,
         nproc_per_node=shape.processes,
         monitor_interval=1,
-        rdzv_configs=dict(_RENDEZVOUS),
+        rdzv_configs=rendezvous(load_cluster()),
         # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
         increase_shared_mem=False,
     )
@@ -44,7 +43,7 @@ def _ranks(shape: Shape) -> Ranks:
 
 TRAIN: dict[str, Any] = {}
 for _shape in load_shapes():
-    _common = {"container_image": IMAGE, "retries": RETRIES}
+    _common = {"container_image": IMAGE, "retries": RETRIES, "secret_requests": secrets("tracking")}
     if _shape.world_size > 1:
         TRAIN[_shape.name] = declare(
             train, f"train_{_shape.identifier}", _shape, globals(), task_config=_ranks(_shape), **_common

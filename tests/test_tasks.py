@@ -1,11 +1,17 @@
 """Every registered task as a cluster would get it: serialized, with its resources, Elastic and pod template."""
 
+from collections import OrderedDict
+from pathlib import Path
+
 import pytest
 from flytekit import FlyteContextManager
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.tools.translator import get_serializable
+from google.protobuf import json_format
 
+from flytune.cluster import load_cluster
+from flytune.failures import RETRIES
 from flytune.shapes import load_shapes
 from flytune.strategies import ONE_PROCESS
 from tasks.evaluate import EVALUATE
@@ -26,8 +32,6 @@ RESOURCE_GPU = 2
 
 
 def proto(task):
-    from collections import OrderedDict
-
     return get_serializable(OrderedDict(), SETTINGS, task).template.to_flyte_idl()
 
 
@@ -37,8 +41,7 @@ def limits(pod):
 
 @pytest.mark.parametrize("shape", load_shapes(), ids=lambda shape: shape.name)
 def test_a_shape_is_a_train_task_with_its_machines(shape):
-    from google.protobuf.json_format import MessageToDict
-
+    MessageToDict = json_format.MessageToDict
     task = TRAIN[shape.name]
     template = proto(task)
     pod = MessageToDict(template.k8s_pod.pod_spec)
@@ -47,11 +50,19 @@ def test_a_shape_is_a_train_task_with_its_machines(shape):
     assert asked["cpu"] == str(shape.cpu)
     assert asked["memory"] == f"{shape.memory_gib}Gi"
     assert asked["ephemeral-storage"] == f"{shape.disk_gib}Gi"
-    assert asked.get("gpu", asked.get("nvidia.com/gpu")) == (str(shape.processes) if shape.is_gpu else None)
+    assert asked.get("nvidia.com/gpu") == (str(shape.processes) if shape.is_gpu else None)
+    assert asked.get("vpc.amazonaws.com/efa") == (str(shape.network_devices) if shape.network == "efa" else None)
     assert pod["containers"][0]["resources"]["requests"] == asked
-    (volume,) = pod["volumes"]
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{shape.shared_memory_gib}Gi"}
-    assert pod["containers"][0]["volumeMounts"] == [{"name": volume["name"], "mountPath": "/dev/shm"}]
+    assert all(isinstance(value, str) for value in asked.values())
+    volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
+    assert volumes["dshm"] == {"medium": "Memory", "sizeLimit": f"{shape.shared_memory_gib}Gi"}
+    assert volumes["scratch"] == {"sizeLimit": f"{shape.disk_gib}Gi"}
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {"dshm": "/dev/shm", "scratch": "/scratch"}
+    assert pod["terminationGracePeriodSeconds"] == 60
+    assert template.metadata.interruptible is shape.spot
+    assert template.metadata.retries.retries == RETRIES
+    assert not template.metadata.discoverable
     assert template.config["primary_container_name"] == pod["containers"][0]["name"]
     if shape.is_gpu:
         assert template.extended_resources.gpu_accelerator.device.startswith("nvidia-")
@@ -67,7 +78,7 @@ def test_a_shape_is_a_train_task_with_its_machines(shape):
         elastic = task.task_config
         assert (elastic.nnodes, elastic.nproc_per_node) == (shape.nodes, shape.processes)
         assert elastic.increase_shared_mem is False
-        assert elastic.rdzv_configs["read_timeout"] > 60
+        assert set(elastic.rdzv_configs.values()) == {load_cluster().node_start_minutes * 60}
 
 
 def test_device_map_runs_in_one_process_without_elastic_on_every_single_node_of_gpus():
@@ -85,6 +96,10 @@ def test_a_shape_is_an_evaluate_task_on_one_node(shape):
     template = proto(EVALUATE[shape.name])
     assert template.type == "python-task"
     assert template.id.name == f"tasks.evaluate.evaluate_model_{shape.identifier}"
+    assert template.metadata.retries.retries == RETRIES
+    pod = json_format.MessageToDict(template.k8s_pod.pod_spec)
+    assert "affinity" not in pod
+    assert "vpc.amazonaws.com/efa" not in limits(pod)
 
 
 def test_pods_find_their_tasks_by_module_and_name():
@@ -110,12 +125,25 @@ def test_small_tasks_ask_for_no_gpu_and_prepare_is_cached():
 
 
 def test_the_workflow_routes_to_every_task():
-    from collections import OrderedDict
-
     entities = OrderedDict()
     get_serializable(entities, SETTINGS, finetune)
     names = {entity.name for entity in entities if hasattr(entity, "name")}
     assert {task.name for task in [*TRAIN.values(), *EVALUATE.values()]} <= names
+
+
+def test_nothing_of_this_machine_is_in_what_a_cluster_gets(monkeypatch):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "FLYTUNE_WEBHOOK", "_FSEC_HF_TOKEN"):
+        monkeypatch.setenv(name, "planted-secret")
+    entities = OrderedDict()
+    get_serializable(entities, SETTINGS, finetune)
+    sent = b"".join(
+        entity.to_flyte_idl().SerializeToString() for entity in entities.values() if hasattr(entity, "to_flyte_idl")
+    )
+    assert b"train_h100_8x8" in sent
+    assert b"/scratch" in sent
+    here = Path(__file__).resolve().parent.parent
+    for own in ("planted-secret", str(here), f"{Path.home()}/", ".venv"):
+        assert own.encode() not in sent, own
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """DeepSpeed ZeRO: optimizer states (1), gradients (2) and parameters (3) are partitioned over the processes."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,12 @@ class Zero(Strategy):
     def config(self, recipe: Recipe) -> dict[str, Any]:
         """The DeepSpeed configuration; `auto` values are the Trainer's to fill in."""
         name = f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json"
-        return dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+        config = dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+        for part in config["zero_optimization"].values():
+            if isinstance(part, dict) and part.get("device") == "nvme":
+                # Not in the file: in a pod TMPDIR is the scratch disk, and is known there alone.
+                part["nvme_path"] = f"{tempfile.gettempdir()}/flytune-nvme"
+        return config
 
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
         config = self.config(recipe)
