@@ -1,4 +1,4 @@
-"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest` and `schema`. Running is pyflyte's.
+"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest`, `doctor` and `schema`. Running is pyflyte's.
 
 Each command is a module beside this one, with a function `run`.
 """
@@ -44,6 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("--json", action="store_true", help="what was measured as JSON")
     calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
     calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
+    doctor = commands.add_parser("doctor", help="check this machine, or with --remote a cluster, and say what to do")
+    doctor.add_argument("--remote", action="store_true", help="the cluster of flytekit's config and of the kubeconfig")
+    doctor.add_argument("-p", "--project", default="flytesnacks", help="Flyte's project, with --remote")
+    doctor.add_argument("-d", "--domain", default="development", help="Flyte's domain, with --remote")
+    doctor.add_argument("--reach", action="store_true", help="with --remote: only whether the cluster answers")
+    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
     commands.add_parser("schema", help="the JSON schema of recipe files")
     options = parser.parse_args(arguments)
     if options.command == "schema":
