@@ -2,8 +2,8 @@
 
 import hashlib
 import importlib.util
+import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def config_file() -> Path | None:
     from flytekit.configuration.file import get_config_file
 
     found = get_config_file(None)
-    return Path(found.path) if found else None
+    return Path(found._location) if found else None  # it has no public name for it
 
 
 def local(config: Path | None) -> Iterator[Finding]:
@@ -39,6 +39,10 @@ def look(config: Path | None, project: str, domain: str, only_reach: bool = Fals
     """Admin, project and domain, what is registered, and storage; stops where the rest cannot be."""
     from flytekit.configuration import PlatformConfig
 
+    named = os.environ.get("FLYTECTL_CONFIG")
+    if named and not Path(named).exists():
+        yield fail("flyte config", f"FLYTECTL_CONFIG names {named}, which is not there; it is ignored", NO_CLUSTER)
+        return
     platform = PlatformConfig.auto(str(config)) if config else PlatformConfig.auto()
     if config is None and platform.endpoint == PlatformConfig().endpoint:
         yield fail("flyte config", "none: no cluster is configured", NO_CLUSTER)
@@ -80,7 +84,7 @@ def _version(platform: Any) -> Finding:
     thread = Thread(target=lambda: told.extend(_asked("admin", version)), daemon=True)
     thread.start()
     thread.join(_SECONDS)
-    do = "see that the endpoint is Flyte's gRPC one, and admin.insecure; if it wants a login, `pyflyte run --remote` asks for it"
+    do = "see that the endpoint is Flyte's gRPC one, and admin.insecure; for a login, `pyflyte run --remote` asks"
     return told[0] if told else fail("admin", f"{platform.endpoint} did not say its version in {_SECONDS:.0f} s", do)
 
 
@@ -92,23 +96,20 @@ def _asked(what: str, ask: Callable[[], Finding]) -> Iterator[Finding]:
 
     try:
         yield ask()
-    except grpc.RpcError as error:
-        said = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else _line(error)
-        yield fail(
-            what, f"admin refuses: {said[:300]}", "see the config's endpoint, admin.insecure and authType; then admin's log"
-        )
-    except (FlyteException, RequestException, OSError) as error:
-        yield fail(
-            what, _line(error.__cause__ or error), "see the config's endpoint, admin.insecure and authType; then admin's log"
-        )
+    # flytekit wraps some of gRPC's errors in RuntimeError.
+    except (grpc.RpcError, FlyteException, RequestException, OSError, RuntimeError) as error:
+        yield fail(what, _line(error), _SEE)
 
 
 def _project(client: Any, project: str, domain: str) -> Finding:
+    from flyteidl.admin.project_pb2 import ProjectListRequest
+
     projects, token = dict[str, list[str]](), ""
     while True:
-        page, token = client.list_projects_paginated(limit=100, token=token)
-        projects |= {one.id: [domain.id for domain in one.domains] for one in page}
-        if not token:
+        # flytekit's own models leave the domains out.
+        page = client.list_projects(ProjectListRequest(limit=100, token=token))
+        projects |= {one.id: [domain.id for domain in one.domains] for one in page.projects}
+        if not (token := page.token):
             break
     if project not in projects:
         do = f"`flytectl create project --id {project} --name {project}`, or PROJECT=; there are: {', '.join(sorted(projects))}"
@@ -144,11 +145,8 @@ def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
     import requests
 
     content = b"flytune doctor\n"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "flytune-doctor.txt"
-        file.write_bytes(content)
-        md5 = hashlib.md5(content, usedforsecurity=False).digest()
-        place = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename=file.name)
+    md5 = hashlib.md5(content, usedforsecurity=False).digest()
+    place = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
     verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
     headers = {"Content-Length": str(len(content)), **_headers(md5, place)}
     done = requests.put(place.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
@@ -166,4 +164,11 @@ def _headers(md5: bytes, place: Any) -> dict[str, str]:
 
 
 def _line(error: BaseException) -> str:
+    """What was at the bottom of it."""
+    import grpc
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, grpc.Call):  # its text is many lines
+        return f"{error.code().name}: {error.details()}"[:300]
     return " ".join(str(error).split())[:300] or type(error).__name__
