@@ -6,6 +6,11 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 RECIPE ?= recipes/demo-qlora.yaml
 WORKERS ?= 2
+# Where on the cluster: Flyte's project and domain. VERSION: of what is registered; where it is empty, Flyte hashes the code.
+PROJECT ?= flytesnacks
+DOMAIN ?= development
+VERSION ?=
+PACKAGE ?= flytune-package.tgz
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help: ## This list
@@ -32,6 +37,28 @@ xray: .venv/.installed ## Show what RECIPE would train on, token by token, on a 
 
 run: .venv/.installed ## Run RECIPE on this machine
 	@pyflyte run workflows/finetune.py finetune --recipe $(RECIPE)
+
+ON = --project $(PROJECT) --domain $(DOMAIN)
+REMOTE = pyflyte run --remote --copy all $(ON) workflows/finetune.py finetune --recipe $(RECIPE)
+REGISTER = pyflyte register $(ON) --copy all $(if $(VERSION),--version $(VERSION)) workflows
+PACK = pyflyte --pkgs workflows package --copy all --force --output $(PACKAGE)
+
+remote: .venv/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN
+	@flytune doctor --remote --reach
+	@echo "$(REMOTE)"
+	@$(REMOTE)
+
+register: .venv/.installed ## Register all workflows on the cluster, in PROJECT and DOMAIN, as VERSION
+	@flytune doctor --remote --reach
+	@echo "$(REGISTER)"
+	@$(REGISTER)
+
+package: .venv/.installed ## Write all protos and the code into PACKAGE, without a cluster; `flytectl register files` takes it
+	@echo "$(PACK)"
+	@$(PACK)
+
+doctor: .venv/.installed ## Check this machine; `flytune doctor --remote` checks the cluster
+	@flytune doctor
 
 check: .venv/.installed ## Lint, format, types, floors
 	@ruff check .
@@ -72,4 +99,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo plan xray run check test test-all selftest chaos test-gpu bench schema lock clean
+.PHONY: help install demo plan xray run remote register package doctor check test test-all selftest chaos test-gpu bench schema lock clean

@@ -1,4 +1,4 @@
-"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest`, `accepted` and `schema`. Running is pyflyte's.
+"""The command line: `flytune plan`, `xray`, `merge`, `accepted`, `doctor`, `calibrate`, `selftest`, `schema`. Running is pyflyte's.
 
 Each command is a module beside this one, with a function `run`.
 """
@@ -49,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accepted.add_argument("--rollback", action="store_true", help="accept the model before it again")
     accepted.add_argument("--reason", default="rolled back by hand", help="of the rollback, for the history")
     accepted.add_argument("--json", action="store_true", help="the decisions as JSON")
+    doctor = commands.add_parser("doctor", help="check this machine, or with --remote a cluster, and say what to do")
+    doctor.add_argument("--remote", action="store_true", help="the cluster of flytekit's config and of the kubeconfig")
+    doctor.add_argument("-p", "--project", default="flytesnacks", help="Flyte's project, with --remote")
+    doctor.add_argument("-d", "--domain", default="development", help="Flyte's domain, with --remote")
+    doctor.add_argument("--reach", action="store_true", help="with --remote: only whether the cluster answers")
+    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
     commands.add_parser("schema", help="the JSON schema of recipe files")
     options = parser.parse_args(arguments)
     if options.command == "schema":

@@ -1,0 +1,174 @@
+"""Asks Flyte's admin through flytekit: the one module of flytune that knows Flyte, for that is what it is asked about."""
+
+import hashlib
+import importlib.util
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from flytune.doctor.finding import NO_CLUSTER, Finding, fail, ok, warn
+from flytune.shapes import load_shapes
+
+PORT = 443
+"""Of an endpoint that names none."""
+_SECONDS = 10.0
+_PLAN = "tasks.plan.make_plan"
+_SEE = "see the config's endpoint, admin.insecure and authType; then admin's log"
+
+
+def config_file() -> Path | None:
+    """The configuration that pyflyte finds, where there is one: FLYTECTL_CONFIG, ./flytekit.config, ~/.flyte/config(.yaml)."""
+    from flytekit.configuration.file import get_config_file
+
+    found = get_config_file(None)
+    return Path(found._location) if found else None  # it has no public name for it
+
+
+def local(config: Path | None) -> Iterator[Finding]:
+    """What matters of Flyte for runs on this machine."""
+    yield ok("flyte config", str(config) if config else "none: runs stay on this machine")
+    if importlib.util.find_spec("union") is not None and config is None:
+        yield fail("union", "installed without a config, it breaks `pyflyte run` on this machine", "`pip uninstall union`")
+
+
+def look(config: Path | None, project: str, domain: str, only_reach: bool = False) -> Iterator[Finding]:
+    """Admin, project and domain, what is registered, and storage; stops where the rest cannot be."""
+    from flytekit.configuration import PlatformConfig
+
+    named = os.environ.get("FLYTECTL_CONFIG")
+    if named and not Path(named).exists():
+        yield fail("flyte config", f"FLYTECTL_CONFIG names {named}, which is not there; it is ignored", NO_CLUSTER)
+        return
+    platform = PlatformConfig.auto(str(config)) if config else PlatformConfig.auto()
+    if config is None and platform.endpoint == PlatformConfig().endpoint:
+        yield fail("flyte config", "none: no cluster is configured", NO_CLUSTER)
+        return
+    yield ok("flyte config", f"{config or 'the environment'}: {platform.endpoint}")
+    found = _reached(platform.endpoint) or _version(platform)
+    yield found
+    if found.level == "OK" and not only_reach:
+        client = _client(platform)
+        yield from _asked("project", lambda: _project(client, project, domain))
+        yield from _asked("registered", lambda: _registered(client, project, domain))
+        yield from _asked("storage", lambda: _storage(client, platform, project, domain))
+
+
+def _reached(endpoint: str) -> Finding | None:
+    """None where something listens there."""
+    host, _, port = endpoint.rpartition("://")[2].removeprefix("/").partition(":")
+    try:
+        socket.create_connection((host, int(port or PORT)), timeout=_SECONDS).close()
+    except (OSError, ValueError) as error:
+        do = f"see that it runs; without a cluster: {NO_CLUSTER}"
+        return fail("admin", f"{endpoint} does not answer: {_line(error)}", do)
+    return None
+
+
+def _client(platform: Any) -> Any:
+    from flytekit.clients.friendly import SynchronousFlyteClient
+
+    return SynchronousFlyteClient(replace(platform, rpc_retries=0))
+
+
+def _version(platform: Any) -> Finding:
+    """Its answer: flytekit's calls have no timeouts, and wait for ever on what is no admin."""
+    told: list[Finding] = []
+
+    def version() -> Finding:
+        return ok("admin", f"answers, version {_client(platform).get_control_plane_version() or 'unknown'}")
+
+    thread = Thread(target=lambda: told.extend(_asked("admin", version)), daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    do = "see that the endpoint is Flyte's gRPC one, and admin.insecure; for a login, `pyflyte run --remote` asks"
+    return told[0] if told else fail("admin", f"{platform.endpoint} did not say its version in {_SECONDS:.0f} s", do)
+
+
+def _asked(what: str, ask: Callable[[], Finding]) -> Iterator[Finding]:
+    """One finding, whatever flytekit, gRPC or the network raise."""
+    import grpc
+    from flytekit.exceptions.base import FlyteException
+    from requests import RequestException
+
+    try:
+        yield ask()
+    # flytekit wraps some of gRPC's errors in RuntimeError.
+    except (grpc.RpcError, FlyteException, RequestException, OSError, RuntimeError) as error:
+        yield fail(what, _line(error), _SEE)
+
+
+def _project(client: Any, project: str, domain: str) -> Finding:
+    from flyteidl.admin.project_pb2 import ProjectListRequest
+
+    projects, token = dict[str, list[str]](), ""
+    while True:
+        # flytekit's own models leave the domains out.
+        page = client.list_projects(ProjectListRequest(limit=100, token=token))
+        projects |= {one.id: [domain.id for domain in one.domains] for one in page.projects}
+        if not (token := page.token):
+            break
+    if project not in projects:
+        do = f"`flytectl create project --id {project} --name {project}`, or PROJECT=; there are: {', '.join(sorted(projects))}"
+        return fail("project", f"{project} does not exist", do)
+    if domain not in projects[project]:
+        return fail("project", f"{project} has no domain {domain}", f"give DOMAIN=; there are: {', '.join(projects[project])}")
+    return ok("project", f"{project}, domain {domain}")
+
+
+def _registered(client: Any, project: str, domain: str) -> Finding:
+    from flytekit.models.admin.common import Sort
+    from flytekit.models.common import NamedEntityIdentifier
+
+    newest = Sort("created_at", Sort.Direction.DESCENDING)
+    found, _ = client.list_tasks_paginated(NamedEntityIdentifier(project, domain, _PLAN), limit=1, sort_by=newest)
+    if not found:
+        return warn("registered", "nothing of Flytune yet", "`make register`; `make remote` registers what it runs by itself")
+    names = set[str]()
+    page, token = client.list_task_ids_paginated(project, domain, limit=1000)
+    names |= {one.name for one in page}
+    while token:
+        page, token = client.list_task_ids_paginated(project, domain, limit=1000, token=token)
+        names |= {one.name for one in page}
+    version = found[0].id.version
+    lacking = [one.name for one in load_shapes() if f"tasks.evaluate.evaluate_model_{one.identifier}" not in names]
+    if lacking:
+        return warn("registered", f"version {version}, without shapes {', '.join(lacking)}", "`make register`")
+    return ok("registered", f"version {version}, with every shape")
+
+
+def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
+    """A few bytes are uploaded as code is: by an address that admin signs."""
+    import requests
+
+    content = b"flytune doctor\n"
+    md5 = hashlib.md5(content, usedforsecurity=False).digest()
+    place = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
+    verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
+    headers = {"Content-Length": str(len(content)), **_headers(md5, place)}
+    done = requests.put(place.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
+    if done.status_code not in (200, 201):
+        do = "see admin's storage configuration, and that this machine reaches the storage"
+        return fail("storage", f"{place.native_url}: upload refused with {done.status_code}", do)
+    return ok("storage", f"takes uploads: {place.native_url}")
+
+
+def _headers(md5: bytes, place: Any) -> dict[str, str]:
+    from base64 import b64encode
+
+    azure = {"x-ms-blob-type": "BlockBlob"} if place.native_url.startswith("abfs") else {}
+    return {"Content-MD5": b64encode(md5).decode(), **azure, **dict(place.headers)}
+
+
+def _line(error: BaseException) -> str:
+    """What was at the bottom of it."""
+    import grpc
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, grpc.Call):  # its text is many lines
+        return f"{error.code().name}: {error.details()}"[:300]
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,86 @@
+"""Asks Kubernetes, through the kubeconfig that kubectl uses too."""
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from flytune.cluster import Cluster
+from flytune.doctor.finding import Finding, fail, ok
+from flytune.doctor.nodes import Kubernetes, Node, findings
+from flytune.shapes import GIB, Shape
+
+_KEEPS_OFF = ("NoSchedule", "NoExecute")
+_SECONDS = 10.0
+_NOT_CHECKED = "operator, nodes, gang scheduler and secrets were not checked"
+
+
+def look(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Iterator[Finding]:
+    """All findings; one that says why, where Kubernetes cannot be asked. Secrets are looked for in `namespace`."""
+    if importlib.util.find_spec("kubernetes") is None:
+        yield ok("kubernetes", f"{_NOT_CHECKED}: its client is not installed; `pip install kubernetes` brings it")
+        return
+    from kubernetes import config
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        client = config.new_client_from_config()
+    except config.ConfigException:
+        yield ok("kubernetes", f"{_NOT_CHECKED}: there is no kubeconfig that works; with one (KUBECONFIG), they are")
+        return
+    client.configuration.retries = 0
+    try:
+        yield from findings(_facts(client, namespace, cluster), shapes, cluster)
+    except ApiException as error:
+        said = f"refuses: {error.status} {error.reason}"
+        yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "see `kubectl auth can-i list nodes`")
+    except (HTTPError, OSError) as error:
+        said = " ".join(str(error).split())[:200]
+        yield fail("kubernetes", f"does not answer: {said}; {_NOT_CHECKED}", "see `kubectl get nodes`, or another context")
+    finally:
+        client.close()
+
+
+def _facts(client: Any, namespace: str, cluster: Cluster) -> Kubernetes:
+    from kubernetes.client import ApiextensionsV1Api, CoreV1Api
+
+    core = CoreV1Api(client)
+    nodes: Any = core.list_node(_request_timeout=_SECONDS).items
+    definitions: Any = ApiextensionsV1Api(client).list_custom_resource_definition(_request_timeout=_SECONDS).items
+    named = {one.group for one in (*cluster.secrets.hub, *cluster.secrets.tracking, *cluster.secrets.notify) if one.group}
+    return Kubernetes(
+        address=client.configuration.host,
+        resources=[one.metadata.name for one in definitions],
+        nodes=[_node(one) for one in nodes if not one.spec.unschedulable],
+        namespace=namespace,
+        secrets={name: keys for name in sorted(named) for keys in _keys(core, name, namespace)},
+    )
+
+
+def _node(found: Any) -> Node:
+    from kubernetes.utils.quantity import parse_quantity
+
+    has = {name: float(parse_quantity(quantity)) for name, quantity in (found.status.allocatable or {}).items()}
+    return Node(
+        name=found.metadata.name,
+        labels=found.metadata.labels or {},
+        taints=[taint.key for taint in found.spec.taints or [] if taint.effect in _KEEPS_OFF],
+        cpu=has.pop("cpu", 0.0),
+        memory_gib=has.pop("memory", 0.0) / GIB,
+        disk_gib=has.pop("ephemeral-storage", 0.0) / GIB,
+        resources=has,
+    )
+
+
+def _keys(core: Any, name: str, namespace: str) -> list[list[str] | None]:
+    """Its keys alone; nothing where there is no such secret, None for keys that may not be read."""
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        return [sorted(core.read_namespaced_secret(name, namespace, _request_timeout=_SECONDS).data or {})]
+    except ApiException as error:
+        if error.status == 404:
+            return []
+        if error.status in (401, 403):
+            return [None]
+        raise

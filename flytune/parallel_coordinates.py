@@ -1,0 +1,94 @@
+"""Many runs in one picture: an axis for each field that varies, one for the result, a line for each run."""
+
+import itertools
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+_WIDTH, _TOP, _BOTTOM, _SIDE = 1000, 46, 330, 90
+_LOW, _HIGH = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
+"""Blue for the best, orange for the worst: of Okabe & Ito's palette, told apart by colour-blind readers too."""
+_TICKS = 12
+
+
+class Line(NamedTuple):
+    """One run."""
+
+    name: str
+    values: list[str]
+    """As they are shown, one for each field."""
+    result: float | None
+    """Lower is better; None where the run failed."""
+
+
+def draw(fields: Sequence[str], orders: Sequence[Sequence[str]], lines: Sequence[Line], result: str, best: str | None) -> str:
+    """One SVG element. `orders`: each field's values from bottom to top, evenly spaced whatever their distances are.
+
+    The result's axis has its lowest, the best, at the top; lines of failed runs end below it and are dashed.
+    """
+    found = [line.result for line in lines if line.result is not None]
+    low, high = min(found, default=0.0), max(found, default=1.0)
+    places = [_SIDE + number * (_WIDTH - 2 * _SIDE) / max(1, len(fields)) for number in range(len(fields) + 1)]
+    parts = list[str]()
+    # The best is drawn last, over all others; failed ones first.
+    for line in sorted(lines, key=lambda line: (line.result is not None, line.name == best, -(line.result or 0.0))):
+        heights = [_height(order.index(value), len(order)) for value, order in zip(line.values, orders, strict=True)]
+        share = 0.0 if line.result is None or high == low else (line.result - low) / (high - low)
+        heights.append(_BOTTOM + 26 if line.result is None else _TOP + 14 + share * (_BOTTOM - _TOP - 28))
+        parts.append(_line(line, list(zip(places, heights, strict=True)), share, line.name == best))
+    parts += [_axis(x, field, order) for x, field, order in zip(places, fields, orders, strict=False)]
+    parts.append(_result_axis(places[-1], result, low, high, any(line.result is None for line in lines)))
+    told = f"{len(lines)} runs over {', '.join(fields)}; {result} from {low:.4g} to {high:.4g}"
+    head = f'role="img" aria-label="{escape(told)}" style="max-width: none" viewBox="0 0 {_WIDTH} {_BOTTOM + 44}"'
+    return f"<svg {head}>{''.join(parts)}</svg>"
+
+
+def _line(line: Line, points: Sequence[tuple[float, float]], share: float, is_best: bool) -> str:
+    path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        middle = (x0 + x1) / 2
+        path += f" C{middle:.1f},{y0:.1f} {middle:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+    color = "var(--muted)" if line.result is None else _mixed(share)
+    dashed = ' stroke-dasharray="5 4"' if line.result is None else ""
+    width = 4 if is_best else 1.8
+    end = "failed" if line.result is None else f"{line.result:.4g}"
+    title = escape(f"{line.name}: {', '.join(line.values)}: {end}")
+    return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{width}"{dashed}><title>{title}</title></path>'
+
+
+def _axis(x: float, field: str, order: Sequence[str]) -> str:
+    ticks = [(value, _height(number, len(order))) for number, value in enumerate(order)]
+    every = -(-len(ticks) // _TICKS)
+    return _ruled(x, field, [tick for number, tick in enumerate(ticks) if number % every == 0])
+
+
+def _result_axis(x: float, name: str, low: float, high: float, has_failed: bool) -> str:
+    count = 5 if high > low else 1
+    ticks = []
+    for number in range(count):
+        share = number / max(1, count - 1)
+        ticks.append((f"{low + share * (high - low):.4g}", _TOP + 14 + share * (_BOTTOM - _TOP - 28)))
+    return _ruled(x, name, [*ticks, ("failed", _BOTTOM + 26)] if has_failed else ticks, lift=-5)
+
+
+def _ruled(x: float, name: str, ticks: Sequence[tuple[str, float]], lift: float = 6) -> str:
+    """An axis, its name above it, values beside it, `lift` above where lines meet it, the page's colour behind them."""
+    line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="var(--ink)" stroke-width="1"/>'
+    style = 'text-anchor="middle" font-size="15" font-weight="600" fill="var(--ink)"'
+    title = f'<text x="{x:.1f}" y="20" {style}>{escape(name)}</text>'
+    behind = 'paint-order="stroke" stroke="var(--paper)" stroke-width="4"'
+    style = f'font-size="14" fill="var(--ink)" {behind}'
+    texts = [f'<text x="{x + 8:.1f}" y="{y - lift:.1f}" {style}>{escape(_cut(text))}</text>' for text, y in ticks]
+    return line + title + "".join(texts)
+
+
+def _height(number: int, count: int) -> float:
+    return _BOTTOM - 14 - (number + 0.5) * (_BOTTOM - _TOP - 28) / count
+
+
+def _mixed(share: float) -> str:
+    return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(_LOW, _HIGH, strict=True))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 16 else f"{text[:15]}…"

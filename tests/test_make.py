@@ -1,0 +1,88 @@
+"""The Makefile's commands for a cluster: the lines they run, and the package, really made."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
+
+from flytune.shapes import load_shapes
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lines(target, **variables):
+    """What make would run."""
+    command = ["make", "-n", target, *(f"{name}={value}" for name, value in variables.items())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_remote_and_register_show_the_plain_line_and_ask_for_the_cluster_first():
+    remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
+    made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
+    assert made[-3:] == ["flytune doctor --remote --reach", f'echo "{remote}"', remote]
+    register = "pyflyte register --project flytesnacks --domain development --copy all --version v1 workflows"
+    assert lines("register", VERSION="v1")[-3:] == ["flytune doctor --remote --reach", f'echo "{register}"', register]
+    assert "--version" not in lines("register")[-1]
+
+
+def test_help_lists_them():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"remote", "register", "package", "doctor"} <= {line.split()[0] for line in done.stdout.splitlines()}
+
+
+def test_without_a_cluster_remote_says_how_to_start_one(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "FLYTECTL_CONFIG"} | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "flytune", "doctor", "--remote", "--reach"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "flytectl demo start" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The protos by kind and name, and the names in the code's archive, of a package made in a clean checkout."""
+    folder = tmp_path_factory.mktemp("package")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in files.strip("\0").split("\0"):
+        if (ROOT / name).is_file():
+            (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "checkout" / name).write_bytes((ROOT / name).read_bytes())
+    line = lines("package", PACKAGE=str(folder / "package.tgz"))[-1].split()
+    line[0] = str(Path(sys.executable).with_name(line[0]))
+    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": str(folder / "checkout")}
+    done = subprocess.run(line, cwd=folder / "checkout", env=environment, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = {"1": {}, "2": {}, "3": {}}
+    kinds = {"1": task_pb2.TaskSpec, "2": workflow_pb2.WorkflowSpec, "3": launch_plan_pb2.LaunchPlan}
+    with tarfile.open(folder / "package.tgz") as archive:
+        archive.extractall(folder / "protos", filter="data")
+    for file in (folder / "protos").glob("*.pb"):
+        kind = file.stem[-1]
+        proto = kinds[kind].FromString(file.read_bytes())
+        found[kind][proto.id.name if kind == "3" else proto.template.id.name] = proto
+    (code,) = (folder / "protos").glob("fast*.tar.gz")
+    with tarfile.open(code) as archive:
+        return found, {name.removeprefix("./") for name in archive.getnames()}
+
+
+def test_the_package_has_every_shape_s_tasks_workflows_and_launch_plans(package):
+    (tasks, workflows, plans), _ = package[0].values(), package[1]
+    shapes = load_shapes()
+    assert {f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in shapes} <= set(tasks)
+    assert {f"tasks.train.train_{shape.identifier}" for shape in shapes} <= set(tasks)
+    assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.sweep.sweep_point"} <= set(workflows)
+    assert {"finetune_weekly", "sweep_point", "workflows.finetune.finetune"} <= set(plans)
+
+
+def test_the_package_s_code_has_what_pods_read_and_nothing_of_the_laptop(package):
+    _, names = package
+    assert {"shapes.yaml", "cluster.yaml", "tasks/train.py", "flytune/recipe.py", "deepspeed_configs/zero3.json"} <= names
+    assert not [name for name in names if name.startswith((".venv", ".git/", "tests", ".demo"))]
+    task = next(iter(package[0]["1"].values()))
+    assert "pyflyte-fast-execute" in task.template.container.args or task.template.HasField("k8s_pod")
