@@ -1,4 +1,4 @@
-"""The command line: `flytune plan`, `xray`, `merge`, `accepted`, `doctor`, `calibrate`, `selftest`, `schema`. Running is pyflyte's.
+"""The command line, all but running, which is pyflyte's: `flytune plan`, `doctor`, `accepted` and the others below.
 
 Each command is a module beside this one, with a function `run`.
 """
