@@ -164,7 +164,7 @@ class TrainingResult(Record):
     """Of the live model on the first held-out samples, before export; the gate holds the export against it."""
     resumed_from_step: int = 0
     attempt: str = ""
-    """As its checkpoints are named."""
+    """As its checkpoints are named; empty where it has trained no step of its own, and they stay."""
 
     @property
     def tokens_per_second(self) -> float:

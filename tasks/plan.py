@@ -4,18 +4,20 @@ from typing import NamedTuple
 
 from flytekit import Deck, Resources, task
 
-from flytune import counting, data, plan_table, planner
+from flytune import bases, counting, data, plan_table, planner
+from flytune.bases import BaseRequest
 from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
 from images import LIGHT
 from tasks.folders import placed
+from tasks.pods import secrets
 
 
 class Planned(NamedTuple):
     """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only.
 
-    `keep` is the folder that all attempts see.
+    `keep` is the folder that all attempts see; `base` names the commit that the base model is at.
     """
 
     plan: Plan
@@ -23,12 +25,25 @@ class Planned(NamedTuple):
     shape: str
     request: DataRequest
     keep: str
+    base: BaseRequest
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="1", mem="2Gi"), enable_deck=True, deck_fields=())
+@task(
+    container_image=LIGHT,
+    requests=Resources(cpu="1", mem="2Gi"),
+    enable_deck=True,
+    deck_fields=(),
+    secret_requests=secrets("hub"),
+)
 def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
     plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
     Deck("plan", plan_table.as_html(plan))
-    request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-    return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home)
+    base = bases.request(recipe.model)
+    request = DataRequest(
+        model=bases.pinned(recipe.model, base.commit),
+        data=recipe.data,
+        fingerprint=data.fingerprint(recipe.data),
+        tokenizer=bases.tokenizer_identity(recipe.model),
+    )
+    return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home, base)

@@ -4,10 +4,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from flytekit import PodTemplate, Resources, task
+from flytekit import PodTemplate, Resources, Secret, task
 from flytekit.extras import accelerators
 from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
 
+from flytune.cluster import load_cluster
 from flytune.shapes import Shape
 
 PRIMARY = "primary"
@@ -36,13 +37,21 @@ def accelerator(shape: Shape) -> Any:
     return getattr(accelerators, shape.accelerator.replace("-", "_"), None) if shape.is_gpu else None
 
 
+def secrets(asker: str) -> list[Secret]:
+    """What cluster.yaml has for those who ask as `hub`, `tracking` or `notify`, as environment variables."""
+    return [
+        Secret(group=key.group, key=key.key, env_var=key.env_var, mount_requirement=Secret.MountType.ENV_VAR)
+        for key in getattr(load_cluster().secrets, asker)
+    ]
+
+
 def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[str, Any], **arguments: Any) -> Any:
     """A Flyte task of its own for one shape: `function` under another name, declared with the shape's pod.
 
     The copy stands in its module under that name, for a pod finds its task by module and name. Flyte refuses tasks made
     from inner functions, and one function cannot be two tasks.
     """
-    copy = types.FunctionType(function.__code__, function.__globals__, name)
+    copy = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
     copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
     copy.__qualname__, copy.__module__ = name, function.__module__
     asked = resources(shape)

@@ -15,6 +15,7 @@ from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from images import LIGHT
 from tasks.folders import fresh
+from tasks.pods import secrets
 
 logger = logging.getLogger(__name__)
 # Raise it when the same request would prepare other bytes.
@@ -24,7 +25,12 @@ _PODS = Resources(cpu="4", mem="16Gi")
 
 
 @task(
-    container_image=LIGHT, cache=Cache(version=CACHE_VERSION, ignored_inputs=("keep",)), requests=_PODS, limits=_PODS, retries=2
+    container_image=LIGHT,
+    cache=Cache(version=CACHE_VERSION, ignored_inputs=("keep",)),
+    requests=_PODS,
+    limits=_PODS,
+    retries=2,
+    secret_requests=secrets("hub"),
 )
 def prepare_data(request: DataRequest, keep: str) -> FlyteDirectory:
     """Tokenized parquet shards with a manifest; cached by the content of the data, not by its address.

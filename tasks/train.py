@@ -16,18 +16,24 @@ from flytune.shapes import Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS
 from images import TRAIN as IMAGE
 from tasks.attempts import Ranks, told
-from tasks.folders import fetch, fresh, placed
-from tasks.pods import declare
+from tasks.folders import fetch, fresh, placed, unpack
+from tasks.pods import declare, secrets
 
 # Seconds that nodes of one run may come up apart; read_timeout would stay at torch's 60 otherwise.
 _RENDEZVOUS = {"timeout": 1800, "join_timeout": 1800, "read_timeout": 1800}
 
 
-def train(recipe: Recipe, plan: Plan, dataset: FlyteDirectory) -> FlyteDirectory:
-    """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process."""
+def train(
+    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, base: FlyteDirectory | None = None, further: bool = True
+) -> FlyteDirectory:
+    """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process.
+
+    Without `base` the base model is read as on a laptop; not `further` exports the newest whole checkpoint as it is.
+    """
     out = fresh("trained")
     with told():
-        training.fit(placed(recipe), plan, shape_named(plan.shape), fetch(dataset), out)
+        unpack(base)
+        training.fit(placed(recipe), plan, shape_named(plan.shape), fetch(dataset), out, further)
     return FlyteDirectory(str(out))
 
 
@@ -44,7 +50,7 @@ def _ranks(shape: Shape) -> Ranks:
 
 TRAIN: dict[str, Any] = {}
 for _shape in load_shapes():
-    _common = {"container_image": IMAGE, "retries": RETRIES}
+    _common = {"container_image": IMAGE, "retries": RETRIES, "secret_requests": secrets("tracking")}
     if _shape.world_size > 1:
         TRAIN[_shape.name] = declare(
             train, f"train_{_shape.identifier}", _shape, globals(), task_config=_ranks(_shape), **_common

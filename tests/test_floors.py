@@ -52,6 +52,7 @@ FLOORS = [
     {"flytune.needs"},
     {"flytune.forecast"},
     {"flytune.calibration"},
+    {"flytune.notifying"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.notes"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
@@ -60,6 +61,8 @@ FLOORS = [
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
+    {"flytune.bases"},
+    {"flytune.addresses"},
     {"flytune.recipe", "flytune.shapes", "flytune.cluster", "flytune.records", "flytune.plans", "flytune.gpus"},
     {"flytune.run_sections"},
     {"flytune.sections"},
