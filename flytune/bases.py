@@ -51,11 +51,11 @@ def commit_of(model: Model) -> str | None:
     if not is_on_hub(model) or (model.revision and re.fullmatch(r"[0-9a-f]{40}", model.revision)):
         return model.revision
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RevisionResolutionError
 
     try:
         return str(HfApi().resolve_revision(model.name_or_path, revision=model.revision).resolved)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except (RevisionResolutionError, OSError, ValueError) as error:  # all of the hub's own are OSErrors
         log.warning("%s: its commit is not known: %s", model.name_or_path, type(error).__name__)
         return None
 
