@@ -39,6 +39,7 @@ class ModelHub:
         if "/resolve/" in path and last in names:
             headers = {"X-Repo-Commit": self.commit, "ETag": f'"{self.commit[:6]}{last}"', "Accept-Ranges": "bytes"}
             return 200, (self.folder / last).read_bytes(), headers
+        # The folder of additional chat templates too: the tokenizer is one with such a folder.
         if path.startswith(f"/api/models/{NAME}/tree/"):
             sizes = {name: (self.folder / name).stat().st_size for name in names}
             return 200, [{"type": "file", "path": name, "size": sizes[name], "oid": "1" * 40} for name in names], {}
