@@ -13,9 +13,16 @@ from flytune import bases
 from flytune.addresses import needed
 from flytune.errors import RecipeError
 from flytune.models import read_geometry
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from flytune.sections import Model
+from tasks.evaluate import EVALUATE
 from tasks.folders import unpack
+from tasks.plan import make_plan
+from tasks.prepare import prepare_data
+from tasks.train import TRAIN
 from tests.model_hub import FIRST, NAME, SECOND, serving
+from tests.test_pods_run import pod
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +72,7 @@ def stored_below(address):
 
 
 @pytest.mark.slow
-def test_a_model_of_the_hub_is_fetched_once_at_its_commit(storage, tmp_path):
+def test_a_model_of_the_hub_is_fetched_once_and_pods_see_no_hub(storage, tmp_path):
     raw, seen = storage
     folder = tiny_base(tmp_path / "hub")
     weights = (folder / "model.safetensors").read_bytes()
@@ -100,6 +107,23 @@ def test_a_model_of_the_hub_is_fetched_once_at_its_commit(storage, tmp_path):
         assert moved[:2] == [SECOND, SECOND]
         assert moved[2] != first[2]
         assert hub.fetched(".safetensors") == 2
+
+        given = Recipe.model_validate(recipe)
+        cpu = seen | hub.environment()
+        planned = pod(make_plan, tmp_path / "plan", raw, cpu, recipe=given)
+        dataset = pod(prepare_data, tmp_path / "prepare", raw, cpu, request=planned["request"], keep=planned["keep"])["o0"]
+        gpu = cpu | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "scratch" / "hub")}
+        before = len(hub.asked)
+        inputs = {"recipe": given, "dataset": dataset, "base": FlyteDirectory(moved[2])}
+        trained = pod(TRAIN["cpu-2"], tmp_path / "train", raw, gpu, plan=planned["plan"], **inputs)
+        assert isinstance(trained, dict), trained.error.message
+        assert len(list((tmp_path / "scratch" / "hub").glob(".unpacked-*[!k]"))) == 1, "two ranks unpacked it once"
+        metrics = pod(EVALUATE["cpu-2"], tmp_path / "evaluate", raw, gpu, trained=trained["o0"], **inputs)
+        assert isinstance(metrics, dict), metrics.error.message
+        assert isinstance(metrics["o0"], Metrics)
+        assert len(hub.asked) == before, hub.asked[before:]
+    config = json.loads((Path(trained["o0"].download()) / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (NAME, SECOND)
 
 
 def test_a_run_on_this_machine_copies_nothing(tmp_path):

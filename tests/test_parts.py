@@ -14,7 +14,7 @@ from flytune import notifying, ordering
 from flytune.checkpoints import finding
 from flytune.errors import TrainingError
 from flytune.recipe import Recipe
-from flytune.records import Manifest
+from flytune.records import Manifest, Metrics, TrainingResult
 from tests.test_tasks import SETTINGS
 from tests.test_tasks_run import local_cache
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
@@ -97,7 +97,7 @@ def test_a_report_that_cannot_be_made_hides_nothing(recipe, monkeypatch, caplog)
 
 
 @pytest.mark.slow
-def test_a_run_that_broke_off_is_reported_with_its_checkpoint(recipe, told, monkeypatch, caplog):
+def test_a_run_that_broke_off_is_reported_exported_and_gone_on_with(recipe, told, monkeypatch, caplog):
     epochs_after = ordering.Stream.epochs_after
 
     def breaking(stream, step):
@@ -115,6 +115,23 @@ def test_a_run_that_broke_off_is_reported_with_its_checkpoint(recipe, told, monk
     assert "Newest whole checkpoint: step " in told[0]
     found = finding.newest(recipe)
     assert found.checkpoint.step == 2
+
+    artifact = parts.export_only(recipe=recipe)
+    training = TrainingResult.read(folder_of(artifact) / "training.json")
+    assert (training.resumed_from_step, training.steps) == (2, [])
+    assert len((folder_of(artifact) / "steps.jsonl").read_text().splitlines()) == 2
+    assert finding.newest(recipe).checkpoint == found.checkpoint, "it stays"
+    metrics = Metrics.read(folder_of(artifact) / "metrics.json")
+    again = parts.evaluate_only(recipe=recipe, artifact=artifact)
+    assert again.tuned == metrics.tuned
+    assert again.base == metrics.base
+
+    artifact = parts.resume(recipe=recipe)
+    training = TrainingResult.read(folder_of(artifact) / "training.json")
+    assert (training.resumed_from_step, training.steps[-1].step) == (2, 4)
+    assert finding.newest(recipe) is None
+    assert len(told) == 3
+    assert all(text.startswith("tiny: done. Held-out perplexity") for text in told[1:])
     assert SECRET not in caplog.text
 
 
