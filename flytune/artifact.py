@@ -15,9 +15,12 @@ from flytune import calibration, card, report, xray
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
 from flytune.plans import Plan
+from flytune.probing import PROBE
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
 from flytune.records import Manifest, Metrics, StoredFile, TrainingResult
+from flytune.sealing import MANIFEST as EXPORT
+from flytune.sealing import Export
 from flytune.strict import Record
 
 log = logging.getLogger(__name__)
@@ -54,9 +57,10 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     for name, record in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
         record.write(out / f"{name}.json")
-    # A log that was lost is no reason to lose the model too.
-    if (trained / STEPS).is_file():
-        shutil.copy(trained / STEPS, out)
+    # A log that was lost is no reason to lose the model too; the others are what the gate needs to look once more.
+    for name in (STEPS, EXPORT, PROBE):
+        if (trained / name).is_file():
+            shutil.copy(trained / name, out)
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
     calibration.compare(recipe, plan, manifest, training).write(out / calibration.COMPARISON)
@@ -67,6 +71,20 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]
     Contents(files=[_stored(path, out) for path in tqdm(files, desc="hashing the artifact", delay=2)]).write(out / CONTENTS)
     return out
+
+
+def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | float | None]:
+    """An artifact in a few values, for a catalogue."""
+    return {
+        "version": published_name(artifact, recipe),
+        "method": recipe.method.name,
+        "base_commit": _record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
+        "base_perplexity": metrics.base.perplexity,
+        "tuned_perplexity": metrics.tuned.perplexity,
+        "loss_difference": metrics.loss_difference,
+        "loss_difference_low": metrics.loss_difference_low,
+        "loss_difference_high": metrics.loss_difference_high,
+    }
 
 
 def published_name(artifact: Path, recipe: Recipe) -> str:

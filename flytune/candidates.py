@@ -94,8 +94,9 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         )
     if recipe.model.dtype == "float32" and recipe.model.attn_implementation.startswith("flash"):
         problems.append("model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype")
-    if recipe.model.revision is not None and recipe.model.name_or_path.startswith((".", "/", "~")):
-        problems.append("model.revision: only models on the hub have one; a folder is what it is")
+    name = recipe.model.name_or_path
+    if recipe.model.revision is not None and (name.startswith((".", "/", "~")) or "://" in name):
+        problems.append("model.revision: only models on the hub have one; a folder or address is what it is")
     return problems
 
 

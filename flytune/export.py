@@ -74,8 +74,8 @@ def write(
             _write_config(model, recipe, index, sum(map(elements, parameters.values())), folder)
         else:
             _write_adapter_config(model, recipe, folder)
-        for path in sorted(tokenizer.iterdir()):
-            shutil.copy(path, folder / path.name)
+        # Some have a folder in it: additional_chat_templates.
+        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
         seal(recipe, folder, loading.commit(recipe.model, local=True), progress)
     trainer.accelerator.wait_for_everyone()
     return folder

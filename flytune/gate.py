@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flytune import loading, probing
+from flytune import bases, loading, probing
 from flytune.data.shards import sha256_of
 from flytune.errors import ExportError
 from flytune.heldout import GATE_SAMPLES
@@ -117,7 +117,8 @@ def trained_folder(recipe: Recipe, trained: Path) -> Path:
 
 def _check_config(recipe: Recipe, folder: Path) -> None:
     """Dtype and head; config.json cannot be held against the files in what both have wrong."""
-    config, base = _config(str(folder), None, recipe), _config(recipe.model.name_or_path, recipe.model.revision, recipe)
+    origin = bases.local_name(recipe.model, weights=False)
+    config, base = _config(str(folder), None, recipe), _config(origin, recipe.model.revision, recipe)
     for name, found, wanted in (
         ("the recipe's dtype", str(config.dtype).removeprefix("torch."), recipe.model.dtype),
         ("the base model's model_type", config.model_type, base.model_type),

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from flytune import bases
 from flytune.recipe import Recipe
 from flytune.sections import Model
 
@@ -20,7 +21,7 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
     if recipe.method.name == "qlora":
         load_arguments["quantization_config"] = quantization(recipe.model.dtype, quant_storage)
     model = AutoModelForCausalLM.from_pretrained(
-        recipe.model.name_or_path,
+        bases.local_name(recipe.model),
         revision=recipe.model.revision,
         dtype=dtype,
         attn_implementation=recipe.model.attn_implementation,
@@ -38,20 +39,22 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
 
 
 def local_folder(model: Model) -> Path:
-    """Where the base model's files lie on this node; fetched from the hub once a node, whatever its number of processes."""
-    if (folder := Path(model.name_or_path).expanduser()).is_dir():
+    """Where the base model's files lie on this node; fetched once a node, whatever its number of processes."""
+    if (folder := Path(name := bases.local_name(model))).is_dir():
         return folder
     from huggingface_hub import snapshot_download
 
     # The hub's cache locks each file: the first process of the node fetches it, the others find it there.
-    return Path(snapshot_download(model.name_or_path, revision=model.revision, allow_patterns=["*.safetensors", "*.json"]))
+    return Path(snapshot_download(name, revision=model.revision, allow_patterns=["*.safetensors", "*.json"]))
 
 
 def commit(model: Model, local: bool = False) -> str | None:
     """The commit that `model.revision` points to on the hub; with `local`, as it was when the files were fetched.
 
-    None for a folder; the revision itself where it cannot be resolved.
+    None for a folder, or an address; the revision itself where it cannot be resolved.
     """
+    if not bases.is_on_hub(model):
+        return None
     from transformers.utils.hub import resolve_revision
 
     found = resolve_revision(model.name_or_path, model.revision, local_files_only=local)

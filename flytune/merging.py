@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from flytune import gate, loading, probing
+from flytune import bases, gate, loading, probing
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
 from flytune.strict import Record, Strict
@@ -107,7 +107,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        recipe.model.name_or_path,
+        bases.local_name(recipe.model),
         revision=recipe.model.revision,
         dtype="auto",
         attn_implementation=recipe.model.attn_implementation,

@@ -1,10 +1,10 @@
 """A base model as its config.json describes it: sizes for the planner, read without torch and without the weights."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from flytune import bases
 from flytune.errors import RecipeError
 from flytune.sections import Model
 from flytune.strict import Strict
@@ -84,31 +84,25 @@ def read_geometry(model: Model) -> Geometry:
 
 
 def config_file(model: Model) -> Path:
-    """Where the model's config.json lies on this machine; fetched from the hub if need be."""
+    """Where the model's config.json lies on this machine; fetched from the hub, or from its address, if need be.
+
+    Raises:
+        RecipeError: there is none, or it may not be read.
+    """
     where = f"model.name_or_path: {model.name_or_path}"
-    folder = Path(model.name_or_path).expanduser()
-    if folder.is_dir():
+    name = bases.local_name(model, weights=False)
+    if (folder := Path(name)).is_dir():
         if not (folder / "config.json").is_file():
             found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
             raise RecipeError(f"{where}: the folder has no config.json; it holds {found}")
         return folder / "config.json"
-    if folder.is_absolute() or model.name_or_path.startswith((".", "~")) or model.name_or_path.count("/") != 1:
-        raise RecipeError(f"{where}: no such folder (seen from {Path.cwd().name}/), and not a hub id of the form owner/name")
 
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(hf_hub_download(model.name_or_path, "config.json", revision=model.revision))
-    except GatedRepoError:
-        token = "the token's account has not been granted access" if os.environ.get("HF_TOKEN") else "no HF_TOKEN is set"
-        raise RecipeError(f"{where}: gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN") from None
-    except RepositoryNotFoundError:
-        raise RecipeError(f"{where}: no such folder, and no such repository on the hub (or private: set HF_TOKEN)") from None
-    except LocalEntryNotFoundError:
-        raise RecipeError(f"{where}: no such folder, and the hub cannot be reached (offline?)") from None
-    except (HfHubHTTPError, OSError) as error:
-        raise RecipeError(f"{where}: the hub did not give config.json: {' '.join(str(error).split())[:200]}") from None
+        return Path(hf_hub_download(name, "config.json", revision=model.revision))
+    except (OSError, ValueError) as error:  # all of the hub's own are OSErrors
+        raise bases.refused(error, where) from None
 
 
 def geometry(config: dict[str, Any], name: str) -> Geometry:

@@ -102,6 +102,8 @@ class DataRequest(Strict):
     data: Data
     fingerprint: str
     """Of the content behind `data` (see flytune.data.fingerprint); changed content is another request."""
+    tokenizer: str = ""
+    """Of the base model's config and tokenizer files (see flytune.bases.tokenizer_identity)."""
 
 
 def json_schema() -> str:

@@ -166,7 +166,7 @@ class TrainingResult(Record):
     stopped_early: str | None = None
     """Why not all steps were trained, where the recipe's budget ended the run."""
     attempt: str = ""
-    """As its checkpoints are named."""
+    """As its checkpoints are named; empty where it has trained no step of its own, and they stay."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flytune import weights
+from flytune import bases, weights
 from flytune.errors import RecipeError, TrainingError
 from flytune.sections import Model
 
@@ -36,7 +36,8 @@ def meta_model(model: Model, dtype: str) -> Any:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.initialization import meta_device_safe_creation_ops
 
-    config = AutoConfig.from_pretrained(model.name_or_path, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    name = bases.local_name(model, weights=False)
+    config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     if quantization := getattr(config, "quantization_config", None):
         raise RecipeError(
             f"model.name_or_path {model.name_or_path}: its weights are quantized ({quantization.get('quant_method')}), and"
@@ -55,7 +56,7 @@ def meta_model(model: Model, dtype: str) -> Any:
     # Found now, by the model's classes: fully_shard changes those.
     built._weight_conversions = get_model_conversion_mapping(built)
     try:
-        built.generation_config = GenerationConfig.from_pretrained(model.name_or_path, revision=model.revision or "main")
+        built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
     except OSError:
         logger.debug("%s has no generation_config.json", model.name_or_path)
     return built.eval()

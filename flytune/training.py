@@ -38,12 +38,13 @@ from flytune.strategies import strategy_of
 from flytune.watching import Watch
 
 
-def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> TrainingResult:
+def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path, further: bool = True) -> TrainingResult:
     """Trains and exports one run. Every process of the run calls it; the first one writes `out`.
 
     Args:
         dataset: a prepared data set, on this machine's disk.
         out: a new folder; receives model/ or adapter/, and training.json last.
+        further: otherwise no step is trained: the newest whole checkpoint is exported as it is, and stays.
 
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
@@ -51,11 +52,19 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path) -> T
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
     stopper = Stopper(recipe.checkpoints, shape, budgets.of(recipe.hardware, shape.total_price_per_hour))
     with stopper.listening(), Watch(recipe.training.hang_minutes, recorder.peaks) as watch:
-        return _fit(recipe, plan, shape, dataset, out, recorder, stopper, watch)
+        return _fit(recipe, plan, shape, dataset, out, further, recorder, stopper, watch)
 
 
 def _fit(
-    recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path, recorder: Recorder, stopper: Stopper, watch: Watch
+    recipe: Recipe,
+    plan: Plan,
+    shape: Shape,
+    dataset: Path,
+    out: Path,
+    further: bool,
+    recorder: Recorder,
+    stopper: Stopper,
+    watch: Watch,
 ) -> TrainingResult:
     import torch
 
@@ -74,6 +83,8 @@ def _fit(
     trainer, resumed = build(recipe, kept.applied(plan), shape, dataset, saver, recorder)
     notes.check_agreed(kept, trainer.args)
     trainer.train_dataset.left_out = kept.left_out
+    if not further:
+        _end_at(saver.resumed_step, trainer)
     recorder.guard = LossGuard(recipe.training, can_overflow=recipe.model.dtype == "float16")
     recorder.guard.keep(place, kept, trainer.train_dataset, writes=trainer.is_world_process_zero())
     recorder.saved_step = saver.settled_step
@@ -112,13 +123,20 @@ def _fit(
         **recorder.all_peaks(),
         resumed_from_step=saver.resumed_step,
         stopped_early=stopper.stopped_early,
-        attempt=saver.ledger.attempt,
+        attempt=saver.ledger.attempt if further else "",
     )
     if trainer.is_world_process_zero():
         recorder.finish(out)
         result.write(out / "training.json")
     saver.finish()
     return result
+
+
+def _end_at(step: int, trainer: Any) -> None:
+    """Has a trainer that goes on from `step` train none further."""
+    if not step:
+        raise TrainingError("there is no whole checkpoint of this recipe and data, so there is nothing to export yet")
+    trainer.train_dataset.steps = trainer.args.max_steps = step
 
 
 def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, saver: Saver, recorder: Recorder) -> tuple[Any, Path | None]:

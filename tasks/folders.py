@@ -1,9 +1,11 @@
 """Flyte's directories as folders on this machine's disk."""
 
+import hashlib
 import tempfile
 from pathlib import Path
 
 from flytekit import FlyteContextManager, current_context
+from flytekit.exceptions.user import FlyteDataNotFoundException
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.errors import DataError
@@ -34,14 +36,62 @@ def fetch(directory: FlyteDirectory) -> Path:
     return folder
 
 
+def is_local() -> bool:
+    """Whether what tasks hand on stays on this machine: a run without a cluster."""
+    scheme, _, path = FlyteContextManager.current_context().file_access.raw_output_prefix.partition("://")
+    return not path or scheme == "file"
+
+
+def uploaded(folder: Path) -> FlyteDirectory:
+    """A folder's content as Flyte's directory, stored now: its address is known before the task returns."""
+    files = FlyteContextManager.current_context().file_access
+    if is_local():
+        return FlyteDirectory(str(folder))
+    return FlyteDirectory(files.put_data(str(folder), files.get_random_remote_directory(), is_multipart=True))
+
+
+def fetch_file(directory: FlyteDirectory, name: str) -> Path:
+    """One file of a directory, without the others."""
+    if directory.remote_source is None:
+        return Path(directory.path) / name
+    target = fresh("file") / name
+    FlyteContextManager.current_context().file_access.get_data(f"{directory.remote_source.rstrip('/')}/{name}", str(target))
+    return target
+
+
+def unpack(base: FlyteDirectory | None) -> None:
+    """Puts what fetch_base_model stored into this node's Hugging Face cache, once however many workers ask.
+
+    Raises:
+        DataError: it was stored once and is no more.
+    """
+    if base is None or base.remote_source is None:
+        return
+    from filelock import FileLock
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    done = cache / f".unpacked-{hashlib.sha256(base.remote_source.encode()).hexdigest()[:16]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(done.with_suffix(".lock")):
+        if done.exists():
+            return
+        try:
+            FlyteContextManager.current_context().file_access.get_data(base.remote_source, str(cache), is_multipart=True)
+        except FlyteDataNotFoundException:
+            raise DataError(
+                f"{base.remote_source}: the stored base model is gone; run again with --overwrite-cache, which fetches it anew"
+            ) from None
+        done.touch()
+
+
 def placed(recipe: Recipe) -> Recipe:
     """The recipe with a folder for checkpoints that all attempts and executions see, where it names none.
 
     Below the cluster's raw output location, beside what Flyte gives each attempt: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
     """
-    prefix = FlyteContextManager.current_context().file_access.raw_output_prefix
-    scheme, _, path = prefix.partition("://")
-    if recipe.checkpoints.folder is not None or not path or scheme == "file":
+    scheme, _, path = FlyteContextManager.current_context().file_access.raw_output_prefix.partition("://")
+    if recipe.checkpoints.folder is not None or is_local():
         return recipe
     location = "/".join(path.rstrip("/").split("/")[:-2]) or path.partition("/")[0]
     settings = recipe.checkpoints.model_copy(update={"folder": f"{scheme}://{location}/flytune-checkpoints"})

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from flytekit import Deck, Resources, task
 
-from flytune import counting, data, plan_table, planner
+from flytune import bases, counting, data, plan_table, planner
+from flytune.bases import BaseRequest
 from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
@@ -16,7 +17,7 @@ from tasks.secrets import secrets
 class Planned(NamedTuple):
     """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only.
 
-    `keep` is the folder that all attempts see.
+    `keep` is the folder that all attempts see; `base` names the commit that the base model is at.
     """
 
     plan: Plan
@@ -24,6 +25,7 @@ class Planned(NamedTuple):
     shape: str
     request: DataRequest
     keep: str
+    base: BaseRequest
 
 
 @task(
@@ -37,5 +39,11 @@ def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
     plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
     Deck("plan", plan_table.as_html(plan))
-    request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-    return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home)
+    base = bases.request(recipe.model)
+    request = DataRequest(
+        model=bases.pinned(recipe.model, base.commit),
+        data=recipe.data,
+        fingerprint=data.fingerprint(recipe.data),
+        tokenizer=bases.tokenizer_identity(recipe.model),
+    )
+    return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home, base)

@@ -153,7 +153,7 @@ def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[
     The copy stands in its module under that name, for a pod finds its task by module and name. Flyte refuses tasks made
     from inner functions, and one function cannot be two tasks.
     """
-    copy = types.FunctionType(function.__code__, function.__globals__, name)
+    copy = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
     copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
     copy.__qualname__, copy.__module__ = name, function.__module__
     cluster = load_cluster()

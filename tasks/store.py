@@ -1,31 +1,58 @@
 """Store: one artifact, whole or not at all."""
 
-from flytekit import Deck, Resources, task
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from flytekit import Artifact, Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import artifact, checkpoints
+from flytune import artifact, checkpoints, notifying
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, TrainingResult
 from images import LIGHT
-from tasks.folders import fetch, fresh, placed
+from tasks.folders import fetch, fresh, placed, uploaded
 from tasks.secrets import secrets
+
+ARTIFACT = Artifact(name="flytune", partition_keys=["recipe", "base_model", "data"])
+"""Its name in Union's catalogue; open-source Flyte keeps the same as metadata of the output, and asks nothing."""
+
+
+class Facts:
+    """What the console shows of an artifact without opening it: metadata of the task's output."""
+
+    def __init__(self, folder: Path, recipe: Recipe, metrics: Metrics) -> None:
+        self.partitions: dict[str, str] = {
+            "recipe": recipe.name,
+            "base_model": recipe.model.name_or_path,
+            "data": Manifest.read(folder / "manifest.json").content_sha256,
+        }
+        self._facts = {**self.partitions, **artifact.facts(folder, recipe, metrics)}
+
+    def serialize_to_string(self, context: Any, variable: str) -> tuple[str, str]:
+        """Flytekit's protocol for what it puts beside an output."""
+        return "flytune", json.dumps(self._facts)
 
 
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="2", mem="8Gi"),
-    secret_requests=secrets("hub"),
+    secret_requests=[*secrets("hub"), *secrets("notify")],
     enable_deck=True,
     deck_fields=(),
 )
 def store_artifact(
     recipe: Recipe, plan: Plan, dataset: FlyteDirectory, trained: FlyteDirectory, metrics: Metrics
-) -> FlyteDirectory:
+) -> Annotated[FlyteDirectory, ARTIFACT]:
     """The artifact, with its report as a file and as this task's deck; published where the recipe says."""
     folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name))
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
+    address = ""
     if recipe.publish.address:
-        artifact.publish(folder, recipe.publish.address, artifact.published_name(folder, recipe))
+        address = artifact.publish(folder, recipe.publish.address, artifact.published_name(folder, recipe))
+    stored = uploaded(folder)
     checkpoints.clear(placed(recipe), Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json"))
-    return FlyteDirectory(str(folder))
+    notifying.tell(recipe, "succeeded", notifying.succeeded(recipe, metrics, address or stored.path))
+    facts = Facts(folder, recipe, metrics)
+    return ARTIFACT.create_from(stored, facts, **facts.partitions)

@@ -17,16 +17,22 @@ from flytune.shapes import Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS
 from images import TRAIN as IMAGE
 from tasks.attempts import Ranks, told
-from tasks.folders import fetch, fresh, placed
+from tasks.folders import fetch, fresh, placed, unpack
 from tasks.pods import declare, rendezvous
 from tasks.secrets import secrets
 
 
-def train(recipe: Recipe, plan: Plan, dataset: FlyteDirectory) -> FlyteDirectory:
-    """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process."""
+def train(
+    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, base: FlyteDirectory | None = None, further: bool = True
+) -> FlyteDirectory:
+    """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process.
+
+    Without `base` the base model is read as on a laptop; not `further` exports the newest whole checkpoint as it is.
+    """
     out = fresh("trained")
     with told():
-        training.fit(placed(recipe), plan, shape_named(plan.shape), fetch(dataset), out)
+        unpack(base)
+        training.fit(placed(recipe), plan, shape_named(plan.shape), fetch(dataset), out, further)
     return FlyteDirectory(str(out))
 
 

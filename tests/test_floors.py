@@ -56,6 +56,7 @@ FLOORS = [
     {"flytune.needs"},
     {"flytune.forecast"},
     {"flytune.calibration"},
+    {"flytune.notifying"},
     {"flytune.charts", "flytune.strips", "flytune.parallel_coordinates", "flytune.heldout", "flytune.timing", "flytune.peaks"}
     | {"flytune.collating", "flytune.ordering", "flytune.notes"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
@@ -74,6 +75,8 @@ FLOORS = [
     {"flytune.workload"},
     {"flytune.models"},
     {"flytune.grids"},
+    {"flytune.bases"},
+    {"flytune.addresses"},
     {"flytune.recipe", "flytune.shapes", "flytune.cluster", "flytune.records", "flytune.plans", "flytune.gpus"},
     {"flytune.run_sections"},
     {"flytune.sections"},

@@ -24,8 +24,11 @@ from tests.tiny import tiny_base, tiny_recipe, write_pairs
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pod(task, folder, **inputs):
-    """Outputs of one task by name, or the error document that propeller would show in the console."""
+def pod(task, folder, raw=None, seen=None, **inputs):
+    """Outputs of one task by name, or the error document that propeller would show in the console.
+
+    `raw` is the cluster's storage for outputs, `seen` what else its environment has.
+    """
     context = FlyteContextManager.current_context()
     folder.mkdir()
     literals = TypeEngine.dict_to_literal_map(context, inputs, task.python_interface.inputs)
@@ -33,13 +36,13 @@ def pod(task, folder, **inputs):
     places = {
         "{{.input}}": str(folder / "inputs.pb"),
         "{{.outputPrefix}}": str(folder),
-        "{{.rawOutputDataPrefix}}": str(folder / "raw"),
+        "{{.rawOutputDataPrefix}}": raw or str(folder / "raw"),
         "{{.checkpointOutputPrefix}}": str(folder / "checkpoint"),
         "{{.prevCheckpointPrefix}}": '""',
     }
     command = [places.get(part, part) for part in task.get_command(SETTINGS)]
     command[0] = str(Path(sys.executable).with_name(command[0]))
-    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder)}
+    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder), **(seen or {})}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     if (folder / "error.pb").exists():
         return ErrorDocument.from_flyte_idl(utils.load_proto_from_file(errors_pb2.ErrorDocument, str(folder / "error.pb")))

@@ -31,12 +31,12 @@ def inputs(tmp_path_factory):
     return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 80)
 
 
-def pyflyte(recipe, folder):
-    """Runs a recipe in a home and a temporary directory of its own."""
+def pyflyte(recipe, folder, seen=None):
+    """Runs a recipe in a home and a temporary directory of its own; `seen` is what else its environment has."""
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     (folder / "tmp").mkdir()
-    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp")}
+    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), **(seen or {})}
     program = Path(sys.executable).with_name("pyflyte")
     command = [program, "run", "workflows/finetune.py", "finetune", "--recipe", path]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flytune import bases
 from flytune.data.hub import advice
 from flytune.data.sources import read_chat_template
-from flytune.errors import DataError
+from flytune.errors import DataError, RecipeError
 from flytune.sections import Data, Model
 
 SHIPPED = "chat_templates/chatml.jinja and chat_templates/alpaca.jinja"
@@ -81,10 +82,10 @@ def _from_pretrained(model: Model) -> Any:
     from transformers import AutoTokenizer
 
     where = f"model.name_or_path: {model.name_or_path}"
-    folder = Path(model.name_or_path).expanduser()
-    if not folder.is_dir() and (model.name_or_path.startswith((".", "/", "~")) or model.name_or_path.count("/") > 1):
-        raise DataError(f"{where}: no such folder (seen from {Path.cwd()}), and not a hub id of the form owner/name")
-    name = str(folder) if folder.is_dir() else model.name_or_path
+    try:
+        folder = Path(name := bases.local_name(model, weights=False))
+    except RecipeError as error:
+        raise DataError(str(error)) from None
     try:
         return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises

@@ -1,0 +1,65 @@
+"""The parts of finetune by themselves, for who works from the console.
+
+pyflyte run workflows/parts.py plan_only --recipe recipes/demo-qlora.yaml
+"""
+
+from flytekit import workflow
+from flytekit.types.directory import FlyteDirectory
+
+from flytune.plans import Plan
+from flytune.recipe import Recipe
+from flytune.records import Metrics
+from tasks.base_model import fetch_base_model
+from tasks.checkpoint import find_checkpoint
+from tasks.evaluate import EVALUATE
+from tasks.plan import make_plan
+from tasks.prepare import prepare_data
+from tasks.report import report_failure
+from workflows.finetune import stored
+from workflows.routing import on
+
+
+@workflow
+def plan_only(recipe: Recipe) -> Plan:
+    """Whether the recipe fits, on what, why, and for how much; nothing is rented."""
+    plan: Plan = make_plan(recipe=recipe).plan
+    return plan
+
+
+@workflow
+def prepare_only(recipe: Recipe) -> FlyteDirectory:
+    """The prepared data set; a later finetune of the same data, tokenizer and data section takes it from the cache."""
+    planned = make_plan(recipe=recipe)
+    dataset: FlyteDirectory = prepare_data(request=planned.request, keep=planned.keep)
+    return dataset
+
+
+@workflow
+def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
+    """A stored artifact held against its base model once more, on the recipe's held-out data as it is now."""
+    planned = make_plan(recipe=recipe)
+    base = fetch_base_model(base=planned.base)
+    dataset = prepare_data(request=planned.request, keep=planned.keep)
+    metrics: Metrics = on("evaluate", planned.shape, EVALUATE, recipe=recipe, trained=artifact, dataset=dataset, base=base)
+    return metrics
+
+
+@workflow(on_failure=report_failure)
+def resume(recipe: Recipe) -> FlyteDirectory:
+    """Finetune from the run's newest whole checkpoint; refused where there is none."""
+    return _from_checkpoint(recipe, further=True)
+
+
+@workflow(on_failure=report_failure)
+def export_only(recipe: Recipe) -> FlyteDirectory:
+    """The run's newest whole checkpoint exported, evaluated and stored without a further step; the checkpoint stays."""
+    return _from_checkpoint(recipe, further=False)
+
+
+def _from_checkpoint(recipe: Recipe, further: bool) -> FlyteDirectory:
+    planned = make_plan(recipe=recipe)
+    base = fetch_base_model(base=planned.base)
+    dataset = prepare_data(request=planned.request, keep=planned.keep)
+    found = find_checkpoint(recipe=recipe, dataset=dataset)
+    artifact: FlyteDirectory = stored(found, planned, dataset, base, further)
+    return artifact
