@@ -130,7 +130,7 @@ def by_cause(file: Path) -> dict[str, float]:
     seconds = defaultdict(float)
     for low, high in pairwise(cuts):
         seconds[_cause([spans[process] for process in chain], low, high)] += high - low
-    return dict(seconds)
+    return {cause: spent for cause, spent in seconds.items() if spent > 0.05}
 
 
 def _cause(chain: list[list[tuple[float, float, str]]], low: float, high: float) -> str:

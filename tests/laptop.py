@@ -48,7 +48,7 @@ def pyflyte(laptop, home, *arguments, **variables):
         "AWS_SECRET_ACCESS_KEY": SECRET,
     }
     command = ["pyflyte", *arguments]
-    return subprocess.run(command, cwd=laptop, env=environment | variables, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=laptop, env=environment | variables, capture_output=True, text=True, timeout=900)
 
 
 def submit(laptop, home, admin, recipe, **variables):

@@ -155,7 +155,7 @@ def run_pods(admin, task, inputs, folder, environment, execution):
     pods, rendezvous = _rendezvous(task, _free_port())
     flyte = {"FLYTE_INTERNAL_EXECUTION_ID": execution, "FLYTE_ATTEMPT_NUMBER": "0"}
     started = [_start(command, folder / str(index), environment | variables | flyte | rendezvous) for index in range(pods)]
-    codes = [process.wait(timeout=540) for process in started]
+    codes = [process.wait(timeout=900) for process in started]
     if (error := admin.stored(f"{prefix}/error.pb")) is not None:
         raise PodFailed(errors_pb2.ErrorDocument.FromString(error).error.message)
     if (found := admin.stored(f"{prefix}/outputs.pb")) is None:
