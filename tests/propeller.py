@@ -176,6 +176,7 @@ def _start(command, folder, environment):
         "IMPORTED": str(folder / "imported"),
         "HF_HUB_OFFLINE": "1",
         "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
     }
     with (folder / "log").open("w") as log:
         return subprocess.Popen(command, cwd=folder / "app", env=own | environment, stdout=log, stderr=subprocess.STDOUT)
