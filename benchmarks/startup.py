@@ -1,14 +1,27 @@
-"""How long a laptop waits: reading a recipe, planning it, and importing the workflow; each in a fresh process.
+"""How long until the first optimizer step, and what takes the time.
 
-The peer is what a training script pays before its first line of work: importing TRL's SFTTrainer.
+Three tables: what a laptop waits for (reading a recipe, planning it, importing the workflow; the peer is what a training script
+pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine; and `pyflyte run --remote` with
+the pods that it leads to, cold, from the uploaded code, without cluster (tests/propeller.py). benchmarks/spans.py finds causes.
 """
 
+import json
 import subprocess
 import sys
+import tempfile
 import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
 
+import yaml
 from rich.console import Console
 from rich.table import Table
+
+from tests.flyteadmin import flyteadmin
+from tests.laptop import checkout, pyflyte, submit
+from tests.propeller import Run
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 CASES = {
     "read a recipe": "from flytune.recipe import Recipe; Recipe.from_yaml('recipes/demo-qlora.yaml')",
@@ -17,9 +30,20 @@ CASES = {
     "peer: import SFTTrainer": "from trl import SFTTrainer",
 }
 ROUNDS = 5
+SPANS = Path(__file__).with_name("spans.py")
+REST = "the rest"
+# As the tests have it, and pods: no hub, no GPU.
+LAPTOP = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
 
 
 def main() -> None:
+    """Shows the tables."""
+    show_laptop()
+    with tempfile.TemporaryDirectory(prefix="flytune-startup-") as folder:
+        show_causes(Path(folder))
+
+
+def show_laptop() -> None:
     """Interleaves the cases, so that a slow moment of the machine hits all, and shows the median of each."""
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     for _ in range(ROUNDS):
@@ -34,6 +58,86 @@ def main() -> None:
     for name, value in median.items():
         table.add_row(name, f"{value:.2f}", f"{value / median['peer: import SFTTrainer']:.2f}")
     Console().print(table)
+
+
+def show_causes(folder: Path) -> None:
+    """One run of the smallest recipe on two processes each way; seconds by cause, to the first step or the end of the pod."""
+    recipe = tiny_recipe(
+        tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64), {"sharding": "ddp", "hardware.shape": "cpu-2"}
+    )
+    laptop = checkout(folder / "laptop")
+    columns = {"run": _local(folder, laptop, recipe), **_remote(folder, laptop, recipe)}
+    causes = sorted({cause for column in columns.values() for cause in column}, key=lambda cause: -columns["run"].get(cause, 0))
+    table = Table(title="Seconds to the first step, by cause", title_justify="left")
+    for name in ("cause", *columns):
+        table.add_column(name, justify="left" if name == "cause" else "right")
+    for cause in causes:
+        table.add_row(cause, *(f"{column[cause]:.1f}" if cause in column else "" for column in columns.values()))
+    table.add_row("in all", *(f"{sum(column.values()):.1f}" for column in columns.values()))
+    Console(width=140).print(table)
+
+
+def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
+    """`pyflyte run`, to the first step of rank 0."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "home").mkdir()
+    what = ["run", "workflows/finetune.py", "finetune", "--recipe", str(folder / "recipe.yaml")]
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SPANS.read_text())
+    done = pyflyte(laptop, folder / "home", *what, **LAPTOP, SPANS=str(folder / "run"), paths=[str(site)])
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return by_cause(folder / "run")
+
+
+def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, float]]:
+    """`pyflyte run --remote` to its end, and each pod: to its end, or to the first step."""
+    home, found = folder / "cluster", {}
+    with flyteadmin(home) as (admin, storage):
+        name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
+        found["run --remote"] = by_cause(folder / "submit")
+        run = Run(admin, name, folder / "pods", storage | {"SITE": str(SPANS)})
+        for task in ("make_plan", "prepare_data", "train"):
+            run.environment["SPANS"] = str(folder / task)
+            run.until(task)
+            found[f"{task} pod"] = by_cause(folder / task)
+    return found
+
+
+def by_cause(file: Path) -> dict[str, float]:
+    """Seconds by cause, from the first process's start to the end of the first step, or its own end.
+
+    At each moment the youngest process on the way to rank 0 (else, to the last one) counts, and in it the innermost span.
+    """
+    spans = defaultdict(list)
+    parents, end = {}, None
+    for line in file.read_text().splitlines():
+        process, parent, cause, start, stop = json.loads(line)
+        parents[process] = parent
+        spans[process].append((start, stop, cause))
+        if cause == "THE FIRST STEP":
+            end, last = stop, process
+    if end is None:
+        end = max(stop for process in spans for _, stop, _ in spans[process])
+        last = max(spans, key=lambda process: min(spans[process])[0])
+    chain = [last]
+    while parents.get(chain[-1]) in spans:
+        chain.append(parents[chain[-1]])
+    cuts = sorted(
+        {min(moment, end) for process in chain for start, stop, _ in spans[process] for moment in (start, stop)} | {end}
+    )
+    seconds = defaultdict(float)
+    for low, high in pairwise(cuts):
+        seconds[_cause([spans[process] for process in chain], low, high)] += high - low
+    return {cause: spent for cause, spent in seconds.items() if spent > 0.05}
+
+
+def _cause(chain: list[list[tuple[float, float, str]]], low: float, high: float) -> str:
+    for spans in chain:
+        if around := [(start, cause) for start, stop, cause in spans if start <= low and high <= stop]:
+            return max(around)[1]
+    return REST
 
 
 if __name__ == "__main__":

@@ -34,6 +34,18 @@ def write_inputs(task: Any, file: Path, inputs: dict[str, Any]) -> None:
     utils.write_proto_to_file(literals.to_flyte_idl(), str(file))
 
 
+def filled(command: list[str], inputs: str, prefix: str, raw: str | None = None) -> list[str]:
+    """A container's command with the addresses that propeller puts into it: below `prefix`, but for the inputs' and `raw`'s."""
+    places = {
+        "{{.input}}": inputs,
+        "{{.outputPrefix}}": prefix,
+        "{{.rawOutputDataPrefix}}": raw or f"{prefix}/raw",
+        "{{.checkpointOutputPrefix}}": f"{prefix}/checkpoint",
+        "{{.prevCheckpointPrefix}}": '""',
+    }
+    return [places.get(part, part) for part in command]
+
+
 class Pod:
     """One attempt. `cold` starts a new interpreter, as a container does; else this process is forked, imports and all."""
 
@@ -41,14 +53,7 @@ class Pod:
         self.folder, self.started = folder, time.monotonic()
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        places = {
-            "{{.input}}": str(inputs),
-            "{{.outputPrefix}}": str(folder),
-            "{{.rawOutputDataPrefix}}": str(folder / "raw"),
-            "{{.checkpointOutputPrefix}}": str(folder / "checkpoint"),
-            "{{.prevCheckpointPrefix}}": '""',
-        }
-        command = [places.get(part, part) for part in task.get_command(SETTINGS)]
+        command = filled(task.get_command(SETTINGS), str(inputs), str(folder))
         # After the last retry, Flyte starts no other; a person starts a new execution.
         environment = {"HOME": str(folder), "TMPDIR": str(self.temporary), "FLYTE_ATTEMPT_NUMBER": str(number % (RETRIES + 1))}
         sys.stdout.flush()
@@ -113,12 +118,16 @@ class Pod:
         return (self.folder / "outputs.pb").exists()
 
 
-def output(task: Any, folder: Path) -> Path:
-    """The folder that a train pod returned."""
+def outputs(task: Any, folder: Path) -> dict[str, Any]:
+    """What a pod returned, by name."""
     context = FlyteContextManager.current_context()
     proto = utils.load_proto_from_file(literals_pb2.LiteralMap, str(folder / "outputs.pb"))
-    found = TypeEngine.literal_map_to_kwargs(context, LiteralMap.from_flyte_idl(proto), task.python_interface.outputs)
-    return Path(found["o0"].download())
+    return TypeEngine.literal_map_to_kwargs(context, LiteralMap.from_flyte_idl(proto), task.python_interface.outputs)
+
+
+def output(task: Any, folder: Path) -> Path:
+    """The folder that a train pod returned."""
+    return Path(outputs(task, folder)["o0"].download())
 
 
 def _become(command: list[str], environment: dict[str, str], log: Path, cold: bool, task: Any) -> None:

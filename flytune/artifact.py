@@ -78,7 +78,7 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
     return {
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
-        "base_commit": _record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
+        "base_commit": read(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
         "base_perplexity": metrics.base.perplexity,
         "tuned_perplexity": metrics.tuned.perplexity,
         "loss_difference": metrics.loss_difference,

@@ -11,8 +11,8 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune import evaluation
 from tasks.store import ARTIFACT, store_artifact
+from tests.pods import pod
 from tests.stages import plan_for, recipe_for, write_dataset, write_trained
-from tests.test_pods_run import pod
 from tests.test_tasks import proto
 from tests.tiny import tiny_base
 

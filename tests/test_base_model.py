@@ -22,7 +22,7 @@ from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.train import TRAIN
 from tests.model_hub import FIRST, NAME, SECOND, serving
-from tests.test_pods_run import pod
+from tests.pods import pod
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 ROOT = Path(__file__).resolve().parent.parent

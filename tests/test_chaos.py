@@ -14,7 +14,7 @@ import pytest
 from chaos import checking
 from chaos.bucket import Bucket
 from chaos.faults import KILLS, LIVES, ON_DISK, ON_S3, Bag
-from tests.test_pods_run import ROOT
+from tests.pods import ROOT
 
 CALM = {
     "steps": [[1, 6.0, 1.0], [2, 5.0, 1.0]],

@@ -13,7 +13,7 @@ from flytune.failures import RETRIES
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import TrainingResult
 from tasks.train import TRAIN
-from tests.test_pods_run import ROOT, pod
+from tests.pods import ROOT, pod
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 pytestmark = pytest.mark.slow

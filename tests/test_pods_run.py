@@ -1,54 +1,16 @@
-"""Tasks as a pod runs them: the container's own command (pyflyte-execute), inputs.pb in, outputs.pb out; no cluster."""
+"""Tasks of this checkout, each in a pod of its own (tests/pods.py). test_remote.py: what a cluster was sent."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2, literals_pb2
-from flytekit.core import utils
-from flytekit.core.context_manager import FlyteContextManager
-from flytekit.core.type_engine import TypeEngine
-from flytekit.models.core.errors import ErrorDocument
-from flytekit.models.literals import LiteralMap
 
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.train import TRAIN
-from tests.test_tasks import SETTINGS
+from tests.pods import pod
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def pod(task, folder, raw=None, seen=None, **inputs):
-    """Outputs of one task by name, or the error document that propeller would show in the console.
-
-    `raw` is the cluster's storage for outputs, `seen` what else its environment has.
-    """
-    context = FlyteContextManager.current_context()
-    folder.mkdir()
-    literals = TypeEngine.dict_to_literal_map(context, inputs, task.python_interface.inputs)
-    utils.write_proto_to_file(literals.to_flyte_idl(), str(folder / "inputs.pb"))
-    places = {
-        "{{.input}}": str(folder / "inputs.pb"),
-        "{{.outputPrefix}}": str(folder),
-        "{{.rawOutputDataPrefix}}": raw or str(folder / "raw"),
-        "{{.checkpointOutputPrefix}}": str(folder / "checkpoint"),
-        "{{.prevCheckpointPrefix}}": '""',
-    }
-    command = [places.get(part, part) for part in task.get_command(SETTINGS)]
-    command[0] = str(Path(sys.executable).with_name(command[0]))
-    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder), **(seen or {})}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
-    if (folder / "error.pb").exists():
-        return ErrorDocument.from_flyte_idl(utils.load_proto_from_file(errors_pb2.ErrorDocument, str(folder / "error.pb")))
-    assert (folder / "outputs.pb").exists(), done.stderr[-3000:]
-    proto = utils.load_proto_from_file(literals_pb2.LiteralMap, str(folder / "outputs.pb"))
-    return TypeEngine.literal_map_to_kwargs(context, LiteralMap.from_flyte_idl(proto), task.python_interface.outputs)
 
 
 @pytest.fixture

@@ -1,0 +1,135 @@
+"""Where a process's time goes before the first optimizer step: run by sitecustomize, in each Python that inherits SPANS.
+
+Wraps nothing of flytune by hand: a hook sees modules being imported, times those of PACKAGES, and functions of FUNCTIONS once
+they are there. Appends to the file SPANS: process, parent, cause, start and end on the machine's monotonic clock. No flytune,
+no third party here: it runs before everything else, and must cost nothing.
+"""
+
+import atexit
+import functools
+import importlib.abc
+import json
+import os
+import sys
+import time
+
+PACKAGES = {
+    **dict.fromkeys(
+        ("flytekit", "flyteidl", "grpc", "google", "fsspec", "s3fs", "pydantic", "rich", "mashumaro"), "import flytekit"
+    ),
+    **dict.fromkeys(("flytune", "tasks", "workflows", "images"), "import the project"),
+    **dict.fromkeys(("flytekitplugins", "kubernetes"), "import kfpytorch, kubernetes"),
+    "torch": "import torch",
+    **dict.fromkeys(
+        ("transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "bitsandbytes"), "import transformers, trl"
+    ),
+}
+FUNCTIONS = {
+    "flytekit.tools.fast_registration": {"download_distribution": "download the code", "fast_package": "pack the code"},
+    "flytekit.remote.remote": {
+        "FlyteRemote.upload_file": "upload the code",
+        "FlyteRemote.register_workflow": "serialize and register",
+        "FlyteRemote._execute": "submit",
+    },
+    "flytune.planner": {"make": "plan"},
+    "flytune.data.preparing": {"prepare": "prepare the data"},
+    "tasks.folders": {"fetch": "fetch the data set"},
+    "flytune.loading": {"base_model": "load the model"},
+    "flytune.strategies.strategy": {"Strategy.shard": "load the model"},
+    "torch.distributed.distributed_c10d": {"init_process_group": "process group"},
+    "flytune.training": {"fit": "set up the Trainer"},
+    "transformers.trainer": {"Trainer.get_batch_samples": "first batch", "Trainer.training_step": "first step"},
+}
+FIRST_STEP = ("transformers.trainer_callback", "CallbackHandler.on_step_end")
+
+_spans: list[tuple[str, float, float]] = []
+
+
+def note(cause: str, start: float) -> None:
+    """One span, which ends now."""
+    _spans.append((cause, start, time.monotonic()))
+
+
+def write() -> None:
+    """Appends what was noted, and that the process lives until now."""
+    note("end", time.monotonic())
+    lines = [json.dumps([os.getpid(), os.getppid(), *span]) + "\n" for span in _spans]
+    _spans.clear()
+    with open(os.environ["SPANS"], "a") as file:
+        file.write("".join(lines))
+
+
+def timed(cause: str, function):
+    """A function that notes its time."""
+
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        start = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            note(cause, start)
+
+    return inner
+
+
+def _first_step(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        if os.environ.get("RANK", "0") == "0":
+            note("THE FIRST STEP", time.monotonic())
+        write()
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def _wrap(module, path: str, wrapper) -> None:
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+class Hook(importlib.abc.MetaPathFinder):
+    """Times the execution of modules; each module's own part, as those it imports are timed inside of it."""
+
+    def find_spec(self, name, path=None, target=None):
+        """The others' spec, with a loader that is timed."""
+        cause = PACKAGES.get(name.partition(".")[0])
+        wraps = dict(FUNCTIONS.get(name, {}))
+        if cause is None and not wraps:
+            return None
+        spec = next((found for finder in sys.meta_path if finder is not self and (found := _find(finder, name, path))), None)
+        if spec is None or not hasattr(spec.loader, "exec_module"):
+            return spec
+        execute = spec.loader.exec_module
+
+        def timed_execute(module):
+            start = time.monotonic()
+            execute(module)
+            for path, what in wraps.items():
+                _wrap(module, path, functools.partial(timed, what))
+            if name == FIRST_STEP[0]:
+                _wrap(module, FIRST_STEP[1], _first_step)
+            note(cause, start)
+
+        spec.loader.exec_module = timed_execute
+        return spec
+
+
+def _find(finder, name, path):
+    return finder.find_spec(name, path) if hasattr(finder, "find_spec") else None
+
+
+def begin() -> None:
+    """Hooks in; what was before is the interpreter's own start."""
+    with open("/proc/self/stat") as stat:
+        ticks = int(stat.read().rpartition(")")[2].split()[19])
+    born = ticks / os.sysconf("SC_CLK_TCK") + time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    note("start Python", born)
+    sys.meta_path.insert(0, Hook())
+    atexit.register(write)
+
+
+if "SPANS" in os.environ:
+    begin()
