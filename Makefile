@@ -40,7 +40,7 @@ run: .venv/.installed ## Run RECIPE on this machine
 
 ON = --project $(PROJECT) --domain $(DOMAIN)
 REMOTE = pyflyte run --remote --copy all $(ON) workflows/finetune.py finetune --recipe $(RECIPE)
-REGISTER = pyflyte register $(ON) --copy all $(if $(VERSION),--version $(VERSION)) workflows
+REGISTER = pyflyte register $(ON) --copy all --destination-dir . $(if $(VERSION),--version $(VERSION)) workflows
 PACK = pyflyte --pkgs workflows package --copy all --force --output $(PACKAGE)
 
 remote: .venv/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN
@@ -53,7 +53,7 @@ register: .venv/.installed ## Register all workflows on the cluster, in PROJECT 
 	@echo "$(REGISTER)"
 	@$(REGISTER)
 
-package: .venv/.installed ## Write all protos and the code into PACKAGE, without a cluster; `flytectl register files` takes it
+package: .venv/.installed ## Write all protos and the code into PACKAGE, without a cluster, for `flytectl register files --archive --destinationDirectory .`
 	@echo "$(PACK)"
 	@$(PACK)
 

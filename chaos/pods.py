@@ -122,7 +122,9 @@ def outputs(task: Any, folder: Path) -> dict[str, Any]:
     """What a pod returned, by name."""
     context = FlyteContextManager.current_context()
     proto = utils.load_proto_from_file(literals_pb2.LiteralMap, str(folder / "outputs.pb"))
-    return TypeEngine.literal_map_to_kwargs(context, LiteralMap.from_flyte_idl(proto), task.python_interface.outputs)
+    literals = LiteralMap.from_flyte_idl(proto)
+    found: dict[str, Any] = TypeEngine.literal_map_to_kwargs(context, literals, task.python_interface.outputs)
+    return found
 
 
 def output(task: Any, folder: Path) -> Path:

@@ -11,23 +11,34 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import accepted as models
 from flytune import comparing, refreshing
 from flytune.accepted import Duel
+from flytune.failures import RETRIES
 from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch
+from tasks.folders import fetch, unpack
 from tasks.pods import declare
 
 _POD = Resources(cpu="1", mem="2Gi")
 
 
-def compare_models(recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, champion: str) -> Duel:
+def compare_models(
+    recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory, champion: str
+) -> Duel:
     """Challenger and champion on the same held-out tokens; against its base model where there is no champion."""
+    unpack(base)
     return comparing.duel(recipe, fetch(artifact), fetch(dataset), champion)
 
 
 COMPARE: dict[str, Any] = {
-    shape.name: declare(compare_models, f"compare_models_{shape.identifier}", shape, globals(), container_image=IMAGE)
+    shape.name: declare(
+        compare_models,
+        f"compare_models_{shape.identifier}",
+        shape.one_node,
+        globals(),
+        container_image=IMAGE,
+        retries=RETRIES,
+    )
     for shape in load_shapes()
 }
 

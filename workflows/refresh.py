@@ -8,6 +8,7 @@ from datetime import datetime
 from flytekit import conditional, workflow
 
 from flytune.recipe import Recipe
+from tasks.base_model import fetch_base_model
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.promote import COMPARE, promote_challenger, rollback_accepted
@@ -23,7 +24,9 @@ def challenge(recipe: Recipe, changed: Recipe, accepted: str, champion: str, fin
     planned = make_plan(recipe=changed)
     # As finetune has prepared it: from the cache.
     dataset = prepare_data(request=planned.request, keep=planned.keep)
-    duel = on("compare", planned.shape, COMPARE, recipe=changed, artifact=artifact, dataset=dataset, champion=champion)
+    base = fetch_base_model(base=planned.base)
+    inputs = {"recipe": changed, "artifact": artifact, "dataset": dataset, "base": base, "champion": champion}
+    duel = on("compare", planned.shape, COMPARE, **inputs)
     told: str = promote_challenger(
         recipe=recipe,
         accepted=accepted,
