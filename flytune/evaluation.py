@@ -22,7 +22,7 @@ from flytune.errors import DataError, ExportError
 from flytune.heldout import IGNORED, Row, bootstrap, heldout_loss, heldout_rows, padded
 from flytune.recipe import Recipe
 from flytune.records import Answer, Metrics, Score
-from flytune.sections import Evaluation
+from flytune.run_sections import Evaluation
 
 
 def score_afresh(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:

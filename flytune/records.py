@@ -192,6 +192,21 @@ class Answer(Strict):
     tuned: str
 
 
+class TaskScore(Strict):
+    """One metric of one task of lm-evaluation-harness, of base and tuned model on the same documents."""
+
+    task: str
+    metric: str
+    """With the harness's filter: exact_match,strict-match."""
+    higher_is_better: bool
+    base: float
+    base_stderr: float | None
+    tuned: float
+    tuned_stderr: float | None
+    documents: int
+    num_fewshot: int = 0
+
+
 class Metrics(Record):
     """metrics.json: base and tuned model on the same held-out tokens."""
 
@@ -208,6 +223,7 @@ class Metrics(Record):
     """How base and tuned model were loaded: the dtype, or `nf4` for an adapter on a 4-bit base."""
     answers: list[Answer]
     seconds: float
+    tasks: list[TaskScore] = Field(default=[])
 
     @property
     def is_better(self) -> bool:
