@@ -37,7 +37,7 @@ class Evaluation(Strict):
     eval_steps: Positive | None = None
     """Optimizer steps between scores of the model in training on those samples; none when not set."""
     batch_size: Positive = 8
-    sample_answers: Annotated[int, Field(ge=0)] = 4
+    sample_answers: Annotated[int, Field(ge=0)] = 16
     """Held-out prompts that base and tuned model answer side by side."""
     max_new_tokens: Positive = 128
     tasks: list[HarnessTask] = Field(default=[])

@@ -5,8 +5,8 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import evaluation
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.records import Metrics
 from flytune.shapes import load_shapes
 from images import TRAIN as IMAGE
 from tasks.folders import fetch

@@ -4,9 +4,10 @@ from flytekit import Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import artifact, checkpoints
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from images import LIGHT
 from tasks.folders import fetch, fresh, placed
 

@@ -53,14 +53,22 @@ FLOORS = [
     {"flytune.forecast"},
     {"flytune.calibration"},
     {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
-    | {"flytune.collating", "flytune.ordering", "flytune.notes"}
+    | {"flytune.collating", "flytune.ordering", "flytune.notes", "flytune.breakdown", "flytune.answering"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
     {"flytune.strategies", "flytune.closed_form"},
     {"flytune.activations", "flytune.states"},
     {"flytune.workload"},
     {"flytune.models"},
-    {"flytune.recipe", "flytune.shapes", "flytune.cluster", "flytune.records", "flytune.plans", "flytune.gpus"},
+    {
+        "flytune.recipe",
+        "flytune.shapes",
+        "flytune.cluster",
+        "flytune.records",
+        "flytune.metrics",
+        "flytune.plans",
+        "flytune.gpus",
+    },
     {"flytune.run_sections"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},
