@@ -245,7 +245,7 @@ def test_the_report_tells_where_the_model_is_better_and_whether_it_stops():
     text = " ".join(Tags(page()).text.split())
     assert "Of 133 samples 101 cost the tuned model less, 30 the base." in text
     assert "(F1), the tuned model's answer is closer in 1 of 1, the base's in 0, neither in 0." in text
-    assert "Cut off at 8 tokens, not ended by the model: base none, tuned 100 %." in text
+    assert "Cut off at 8 tokens, not ended by the model: base 0 %, tuned 100 %." in text
     assert "Tuned (cut off)" in text
     assert metrics().never_stops
     assert "The tuned model does not stop: was the end of answers trained" in text
