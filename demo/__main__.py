@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import inputs
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.records import Metrics, TrainingResult
+from flytune.records import TrainingResult
 
 RECIPES = [Path("recipes/demo-qlora.yaml"), Path("recipes/demo-full-zero2.yaml")]
 HOME = Path(".demo")

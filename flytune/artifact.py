@@ -14,11 +14,12 @@ from tqdm import tqdm
 from flytune import calibration, card, report, xray
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.probing import PROBE
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
-from flytune.records import Manifest, Metrics, StoredFile, TrainingResult
+from flytune.records import Manifest, StoredFile, TrainingResult
 from flytune.sealing import MANIFEST as EXPORT
 from flytune.sealing import Export
 from flytune.strict import Record

@@ -6,9 +6,10 @@ from pathlib import Path
 import yaml
 
 from flytune import report
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, TrainingResult
+from flytune.records import Manifest, TrainingResult
 
 
 def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult, metrics: Metrics) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from flytune.metrics import Metrics
 from flytune.plans import Plan
-from flytune.records import Manifest, Metrics, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from flytune.shapes import GIB
 
 if TYPE_CHECKING:
@@ -234,8 +235,7 @@ def _picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) ->
         canvas, stream = FigureCanvasSVG(figure), io.StringIO()
         draw(figure.add_subplot())
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
-    svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :]
+    svg = "<svg" + stream.getvalue().partition("<svg")[2]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # Several pictures share a page: names that nothing refers to would stand there twice.
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)

@@ -10,8 +10,8 @@ from flytune.accepted import Duel
 from flytune.errors import DataError
 from flytune.gate import trained_folder
 from flytune.heldout import Row, bootstrap, finite_loss, heldout_rows
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.records import Metrics
 
 log = logging.getLogger(__name__)
 

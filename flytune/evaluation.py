@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from flytune import gate, loading
+from flytune import breakdown, gate, loading
 from flytune.errors import DataError, ExportError
-from flytune.heldout import IGNORED, Row, bootstrap, finite_loss, heldout_rows, padded
+from flytune.heldout import bootstrap, finite_loss, heldout_rows, heldout_sources
+from flytune.metrics import Metrics, Score
+from flytune.questions import Questions, Said, generate
 from flytune.recipe import Recipe
-from flytune.records import Answer, Metrics, Score
-from flytune.sections import Evaluation
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
     gate.check_files(recipe, trained, dataset)
-    questions = _Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
+    questions = Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
     if recipe.method.name == "full":
         # One model in memory at a time.
         base = _measure(_base(recipe), questions, "base model")
@@ -80,6 +80,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     gate.check_loss(recipe, trained, tuned.nll, tuned.tokens)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
+    answers = questions.side_by_side(base.answers, tuned.answers)
     return Metrics(
         base=_score(points[0], lows[0], highs[0]),
         tuned=_score(points[1], lows[1], highs[1]),
@@ -89,37 +90,12 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         samples=len(rows),
         tokens=int(tokens.sum()),
         loaded_as="nf4" if recipe.method.name == "qlora" else recipe.model.dtype,
-        answers=[
-            Answer(prompt=questions.text(prompt), reference=questions.text(reference), base=of_base, tuned=of_tuned)
-            for (prompt, reference), of_base, of_tuned in zip(questions.prompts, base.answers, tuned.answers, strict=True)
-        ],
+        answers=answers,
+        parts=breakdown.parts(rows, heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
+        sample_wins=breakdown.wins(tuned.nll - base.nll),
+        answer_wins=breakdown.answer_wins(answers) if answers else None,
         seconds=time.perf_counter() - started,
     )
-
-
-@dataclass(frozen=True)
-class _Questions:
-    """What is asked of each model: to rate the held-out rows, and to go on after the prompts."""
-
-    wish: Evaluation
-    rows: list[Row]
-    tokenizer: Any
-    prompts: list[tuple[list[int], list[int]]]
-    """Prompt and reference answer."""
-    ends: list[int]
-    """Tokens that end an answer."""
-    pad: int
-
-    @classmethod
-    def of(cls, wish: Evaluation, rows: list[Row], tokenizer: Any) -> "_Questions":
-        ends = sorted({tokenizer.eos_token_id, *(_end_marker(row, tokenizer) for row in rows)} - {None})
-        # Padding is masked in any case; any token will do.
-        pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-        prompts = [_prompt(row, tokenizer) for row in rows[: wish.sample_answers]]
-        return cls(wish, rows, tokenizer, prompts, ends, pad)
-
-    def text(self, tokens: list[int]) -> str:
-        return _text(self.tokenizer, tokens)
 
 
 @dataclass(frozen=True)
@@ -128,54 +104,17 @@ class _Measured:
     """Of each row, summed over its scored tokens, in nats."""
     tokens: Any
     """Scored tokens of each row."""
-    answers: list[str]
+    answers: list[Said]
 
 
-def _measure(model: Any, questions: _Questions, label: str) -> _Measured:
+def _measure(model: Any, questions: Questions, label: str) -> _Measured:
     wish = questions.wish
     nll, tokens = finite_loss(model, questions.rows, questions.pad, wish.batch_size, label)
-    answers: list[str] = []
+    answers: list[Said] = []
     for start in tqdm(range(0, len(questions.prompts), wish.batch_size), desc=f"{label}: answers", delay=2):
         batch = [prompt for prompt, _ in questions.prompts[start : start + wish.batch_size]]
-        answers += [questions.text(answer) for answer in _generate(model, batch, questions)]
+        answers += generate(model, batch, questions)
     return _Measured(nll, tokens, answers)
-
-
-def _generate(model: Any, prompts: list[list[int]], questions: _Questions) -> list[list[int]]:
-    """Greedy continuations, without what follows an end marker."""
-    import torch
-    from transformers import GenerationConfig
-
-    # The model's own generation config would sample; a new one keeps nothing of it.
-    model.generation_config = GenerationConfig(eos_token_id=questions.ends or None, pad_token_id=questions.pad)
-    device = next(model.parameters()).device
-    input_ids = padded(prompts, questions.pad, left=True).to(device)
-    mask = padded([[1] * len(prompt) for prompt in prompts], 0, left=True).to(device)
-    wanted = questions.wish.max_new_tokens
-    with torch.no_grad():
-        output = model.generate(input_ids=input_ids, attention_mask=mask, do_sample=False, max_new_tokens=wanted)
-    answers = output[:, input_ids.shape[1] :].tolist()
-    return [answer[: next((at for at, token in enumerate(answer) if token in questions.ends), None)] for answer in answers]
-
-
-def _prompt(row: Row, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What stands before the first trained token, and the trained run that answers it; halves of a plain text."""
-    input_ids, labels = row["input_ids"], row["labels"]
-    start = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
-    if not _text(tokenizer, input_ids[:start]):
-        half = max(1, len(input_ids) // 2)
-        return input_ids[:half], input_ids[half:]
-    end = next((at for at in range(start, len(labels)) if labels[at] == IGNORED), len(labels))
-    return input_ids[:start], input_ids[start:end]
-
-
-def _end_marker(row: Row, tokenizer: Any) -> int | None:
-    """The special token that ends a sample's last answer (<|im_end|>), unless the answer was cut off before it."""
-    # Templates put a line break after it, which is trained on too.
-    for label in reversed(row["labels"]):
-        if label != IGNORED and tokenizer.decode([label]).strip():
-            return label if label in tokenizer.added_tokens_decoder else None
-    return None
 
 
 def _base(recipe: Recipe) -> Any:
@@ -233,10 +172,6 @@ def _perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return sys.float_info.max
-
-
-def _text(tokenizer: Any, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
 def _line(error: BaseException) -> str:

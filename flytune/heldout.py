@@ -150,6 +150,18 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
     return rows
 
 
+def heldout_sources(dataset: Path, limit: int) -> list[str]:
+    """The source of each row that `heldout_rows` gives."""
+    import pyarrow.parquet
+
+    manifest = Manifest.read(dataset / "manifest.json")
+    numbers: list[int] = []
+    for shard in manifest.heldout.shards:
+        if len(numbers) < limit:
+            numbers += pyarrow.parquet.read_table(dataset / shard.file, columns=["source"])["source"].to_pylist()
+    return [manifest.sources[number].name for number in numbers[:limit]]
+
+
 def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:
     """Rows of tokens as one tensor (rows, longest), filled up with `value` on the right, or on the left."""
     import torch

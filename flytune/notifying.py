@@ -7,8 +7,8 @@ import urllib.error
 import urllib.request
 from typing import Literal
 
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.records import Metrics
 
 log = logging.getLogger(__name__)
 

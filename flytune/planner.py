@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flytune import adapters, budgets, candidates, forecast, intervals, needs, ordering, search, speed
+from flytune import budgets, candidates, continuing, forecast, intervals, needs, ordering, search, speed
 from flytune.calibration import load_factors
 from flytune.candidates import Fit
 from flytune.errors import DoesNotFit, RecipeError
@@ -28,7 +28,7 @@ def make(
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
-    if problems := [*candidates.impossible(recipe, geometry), *adapters.problems(recipe)]:
+    if problems := [*candidates.impossible(recipe, geometry), *continuing.problems(recipe)]:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
     refusals = []
     for shape in candidates.wished(recipe, shapes):

@@ -12,8 +12,8 @@ import yaml
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from flytune.errors import RecipeError
-from flytune.run_sections import Checkpoints, Hardware, Notify, Publish, Tracking
-from flytune.sections import Data, Evaluation, Method, Model, Sharding, Training
+from flytune.run_sections import Checkpoints, Evaluation, Hardware, Notify, Publish, Tracking
+from flytune.sections import Data, Method, Model, Sharding, Training
 from flytune.strict import Strict, load_yaml, mistakes
 
 _PLANNED = "the planner says it; write training.global_batch_size"

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from flytune import charts
+from flytune.metrics import Metrics, Part, Score
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Score, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from flytune.timing import PARTS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -74,7 +75,7 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def interval(score: Score | Metrics, name: str) -> str:
+def interval(score: Score | Metrics | Part, name: str) -> str:
     """The 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"

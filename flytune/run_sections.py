@@ -1,12 +1,76 @@
-"""The sections of a recipe that say where a run happens and what is kept of it, field by field."""
+"""The sections of a recipe that say how a run is judged, where it happens and what is kept of it, field by field."""
 
 import tempfile
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from flytune.sections import Positive
 from flytune.strict import Strict
+
+
+class HarnessTask(Strict):
+    """A task or group of lm-evaluation-harness."""
+
+    name: Annotated[str, Field(min_length=1)]
+    num_fewshot: Annotated[int, Field(ge=0)] | None = None
+    """The task's own when not set."""
+    limit: Positive | None = None
+    """Documents of each task at most."""
+
+
+class Guard(Strict):
+    """What training must not make worse."""
+
+    task: str
+    metric: str | None = None
+    """The task's first when not set."""
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    """That it may fall, in the metric's own unit."""
+
+
+class Evaluation(Strict):
+    """What is asked of the exported model, in a task of its own."""
+
+    max_samples: Positive = 500
+    """Held-out samples to score at most."""
+    eval_steps: Positive | None = None
+    """Optimizer steps between scores of the model in training on those samples; none when not set."""
+    batch_size: Positive = 8
+    sample_answers: Annotated[int, Field(ge=0)] = 16
+    """Held-out prompts that base and tuned model answer side by side."""
+    max_new_tokens: Positive = 128
+    tasks: list[HarnessTask] = Field(default=[])
+    """Of lm-evaluation-harness; asked of base and tuned model."""
+    include_path: str | None = None
+    """A folder of tasks of your own, in the harness's YAML, that travels with the code (recipes/tasks)."""
+    apply_chat_template: bool = False
+    """Ask the tasks as chats."""
+    task_shards: Positive = 1
+    """Parts that the documents of each task are cut into; each is a pod of its own."""
+    shape: str | None = None
+    """A row of shapes.yaml to evaluate on; the one that trains when not set."""
+    must_not_fall: list[Guard] = Field(default=[])
+    """Where one of them falls, the model is stored but not published or promoted."""
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        """`gsm8k` is `{name: gsm8k}`."""
+        return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _guards_are_asked(self) -> Self:
+        asked = [task.name for task in self.tasks]
+        missing = [
+            guard.task
+            for guard in self.must_not_fall
+            # Or one of a group's: mmlu_astronomy of mmlu.
+            if not any(guard.task == name or guard.task.startswith(f"{name}_") for name in asked)
+        ]
+        if missing:
+            raise ValueError(f"must_not_fall names {', '.join(missing)}, which evaluation.tasks does not ask")
+        return self
 
 
 class Hardware(Strict):
@@ -77,7 +141,12 @@ class Publish(Strict):
     """Where the artifact goes beside Flyte's own store."""
 
     address: str | None = None
-    """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content."""
+    """A folder or fsspec address; the artifact is put below it, under the recipe's name and a hash of its content. Or
+    hf://owner/name, a repository on the Hugging Face Hub, with a revision for each run."""
+    private: bool = True
+    """Of a repository on the hub that does not exist yet."""
+    every_save: bool = False
+    """Publish what each checkpoint has trained as well, while training goes on; on the hub alone."""
 
 
 class Notify(Strict):

@@ -192,16 +192,3 @@ class Training(Strict):
         if self.on_bad_loss == "skip" and self.logging_steps > 1:
             raise ValueError("on_bad_loss: skip looks at each step; logging_steps must be 1")
         return self
-
-
-class Evaluation(Strict):
-    """What is asked of the exported model, in a task of its own."""
-
-    max_samples: Positive = 500
-    """Held-out samples to score at most."""
-    eval_steps: Positive | None = None
-    """Optimizer steps between scores of the model in training on those samples; none when not set."""
-    batch_size: Positive = 8
-    sample_answers: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts that base and tuned model answer side by side."""
-    max_new_tokens: Positive = 128

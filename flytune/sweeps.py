@@ -14,9 +14,10 @@ from rich.table import Table
 from flytune import parallel_coordinates, planner, report
 from flytune.errors import FlytuneError, RecipeError
 from flytune.grids import Points, shown, value_at
+from flytune.metrics import Metrics, Score
 from flytune.parallel_coordinates import Line
 from flytune.plans import Plan
-from flytune.records import Metrics, Score, TrainingResult
+from flytune.records import TrainingResult
 from flytune.strict import Record, Strict
 
 _OTHER_SCALES = ("data", "model", "evaluation")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flytune import (
-    adapters,
     budgets,
+    continuing,
     data,
     export,
     heldout,
@@ -194,7 +194,7 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, saver: Saver,
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)
     if recipe.method.adapter and not resumed:
-        adapters.fill(trainer.model, recipe.method)
+        continuing.fill(trainer.model, recipe.method)
     strategy.shard(trainer, recipe)
     if sliced:
         device = "cpu" if recipe.sharding.offload == "cpu" else None

@@ -6,8 +6,8 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune import evaluation
 from flytune.failures import RETRIES
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.records import Metrics
 from flytune.shapes import load_shapes
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, unpack

@@ -19,7 +19,7 @@ from tasks.secrets import secrets
 
 logger = logging.getLogger(__name__)
 # Raise it when the same request would prepare other bytes.
-CACHE_VERSION = "3"
+CACHE_VERSION = "4"
 # Limits as well: as many processes are started as the container has cores, and each holds a tokenizer.
 _PODS = Resources(cpu="4", mem="16Gi")
 

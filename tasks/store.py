@@ -8,9 +8,10 @@ from flytekit import Artifact, Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import artifact, checkpoints, notifying
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from images import LIGHT
 from tasks.folders import fetch, fresh, placed, uploaded
 from tasks.secrets import secrets

@@ -11,9 +11,10 @@ from flytekit.types.error.error import FlyteError
 
 from flytune import grids, sweeps
 from flytune.grids import Points
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Metrics, TrainingResult
+from flytune.records import TrainingResult
 from flytune.sweeps import Outcome
 from images import LIGHT
 from tasks.folders import fresh

@@ -10,7 +10,7 @@ from typing import Any
 from flytune import heldout, loading, probing, sealing
 from flytune.plans import Need, Plan
 from flytune.recipe import Recipe
-from flytune.records import Bin, Manifest, Shard, SplitCounts, Step, TrainingResult
+from flytune.records import Bin, Manifest, Shard, SourceCounts, SplitCounts, Step, TrainingResult
 from tests.tiny import tiny_recipe
 
 
@@ -32,11 +32,13 @@ def write_dataset(folder: Path, base: Path, heldout: int = 12) -> Path:
     rows = [_chat(tokenizer, index) for index in range(32 + heldout)]
     shards: dict[str, list[Shard]] = {"train": [], "heldout": []}
     cuts = [("train", 0, rows[:32]), ("heldout", 0, rows[32 : 32 + heldout // 2]), ("heldout", 1, rows[32 + heldout // 2 :])]
-    columns = pyarrow.schema({name: pyarrow.list_(pyarrow.int32()) for name in ("input_ids", "labels")})
+    tokens_of = {name: pyarrow.list_(pyarrow.int32()) for name in ("input_ids", "labels")}
     for split, number, part in cuts:
         file = folder / split / f"{number:05}.parquet"
         file.parent.mkdir(exist_ok=True)
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part, schema=columns), file)
+        columns = pyarrow.schema(tokens_of | ({"source": pyarrow.int32()} if split == "heldout" else {}))
+        stored = [{**row, "source": at % 2} for at, row in enumerate(part)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(stored, schema=columns), file)
         tokens = sum(len(row["input_ids"]) for row in part)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         shards[split].append(Shard(file=f"{split}/{file.name}", samples=len(part), tokens=tokens, sha256=digest))
@@ -68,6 +70,10 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
         max_length=128,
         longest=max(lengths),
         histogram=bins,
+        sources=[
+            SourceCounts(name=name, format="messages", weight=1, rows=22, bad=0, samples=22, tokens=900, trained_tokens=300)
+            for name in ("a", "b")
+        ],
         train=counts["train"],
         heldout=counts["heldout"],
         tokenizer_sha256="0" * 64,

@@ -10,9 +10,10 @@ import yaml
 
 from flytune import artifact, evaluation
 from flytune.errors import ExportError
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from tests.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
 from tests.test_report import metrics as made_up
 from tests.tiny import tiny_base

@@ -12,9 +12,9 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import bases
 from flytune.addresses import needed
 from flytune.errors import RecipeError
+from flytune.metrics import Metrics
 from flytune.models import read_geometry
 from flytune.recipe import Recipe
-from flytune.records import Metrics
 from flytune.sections import Model
 from tasks.evaluate import EVALUATE
 from tasks.folders import unpack

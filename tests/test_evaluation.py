@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flytune import evaluation, gate, heldout, loading, probing, sealing
 from flytune.errors import DataError, ExportError
+from flytune.questions import Questions
 from tests.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.tiny import tiny_base
 
@@ -118,6 +119,13 @@ def test_training_shows(scored):
 def test_answers_stand_side_by_side(scored):
     _, _, metrics = scored
     assert len(metrics.answers) == 3
+    assert metrics.sample_wins.tuned + metrics.sample_wins.base + metrics.sample_wins.ties == metrics.samples
+    assert [(part.kind, part.name, part.samples) for part in metrics.parts[:2]] == [("source", "a", 6), ("source", "b", 6)]
+    for kind in ("source", "length"):
+        told = [part for part in metrics.parts if part.kind == kind]
+        assert sum(part.samples for part in told) == metrics.samples
+        assert sum(part.tokens * part.tuned_loss for part in told) == pytest.approx(metrics.tokens * metrics.tuned.loss)
+        assert sum(part.tokens * part.base_loss for part in told) == pytest.approx(metrics.tokens * metrics.base.loss)
     for answer in metrics.answers:
         assert "Add" in answer.prompt
         assert answer.reference.startswith("The sum is")
@@ -137,9 +145,7 @@ def test_batched_answers_equal_single_ones(base, dataset, tmp_path):
 def test_text_without_a_prompt_is_cut_in_half(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokens = tokenizer("The quick brown fox jumps over the lazy dog.")["input_ids"]
-    questions = evaluation._Questions.of(
-        recipe_for(base, "full").evaluation, [{"input_ids": tokens, "labels": tokens}], tokenizer
-    )
+    questions = Questions.of(recipe_for(base, "full").evaluation, [{"input_ids": tokens, "labels": tokens}], tokenizer)
     prompt, reference = questions.prompts[0]
     assert len(prompt) == len(tokens) // 2
     assert prompt + reference == tokens

@@ -58,12 +58,12 @@ FLOORS = [
     {"flytune.calibration"},
     {"flytune.notifying"},
     {"flytune.charts", "flytune.strips", "flytune.parallel_coordinates", "flytune.heldout", "flytune.timing", "flytune.peaks"}
-    | {"flytune.collating", "flytune.ordering", "flytune.notes"}
+    | {"flytune.collating", "flytune.ordering", "flytune.notes", "flytune.breakdown", "flytune.questions"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {
         "flytune.accepted",
         "flytune.windows",
-        "flytune.adapters",
+        "flytune.continuing",
         "flytune.budgets",
         "flytune.speed",
         "flytune.traffic",
@@ -77,7 +77,8 @@ FLOORS = [
     {"flytune.grids"},
     {"flytune.bases"},
     {"flytune.addresses"},
-    {"flytune.recipe", "flytune.shapes", "flytune.cluster", "flytune.records", "flytune.plans", "flytune.gpus"},
+    {"flytune.recipe", "flytune.shapes", "flytune.cluster"}
+    | {"flytune.records", "flytune.metrics", "flytune.plans", "flytune.gpus"},
     {"flytune.run_sections"},
     {"flytune.sections"},
     {"flytune.strict", "flytune.errors"},

@@ -25,7 +25,9 @@ def test_remote_and_register_show_the_plain_line_and_ask_for_the_cluster_first()
     remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
     made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
     assert made[-3:] == ["flytune doctor --remote --reach", f'echo "{remote}"', remote]
-    register = "pyflyte register --project flytesnacks --domain development --copy all --destination-dir . --version v1 workflows"
+    register = (
+        "pyflyte register --project flytesnacks --domain development --copy all --destination-dir . --version v1 workflows"
+    )
     assert lines("register", VERSION="v1")[-3:] == ["flytune doctor --remote --reach", f'echo "{register}"', register]
     assert "--version" not in lines("register")[-1]
 

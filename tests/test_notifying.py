@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flytune import notifying
-from flytune.records import Metrics, Score
+from flytune.metrics import Metrics, Score
 from tests.test_planner import recipe_of
 
 SECRET = "T0P/S3CRET"

@@ -13,8 +13,9 @@ from flytekit.core.data_persistence import FileAccessProvider
 from flytune import notifying, ordering
 from flytune.checkpoints import finding
 from flytune.errors import TrainingError
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from tests.test_tasks import SETTINGS
 from tests.test_tasks_run import local_cache
 from tests.tiny import tiny_base, tiny_recipe, write_pairs

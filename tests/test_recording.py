@@ -186,7 +186,9 @@ def test_samples_without_a_token_to_score_are_left_out(inputs, tmp_path):
     # A label on the first token, which nothing precedes, is none.
     rows[2]["labels"] = [5] + [heldout.IGNORED] * (len(rows[2]["labels"]) - 1)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=table.schema), file)
-    assert scoring.scored_rows(dataset, 4) == [rows[0], rows[3]]
+    assert scoring.scored_rows(dataset, 4) == [
+        {name: row[name] for name in ("input_ids", "labels")} for row in (rows[0], rows[3])
+    ]
 
 
 def fit_and_die(recipe, inputs, out):

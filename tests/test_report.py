@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from flytune import card, charts, evaluation, report
-from flytune.records import Answer, Metrics, Shard, SourceCounts
+from flytune.metrics import Answer, Metrics, Part, Wins
+from flytune.records import Shard, SourceCounts
 from tests.stages import manifest, plan_for, recipe_for, training_result
 
 EVIL = "<script>alert('a')</script> & \"quotes\""
 
 
-def metrics(difference=(-0.62, -0.66, -0.58), samples=133) -> Metrics:
+def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics:
     return Metrics(
         base=evaluation._score(3.68, 3.6, 3.77),
         tuned=evaluation._score(3.06, 2.99, 3.13),
@@ -24,8 +25,23 @@ def metrics(difference=(-0.62, -0.66, -0.58), samples=133) -> Metrics:
         samples=samples,
         tokens=4312,
         loaded_as="nf4",
-        answers=[Answer(prompt=EVIL, reference=EVIL, base=EVIL, tuned="")],
+        answers=[Answer(prompt=EVIL, reference=EVIL, base=EVIL, tuned="", tuned_stopped=False)] * answers,
         seconds=74.0,
+        parts=[
+            Part(
+                kind="source",
+                name=EVIL,
+                samples=7,
+                tokens=90,
+                base_loss=3.5,
+                tuned_loss=3.0,
+                difference=-0.5,
+                difference_low=-0.7,
+                difference_high=-0.3,
+            )
+        ],
+        sample_wins=Wins(tuned=101, base=30, ties=2),
+        answer_wins=Wins(tuned=1, base=0, ties=0),
     )
 
 
@@ -37,7 +53,7 @@ def page(steps=40, method="qlora", **changes) -> str:
         for split, count in (("train", 6512), ("heldout", 133))
     }
     rows = [{"input_ids": [0] * (20 + number % 130)} for number in range(400)]
-    data = manifest(rows, shards).model_copy(update={"source": EVIL})
+    data = manifest(rows, shards).model_copy(update={"source": EVIL, "sources": []})
     return report.render(recipe, plan_for(recipe), data, training_result(steps), metrics())
 
 
@@ -91,8 +107,8 @@ def test_ids_stand_once_and_labels_point_to_one():
 def test_what_users_wrote_is_escaped():
     tags = Tags(page())
     assert tags.all("script") == []
-    # Description, data source, prompt, reference, the base's answer, and the recipe's YAML.
-    assert tags.text.count("<script>alert('a')</script>") >= 6
+    # Description, data source, a part's, prompt, reference, the base's answer, and the recipe's YAML.
+    assert tags.text.count("<script>alert('a')</script>") >= 7
 
 
 def test_has_all_pictures_and_says_what_they_show():
@@ -223,3 +239,18 @@ def test_durations(seconds, text):
 )
 def test_sizes(count, text):
     assert charts.size(count) == text
+
+
+def test_the_report_tells_where_the_model_is_better_and_whether_it_stops():
+    text = " ".join(Tags(page()).text.split())
+    assert "Of 133 samples 101 cost the tuned model less, 30 the base." in text
+    assert "(F1), the tuned model's answer is closer in 1 of 1, the base's in 0, neither in 0." in text
+    assert "Cut off at 8 tokens, not ended by the model: base 0 %, tuned 100 %." in text
+    assert "Tuned (cut off)" in text
+    assert metrics().never_stops
+    assert "The tuned model does not stop: was the end of answers trained" in text
+
+
+def test_a_model_that_stops_as_its_base_does_is_no_alarm():
+    cut = Answer(prompt="p", reference="r", base="b", tuned="t", base_stopped=False, tuned_stopped=False)
+    assert not metrics().model_copy(update={"answers": [cut] * 4}).never_stops

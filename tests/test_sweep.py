@@ -18,8 +18,8 @@ from rich.console import Console
 
 from flytune import grids, planner, sweeps
 from flytune.errors import RecipeError
+from flytune.metrics import Score
 from flytune.recipe import Recipe
-from flytune.records import Score
 from flytune.sweeps import Outcome, Sweep
 from tests.test_planner import recipe_of
 from tests.test_tasks import SETTINGS

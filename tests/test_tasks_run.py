@@ -15,9 +15,10 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import data
 from flytune.data import mixing, progress, shards
 from flytune.errors import DataError
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Metrics, TrainingResult
+from flytune.records import TrainingResult
 from tasks.folders import fetch
 from tasks.prepare import prepare_data
 from tests.tiny import tiny_base, tiny_recipe, write_pairs

@@ -6,9 +6,9 @@ pyflyte run workflows/parts.py plan_only --recipe recipes/demo-qlora.yaml
 from flytekit import workflow
 from flytekit.types.directory import FlyteDirectory
 
+from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.records import Metrics
 from tasks.base_model import fetch_base_model
 from tasks.checkpoint import find_checkpoint
 from tasks.evaluate import EVALUATE

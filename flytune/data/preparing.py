@@ -60,11 +60,12 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         }
         tallies = {key: loaded(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
         streams = [Stream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
+        numbers = {stream: number for number, stream in enumerate(streams)}
         bad.go_on(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
         seen = _digests(out, before) if data.deduplicate else set()
         for row in mixed(streams, bad, bar):
             for stream, kept in row:
-                _write(kept, stream.tally, writers, seen)
+                _write(kept, stream.tally, numbers[stream], writers, seen)
             if any(writer.is_full for writer in writers.values()):
                 _end_shards(request, out, writers, streams, bad)
         _end_shards(request, out, writers, streams, bad)
@@ -97,14 +98,14 @@ def _tallies(data: Data) -> dict[str, Tally]:
     return tallies | ({HELDOUT: Tally(data.heldout_path)} if data.heldout_path else {})
 
 
-def _write(kept: list[Kept], tally: Tally, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
+def _write(kept: list[Kept], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
     for sample in kept:
         if sample.digest is not None:
             if sample.digest in seen:
                 tally.duplicates += 1
                 continue
             seen.add(sample.digest)
-        writers[sample.split].add((sample.ids, sample.labels))
+        writers[sample.split].add((sample.ids, sample.labels), number)
         tally.keep(len(sample.ids), sample.trained)
 
 

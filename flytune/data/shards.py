@@ -23,15 +23,16 @@ class SplitWriter:
     """Writes one split below `folder`, a shard after the other, holding about half a million tokens.
 
     With `block_length` a row is a block of samples (see packing, whose window it holds as well), with a column seq_lengths.
-    `written` is what an earlier writer of the same split left whole.
+    Held-out samples have a column source: which of the manifest's they are of. `written` is what an earlier writer of the
+    same split left whole.
     """
 
     def __init__(self, folder: Path, split: str, block_length: int | None = None, written: SplitCounts | None = None) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
-        packed = {"seq_lengths": ids} if block_length else {}
-        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **packed})
+        more = {"seq_lengths": ids} if block_length else {"source": pyarrow.int32()} if split == "heldout" else {}
+        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **more})
         self._window = Window(block_length) if block_length else None
         self._folder, self._split = folder, split
         self._writer: Any = None
@@ -54,10 +55,12 @@ class SplitWriter:
         """Whether the shard that is being written is as large as it should be."""
         return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
 
-    def add(self, sample: Encoded | tuple[Any, Any]) -> None:
-        """One more sample: input_ids and labels, lists or int32 arrays."""
+    def add(self, sample: Encoded | tuple[Any, ...], source: int = 0) -> None:
+        """One more sample: input_ids and labels, lists or int32 arrays; `source` is its place in the manifest's list."""
         self._samples += 1
         self._tokens += len(sample[0])
+        if self._split == "heldout":
+            sample = (*sample, source)
         for row in [sample] if self._window is None else self._window.add(sample):
             self._add(row)
 
@@ -106,6 +109,9 @@ class SplitWriter:
             self._writer = ParquetWriter(self._folder / self._file, self._schema)
         columns = []
         for column in zip(*self._pending, strict=True):
+            if isinstance(column[0], int):
+                columns.append(pyarrow.array(column, pyarrow.int32()))
+                continue
             values = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
             borders = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
             columns.append(pyarrow.ListArray.from_arrays(pyarrow.array(borders), pyarrow.array(values)))

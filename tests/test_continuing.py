@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from flytune import adapters, data, planner, training
+from flytune import continuing, data, planner, training
 from flytune.errors import RecipeError, TrainingError
 from flytune.recipe import DataRequest, Recipe
 from flytune.shapes import shape_named
@@ -71,12 +71,12 @@ def test_a_run_goes_on_from_the_adapter(name, sharding, inputs, trained, tmp_pat
 
 
 def config_of(trained):
-    return json.loads((trained / "adapter" / adapters.CONFIG).read_text())
+    return json.loads((trained / "adapter" / continuing.CONFIG).read_text())
 
 
 def changed(trained, folder, **changes):
     shutil.copytree(trained / "adapter", folder)
-    (folder / adapters.CONFIG).write_text(json.dumps(config_of(trained) | changes))
+    (folder / continuing.CONFIG).write_text(json.dumps(config_of(trained) | changes))
     return str(folder)
 
 
@@ -111,7 +111,7 @@ def test_bases_are_compared_by_what_is_known_of_them(inputs):
         recipe = recipe_for(inputs, "none")
         model = recipe.model.model_copy(update={"name_or_path": name, "revision": revision})
         config = {"base_model_name_or_path": base, "revision": trained_on}
-        return adapters._base_problems(recipe.model_copy(update={"model": model}), config)
+        return continuing._base_problems(recipe.model_copy(update={"model": model}), config)
 
     assert not problem("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")
     assert not problem("Qwen/Qwen3-8B", "/models/Qwen3-8B/")
@@ -129,13 +129,13 @@ def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained,
 
     folder = tmp_path / "adapter"
     recipe = recipe_for(inputs, "none", adapter=changed(trained("lora")[0], folder))
-    state = load_file(folder / adapters.WEIGHTS)
-    save_file({name: tensor for name, tensor in state.items() if "q_proj" in name}, folder / adapters.WEIGHTS)
+    state = load_file(folder / continuing.WEIGHTS)
+    save_file({name: tensor for name, tensor in state.items() if "q_proj" in name}, folder / continuing.WEIGHTS)
     with pytest.raises(ranks.RankFailed, match="its layers are not those that method.target_modules names in this model"):
         ranks.run(1, fit, recipe, inputs, tmp_path / "out")
-    (folder / adapters.WEIGHTS).write_bytes(b"cut")
+    (folder / continuing.WEIGHTS).write_bytes(b"cut")
     with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run does not go on"):
-        adapters.fill(None, recipe.method)
+        continuing.fill(None, recipe.method)
 
 
 def test_full_training_takes_no_adapter(inputs):
@@ -147,8 +147,8 @@ def test_an_adapter_is_read_from_an_address(bucket, inputs, trained):
     import fsspec
 
     filesystem = fsspec.filesystem("s3")
-    for file in (adapters.CONFIG, adapters.WEIGHTS):
+    for file in (continuing.CONFIG, continuing.WEIGHTS):
         filesystem.pipe_file(f"models/run/adapter/{file}", (trained("lora")[0] / "adapter" / file).read_bytes())
-    assert adapters.problems(recipe_for(inputs, "none", adapter="s3://models/run")) == []
-    assert adapters.problems(recipe_for(inputs, "none", adapter="s3://models/run/adapter/", r=2))
-    assert len(adapters._read("s3://models/run", adapters.WEIGHTS)) > 1000
+    assert continuing.problems(recipe_for(inputs, "none", adapter="s3://models/run")) == []
+    assert continuing.problems(recipe_for(inputs, "none", adapter="s3://models/run/adapter/", r=2))
+    assert len(continuing._read("s3://models/run", continuing.WEIGHTS)) > 1000
