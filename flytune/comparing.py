@@ -96,6 +96,8 @@ def _fetched(address: str, into: Path) -> Path:
     log.info("fetching %s", address)
     try:
         filesystem.get(f"{root}/", f"{into}/", recursive=True)
+        if not any(into.iterdir()):  # S3 has no folders: one that is not there is empty
+            raise FileNotFoundError(root)
     except Exception as error:
         raise DataError(f"{address}: the accepted model cannot be fetched: {type(error).__name__}: {error}") from error
     return into

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flytune import evaluation, gate, heldout, loading, probing, sealing
-from flytune.errors import DataError, ExportError
+from flytune.errors import DataError, ExportError, RecipeError
 from flytune.questions import Questions
 from tests.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.tiny import tiny_base
@@ -244,9 +244,9 @@ def test_a_base_that_is_gone(base, dataset, tmp_path):
     gone = Path("no") / "such" / "folder"
     with pytest.raises(ExportError, match="adapter_config.json: its base is .*, the recipe's is no/such/folder; nothing was"):
         evaluation.score(recipe_for(gone, "lora"), trained, dataset)
-    with pytest.raises(ExportError, match="adapter on base model no/such/folder: cannot be loaded"):
+    with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
         evaluation.tuned_model(recipe_for(gone, "lora"), trained)
-    with pytest.raises(ExportError, match="base model no/such/folder: cannot be loaded"):
+    with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
         evaluation._base(recipe_for(gone, "full"))
 
 

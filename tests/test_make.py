@@ -25,9 +25,8 @@ def test_remote_and_register_show_the_plain_line_and_ask_for_the_cluster_first()
     remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
     made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
     assert made[-3:] == ["flytune doctor --remote --reach", f'echo "{remote}"', remote]
-    register = (
-        "pyflyte register --project flytesnacks --domain development --copy all --destination-dir . --version v1 workflows"
-    )
+    where = "--project flytesnacks --domain development --copy all --destination-dir ."
+    register = f"pyflyte register {where} --version v1 workflows"
     assert lines("register", VERSION="v1")[-3:] == ["flytune doctor --remote --reach", f'echo "{register}"', register]
     assert "--version" not in lines("register")[-1]
 
@@ -79,7 +78,7 @@ def test_the_package_has_every_shape_s_tasks_workflows_and_launch_plans(package)
     assert {f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in shapes} <= set(tasks)
     assert {f"tasks.train.train_{shape.identifier}" for shape in shapes} <= set(tasks)
     assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.sweep.sweep_point"} <= set(workflows)
-    assert {"finetune_weekly", "sweep_point", "workflows.finetune.finetune"} <= set(plans)
+    assert {"nightly", "weekly", "sweep_point", "workflows.finetune.finetune"} <= set(plans)
 
 
 def test_the_package_s_code_has_what_pods_read_and_nothing_of_the_laptop(package):

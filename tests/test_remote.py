@@ -93,7 +93,8 @@ def test_every_pod_unpacks_the_code_where_it_may_write_and_gets_no_variable_but_
 
 
 # Variables that a task may declare.
-OURS = {"HF_HUB_OFFLINE", "HF_HOME", "NCCL_DEBUG", "FI_PROVIDER", "OMP_NUM_THREADS", "TMPDIR"}
+OURS = {"HF_HUB_OFFLINE", "HF_HOME", "NCCL_DEBUG", "FI_PROVIDER", "OMP_NUM_THREADS", "TMPDIR", "HF_HUB_CACHE"}
+OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET"}
 
 
 def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
@@ -111,10 +112,10 @@ def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
 
 
 def test_a_schedule_is_received_with_its_recipe_and_asleep(registered):
-    plan = registered.launch_plans["finetune_weekly"].spec
+    plan = registered.launch_plans["weekly"].spec
     assert plan.entity_metadata.schedule.cron_schedule.schedule == "0 2 * * 1"
-    assert plan.workflow_id.name == "workflows.finetune.finetune"
-    assert set(plan.fixed_inputs.literals) == {"recipe"}
+    assert plan.workflow_id.name == "workflows.refresh.refresh"
+    assert set(plan.fixed_inputs.literals) == {"recipe", "accepted", "days"}
     assert registered.active == []
 
 
