@@ -45,6 +45,7 @@ FLOORS = [
         "flytune.stopping",
         "flytune.report",
         "flytune.card",
+        "flytune.publishing",
     },
     {"flytune.planner"},
     {"flytune.search"},
