@@ -194,6 +194,8 @@ class Saver:
         began = time.monotonic()
         try:
             self._beside.wait()
+            if self.node == 0:
+                self._publisher.take(folder, checkpoint.step)
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             self._bytes = sum(path.stat().st_size for path in files)
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
@@ -203,7 +205,7 @@ class Saver:
             self.ledger.put_part(checkpoint, self.node, stored)
             if self.node == 0:
                 self.ledger.commit(checkpoint.model_copy(update={"files": self._all_files(checkpoint)}))
-                self._publisher.begin(folder, checkpoint.step)
+                self._publisher.begin()
         except Exception as error:  # noqa: BLE001 (told to the main thread, which decides)
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
         finally:

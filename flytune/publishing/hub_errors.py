@@ -72,7 +72,7 @@ def _reason(error: Exception, api: Any, name: str) -> str:
         return _refused(api, name, int(status or 404))
     if is_passing(error):
         return f"the hub answers {_status(error)}; run it again: what is uploaded is not uploaded again"
-    text = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))[:300]
+    text = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))[:300].rstrip(".")
     return f"cannot be published: {type(error).__name__}: {text}; run again, it goes on with what is not uploaded yet"
 
 

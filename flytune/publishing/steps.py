@@ -38,29 +38,36 @@ class StepPublisher:
     def __init__(self, recipe: Recipe, run: str) -> None:
         self.recipe, self.run = recipe, run
         self._thread: threading.Thread | None = None
+        self._taken: Path | None = None
         self._step = 0
 
-    def begin(self, checkpoint: Path, step: int) -> None:
-        """Starts to publish the weights in the folder of a checkpoint, which may go once this returns.
+    def take(self, checkpoint: Path, step: int) -> None:
+        """Links what is to be published of a checkpoint's folder, which may then be moved away.
 
         Of saves that come faster than they are uploaded, those in between are left out.
         """
         if not self.recipe.publish.every_save:
             return
+        self._drop()
         if self._thread and self._thread.is_alive():
             log.warning("step %d is not published: step %d still is being uploaded", step, self._step)
             return
-        # Beside the checkpoint, so that the links work; a folder of the attempt, which is swept with it.
-        folder = Path(tempfile.mkdtemp(prefix=f"publishing-{step}-", dir=checkpoint.parent))
         try:
-            _collect(checkpoint, folder, self.recipe, step)
+            # Beside the checkpoint, so that the links work; a folder of the attempt, which is swept with it.
+            self._taken = Path(tempfile.mkdtemp(prefix=f"publishing-{step}-", dir=checkpoint.parent))
+            _collect(checkpoint, self._taken, self.recipe, step)
+            self._step = step
         except OSError as error:
             log.warning("step %d is not published: %s", step, error)
-            return
-        self._step = step
-        # A daemon: a run that is over does not wait longer than finish() does.
-        self._thread = threading.Thread(target=self._publish, args=(folder, step), name=f"publishing step {step}", daemon=True)
-        self._thread.start()
+            self._drop()
+
+    def begin(self) -> None:
+        """The checkpoint that was taken is whole: starts to publish it."""
+        if folder := self._taken:
+            self._taken = None
+            # A daemon: a run that is over does not wait longer than finish() does.
+            self._thread = threading.Thread(target=self._publish, args=(folder, self._step), daemon=True)
+            self._thread.start()
 
     def finish(self) -> None:
         """Gives the upload that is under way a moment to end."""
@@ -68,6 +75,12 @@ class StepPublisher:
             self._thread.join(PATIENCE)
             if self._thread.is_alive():
                 log.warning("step %d is not published: the run is over, and its upload is not", self._step)
+
+    def _drop(self) -> None:
+        """What was taken of a checkpoint that could not be stored."""
+        if self._taken:
+            shutil.rmtree(self._taken, ignore_errors=True)
+        self._taken = None
 
     def _publish(self, folder: Path, step: int) -> None:
         address, branch = str(self.recipe.publish.address), revision(self.run, step)
