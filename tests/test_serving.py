@@ -8,11 +8,12 @@ import re
 
 import pytest
 
-from flytune import artifact, card
-from flytune.recipe import Recipe
-from tests.stages import plan_for, recipe_for, write_dataset, write_trained
+from flytune import artifact, card, data, export, planner, training
+from flytune.recipe import DataRequest, Recipe
+from flytune.shapes import shape_named
+from tests import ranks
 from tests.test_report import metrics as made_up
-from tests.tiny import tiny_base
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +21,22 @@ def base(tmp_path_factory):
     return tiny_base(tmp_path_factory.mktemp("base"))
 
 
+def fit(recipe, plan, dataset, out):
+    training.fit(recipe, plan, shape_named(plan.shape), dataset, out)
+
+
 @pytest.fixture(scope="module")
 def artifacts(base, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("artifacts")
-    dataset, found = write_dataset(folder / "dataset", base), {}
+    """One trained model and one trained adapter, exported and stored as every run's are."""
+    folder, found = tmp_path_factory.mktemp("artifacts"), {}
     for method in ("full", "lora"):
-        recipe = recipe_for(base, method, **{"model.dtype": "bfloat16"})
-        trained = write_trained(folder / method, recipe, dataset, steps=2)
-        found[method] = artifact.store(recipe, plan_for(recipe), dataset, trained, made_up(), folder / f"{method}-artifact")
+        changes = {"method": method, "model.dtype": "bfloat16", "training.max_steps": 1}
+        recipe = Recipe.model_validate(tiny_recipe(base, write_pairs(folder / "pairs.jsonl", 64), changes))
+        plan, dataset = planner.make(recipe), folder / "dataset"
+        if not dataset.exists():
+            data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), dataset)
+        ranks.run(1, fit, recipe, plan, dataset, folder / method)
+        found[method] = artifact.store(recipe, plan, dataset, folder / method, made_up(), folder / f"{method}-artifact")
     return found
 
 
@@ -81,9 +90,9 @@ def test_model_for_vllm_and_tgi(model):
 
 
 def test_adapter_for_vllm(artifacts, adapter):
-    """Vllm/lora/peft_helper.py (PEFTHelper) and vllm/lora/lora_model.py (LoRAModel.from_local_checkpoint, check_unexpected_modules).
+    """Vllm/lora/peft_helper.py (PEFTHelper) and vllm/lora/lora_model.py (LoRAModel.from_local_checkpoint).
 
-    r, lora_alpha and target_modules are required; modules_to_save and DoRA are refused, bias too; all tensors are lora_A or
+    r, lora_alpha and target_modules are required; modules_to_save and DoRA are refused; all tensors are lora_A or
     lora_B of linear layers below base_model.model.
     """
     config = read(adapter / "adapter_config.json")
@@ -105,7 +114,7 @@ def test_adapter_for_vllm(artifacts, adapter):
 
 
 def test_adapter_for_tgi(adapter):
-    """text_generation_server/adapters/lora.py: PEFT's own LoraConfig, and base_model.model.NAME.lora_A.weight for each linear."""
+    """text_generation_server/adapters/lora.py: PEFT's LoraConfig; base_model.model.NAME.lora_A.weight, as for vLLM."""
     from peft import LoraConfig
 
     config = LoraConfig.from_pretrained(str(adapter))
@@ -129,7 +138,7 @@ def gguf_names(layers):
 
 
 def test_model_for_llama_cpp(model):
-    """convert_hf_to_gguf.py: ModelBase.load_hparams, index_tensors, map_tensor_name and set_vocab, by the gguf package they use."""
+    """convert_hf_to_gguf.py: load_hparams, map_tensor_name and set_vocab of ModelBase, by the gguf package they use."""
     import gguf
 
     config = read(model / "config.json")
@@ -156,7 +165,7 @@ def test_adapter_for_llama_cpp(adapter, base):
 
 
 def test_a_model_written_as_gguf_answers_as_its_folder(model, tmp_path):
-    """What the converter makes of a Llama, with the gguf package: its names, rotated queries and keys, and its tokenizer's file."""
+    """What the converter makes of a Llama's tensors, with the gguf package: its names, its order of queries and keys."""
     import gguf
     import torch
     from transformers import AutoModelForCausalLM
@@ -192,6 +201,4 @@ def test_a_model_written_as_gguf_answers_as_its_folder(model, tmp_path):
 
 
 def test_files_of_weights_are_5_gb_at_most():
-    from flytune import export
-
     assert export.MAX_FILE_BYTES <= 5 * 10**9
