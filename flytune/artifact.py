@@ -1,14 +1,12 @@
 """The artifact: one folder with weights, tokenizer and everything needed to run again; stored whole or not at all."""
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from tqdm import tqdm
 
 from flytune import calibration, card, report, xray
@@ -17,28 +15,22 @@ from flytune.errors import ExportError
 from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.probing import PROBE
+from flytune.publishing import publish, published_name
+from flytune.publishing.contents import CONTENTS, Contents, record, stored
 from flytune.recipe import Recipe
 from flytune.recording import STEPS
-from flytune.records import Manifest, StoredFile, TrainingResult
+from flytune.records import Manifest, TrainingResult
 from flytune.sealing import MANIFEST as EXPORT
 from flytune.sealing import Export
-from flytune.strict import Record
+
+__all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
 
 log = logging.getLogger(__name__)
 
-_Kind = TypeVar("_Kind", bound=Record)
-
-CONTENTS = "artifact.json"
 # Pickles run code where they are read; the rest is state that only a running training needs.
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
 STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step", "checkpoint-")
 CACHES = {"__pycache__", ".cache", ".git"}
-
-
-class Contents(Record):
-    """artifact.json, written last: an artifact without one is not whole."""
-
-    files: list[StoredFile]
 
 
 def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Metrics, out: Path) -> Path:
@@ -50,14 +42,14 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
     weights = _checked_weights(trained)
-    manifest = read(Manifest, dataset / "manifest.json")
-    training = read(TrainingResult, trained / "training.json")
+    manifest = record(Manifest, dataset / "manifest.json")
+    training = record(TrainingResult, trained / "training.json")
 
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(weights, out / weights.name, copy_function=_link)
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    for name, record in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
-        record.write(out / f"{name}.json")
+    for name, made in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
+        made.write(out / f"{name}.json")
     # A log that was lost is no reason to lose the model too; the others are what the gate needs to look once more.
     for name in (STEPS, EXPORT, PROBE):
         if (trained / name).is_file():
@@ -70,7 +62,8 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
     )
     (out / "README.md").write_text(card.render(recipe, plan, manifest, training, metrics), encoding="utf-8")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]
-    Contents(files=[_stored(path, out) for path in tqdm(files, desc="hashing the artifact", delay=2)]).write(out / CONTENTS)
+    listed = [stored(path, path.relative_to(out).as_posix()) for path in tqdm(files, desc="hashing the artifact", delay=2)]
+    Contents(files=listed).write(out / CONTENTS)
     return out
 
 
@@ -79,63 +72,13 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
     return {
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
-        "base_commit": read(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
+        "base_commit": record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
         "base_perplexity": metrics.base.perplexity,
         "tuned_perplexity": metrics.tuned.perplexity,
         "loss_difference": metrics.loss_difference,
         "loss_difference_low": metrics.loss_difference_low,
         "loss_difference_high": metrics.loss_difference_high,
     }
-
-
-def published_name(artifact: Path, recipe: Recipe) -> str:
-    """The recipe's name and 12 hex digits of the artifact's content: each run has its own, an equal artifact the same."""
-    return f"{recipe.name}-{hashlib.sha256((artifact / CONTENTS).read_bytes()).hexdigest()[:12]}"
-
-
-def publish(artifact: Path, address: str, name: str) -> str:
-    """Copies an artifact to `address`/`name`, a folder or any fsspec address, and returns that; artifact.json comes last.
-
-    Nothing is ever overwritten. An equal artifact that is there already, or the equal part of one, is left as it is.
-
-    Raises:
-        ExportError: something else is there, or the address cannot be written to.
-    """
-    contents = read(Contents, artifact / CONTENTS)
-    target = f"{address.rstrip('/')}/{name}"
-    try:
-        _publish(artifact, contents, target)
-    except ExportError:
-        raise
-    except Exception as error:  # Each file system has errors of its own; botocore's are not even OSErrors.
-        reason = " ".join(str(error).split())[:300]
-        raise ExportError(f"publish.address: {address}: cannot be written to: {type(error).__name__}: {reason}") from error
-    return target
-
-
-def _publish(artifact: Path, contents: Contents, target: str) -> None:
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(target)
-    filesystem.invalidate_cache()
-    present = {found.removeprefix(root).strip("/") for found in filesystem.find(root)}
-    if CONTENTS in present:
-        if filesystem.cat_file(f"{root}/{CONTENTS}") != (artifact / CONTENTS).read_bytes():
-            raise _taken(target, "another artifact")
-        log.info("%s: already published", target)
-        return
-    wanted = {stored.file: stored.sha256 for stored in contents.files}
-    for file in sorted(present):
-        if _remote_sha256(filesystem, f"{root}/{file}") != wanted.get(file):
-            raise _taken(target, f"{file}, which is not this artifact's")
-    missing = [file for file in wanted if file not in present]
-    for file in tqdm([*missing, CONTENTS], desc="publishing", unit=" files", delay=2):
-        filesystem.makedirs(f"{root}/{file}".rpartition("/")[0], exist_ok=True)
-        filesystem.put_file(str(artifact / file), f"{root}/{file}")
-
-
-def _taken(target: str, found: str) -> ExportError:
-    return ExportError(f"{target}: holds {found}; nothing is overwritten: remove it, or change the recipe's name or address")
 
 
 def _checked_weights(trained: Path) -> Path:
@@ -180,20 +123,6 @@ def _safetensors_size(path: Path) -> int:
             return 0
 
 
-def read(kind: type[_Kind], path: Path) -> _Kind:
-    """A record of an artifact.
-
-    Raises:
-        ExportError: it is not there, or no such record.
-    """
-    try:
-        return kind.read(path)
-    except FileNotFoundError:
-        raise ExportError(f"{path}: not there, so what it speaks of is not whole; nothing was stored") from None
-    except ValidationError as error:
-        raise ExportError(f"{path}: not a {kind.__name__} ({error.error_count()} mistakes); nothing was stored") from None
-
-
 def _link(source: str, target: str) -> Any:
     """A hard link for weights (gigabytes that nobody edits), a copy of all else and across file systems."""
     if source.endswith(".safetensors"):
@@ -202,17 +131,3 @@ def _link(source: str, target: str) -> Any:
         except OSError:
             log.debug("%s: cannot be linked, so it is copied", source)
     return shutil.copy(source, target)
-
-
-def _stored(path: Path, out: Path) -> StoredFile:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return StoredFile(file=path.relative_to(out).as_posix(), size=path.stat().st_size, sha256=digest)
-
-
-def _remote_sha256(filesystem: Any, path: str) -> str:
-    digest = hashlib.sha256()
-    with filesystem.open(path, "rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
-    return digest.hexdigest()

@@ -5,12 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from flytune import artifact, evaluation, loading
+from flytune import evaluation, loading
 from flytune.accepted import Duel
 from flytune.errors import DataError
 from flytune.gate import trained_folder
 from flytune.heldout import Row, bootstrap, finite_loss, heldout_rows
 from flytune.metrics import Metrics
+from flytune.publishing.contents import record
 from flytune.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def duel(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> Duel
         ExportError: one is not whole, or does not load.
     """
     if not champion:
-        return _against_base(artifact.read(Metrics, challenger / "metrics.json"))
+        return _against_base(record(Metrics, challenger / "metrics.json"))
     with tempfile.TemporaryDirectory(prefix="flytune-champion-") as kept:
         return evaluation.afresh(_duel, recipe, challenger, dataset, _fetched(champion, Path(kept)), champion)
 

@@ -1,5 +1,6 @@
 """The sections of a recipe that say how a run is judged, where it happens and what is kept of it, field by field."""
 
+import re
 import tempfile
 from typing import Annotated, Any, Literal, Self
 
@@ -7,6 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from flytune.sections import Positive
 from flytune.strict import Strict
+
+HUB_ADDRESS = re.compile(r"hf://(?!(?:datasets|spaces|buckets)/)[\w-][\w.-]*/[\w.-]+")
+"""A model repository on the Hugging Face Hub."""
 
 
 class HarnessTask(Strict):
@@ -147,6 +151,15 @@ class Publish(Strict):
     """Of a repository on the hub that does not exist yet."""
     every_save: bool = False
     """Publish what each checkpoint has trained as well, while training goes on; on the hub alone."""
+
+    @model_validator(mode="after")
+    def _hub_address(self) -> Self:
+        on_hub = (self.address or "").startswith("hf://")
+        if on_hub and not HUB_ADDRESS.fullmatch(self.address or ""):
+            raise ValueError(f"address: {self.address} is no model repository of the hub; write hf://owner/name")
+        if self.every_save and not on_hub:
+            raise ValueError("every_save publishes to the hub alone; give address: hf://owner/name")
+        return self
 
 
 class Notify(Strict):

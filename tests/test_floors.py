@@ -49,6 +49,7 @@ FLOORS = [
         "flytune.report",
         "flytune.card",
         "flytune.sweeps",
+        "flytune.publishing",
     },
     {"flytune.planner"},
     {"flytune.search"},

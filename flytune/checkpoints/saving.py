@@ -19,6 +19,7 @@ from flytune.checkpoints.ledger import Checkpoint
 from flytune.checkpoints.resuming import gathered
 from flytune.checkpoints.storage import failure
 from flytune.errors import StorageError
+from flytune.publishing.steps import StepPublisher
 from flytune.recipe import Recipe
 from flytune.recording import STEPS, Recorder
 
@@ -48,6 +49,7 @@ class Saver:
         self.store_seconds = 0.0
         """The longest that storing a checkpoint took beside training."""
         self._beside = Beside()
+        self._publisher = StepPublisher(recipe, self.key)
         self._pending: int | None = None
         """The step whose checkpoint is being stored."""
         self._thread: threading.Thread | None = None
@@ -196,6 +198,8 @@ class Saver:
         began = time.monotonic()
         try:
             self._beside.wait()
+            if self.node == 0:
+                self._publisher.take(folder, checkpoint.step)
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             self._bytes = sum(path.stat().st_size for path in files)
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
@@ -205,6 +209,7 @@ class Saver:
             self.ledger.put_part(checkpoint, self.node, stored)
             if self.node == 0:
                 self.ledger.commit(checkpoint.model_copy(update={"files": self._all_files(checkpoint)}))
+                self._publisher.begin()
         except Exception as error:  # noqa: BLE001 (told to the main thread, which decides)
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
         finally:
@@ -233,6 +238,7 @@ class Saver:
 
     def finish(self) -> None:
         """The run is over. Its checkpoints stay until its artifact is stored (places.clear)."""
+        self._publisher.finish()
         gathered(None, self.args)
         if self.args.local_process_index == 0:
             staging.close_folder(self.folder)

@@ -47,6 +47,14 @@ def pair_problem(recipe: Recipe) -> str | None:
         order = list(STRATEGIES)
         nearest = min(works, key=lambda name: abs(order.index(name) - order.index(strategy.name)))
         return f"method {method} with sharding {strategy.name}: {strategy.refuses[method]}; nearest that works: {nearest}"
+    if recipe.publish.every_save and not strategy.saves_whole:
+        able = [name for name, other in STRATEGIES.items() if other.saves_whole and method not in other.refuses]
+        return (
+            f"publish.every_save with sharding {strategy.name}: its checkpoints hold each process's part of the weights, "
+            f"and no whole ones; leave it out (the finished run is published), or use one of: {', '.join(able)}"
+        )
+    if recipe.publish.every_save and not recipe.checkpoints.save_steps:
+        return "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
     if offload not in strategy.offloads:
         able = [name for name, other in STRATEGIES.items() if offload in other.offloads]
         return f"sharding.offload {offload} with {strategy.name}: it has no such offload; nearest that has: {able[0]}"

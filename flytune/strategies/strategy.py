@@ -25,6 +25,9 @@ class Strategy:
     resizes: ClassVar[bool] = True
     """Whether a run can go on from a checkpoint of another number of processes."""
 
+    saves_whole: ClassVar[bool] = True
+    """Whether its checkpoints hold whole weights (safetensors), and not each process's part of them alone."""
+
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         """Why it cannot run on `shape`, if it cannot."""
         return None
