@@ -18,6 +18,7 @@ FLOORS = [
         "flytune.training",
         "flytune.data",
         "flytune.evaluation",
+        "flytune.harness",
         "flytune.export",
         "flytune.gate",
         "flytune.merging",
@@ -34,6 +35,7 @@ FLOORS = [
         "flytune.plan_table",
         "flytune.counting",
         "flytune.loading",
+        "flytune.harness_tasks",
         "flytune.dryrun",
         "flytune.slices",
         "flytune.weights",
@@ -52,7 +54,15 @@ FLOORS = [
     {"flytune.needs"},
     {"flytune.forecast"},
     {"flytune.calibration"},
-    {"flytune.charts", "flytune.strips", "flytune.heldout", "flytune.timing", "flytune.peaks"}
+    {
+        "flytune.charts",
+        "flytune.task_table",
+        "flytune.guards",
+        "flytune.strips",
+        "flytune.heldout",
+        "flytune.timing",
+        "flytune.peaks",
+    }
     | {"flytune.collating", "flytune.ordering", "flytune.notes"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {"flytune.speed", "flytune.traffic", "flytune.kernels", "flytune.flops"},
