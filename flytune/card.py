@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from flytune import report
+from flytune import guards, report
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, TrainingResult
@@ -20,6 +20,7 @@ def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRes
         manifest=manifest,
         training=training,
         metrics=metrics,
+        broken=guards.broken(recipe, metrics),
         adapter=recipe.method.name != "full",
         has_id="base_model" in matter,
         arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
