@@ -86,10 +86,12 @@ def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 def choices(number: int = QUESTIONS, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Rows of question, four choices and the right one's place: the sentence that describes a module.
 
-    No pair is about a module, so that none of the answers was trained on.
+    No pair is about a module, and sentences that pairs say as well are left out: none of the answers was trained on.
     """
     found = [(item.module, _first_paragraph(item.docstring)) for item in documented() if item.kind == "module"]
-    short = [(module, text) for module, text in found if SHORTEST <= len(text) <= 80 and text.endswith(".")]
+    trained = {pair["output"] for pair in pairs()}
+    usable = [(module, text) for module, text in found if text.endswith(".") and text not in trained]
+    short = [(module, text) for module, text in usable if SHORTEST <= len(text) <= 80]
     draw = random.Random(seed)
     for module, text in draw.sample(short, number):
         others = draw.sample(sorted({other for _, other in short} - {text}), 3)
