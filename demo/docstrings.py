@@ -6,11 +6,13 @@ The sources are parsed, never imported. A Python release always gives the same p
 import ast
 import inspect
 import json
+import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -30,6 +32,8 @@ SKIPPED_FOLDERS = {
 }
 SHORTEST, LONGEST = 20, 600
 """Characters of an output; shorter ones say nothing ("See above."), longer ones are manuals."""
+QUESTIONS = 24
+"""Modules that the harness's task asks about."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Node = _Function | ast.ClassDef
@@ -62,12 +66,38 @@ def pairs() -> Iterator[dict[str, str]]:
 
 def write(path: Path) -> int:
     """Writes all pairs to `path` as JSON Lines; returns how many there are."""
+    return _write(path, pairs())
+
+
+def write_choices(path: Path) -> int:
+    """Writes all choices to `path` as JSON Lines; returns how many there are."""
+    return _write(path, choices())
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
     with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
-        for pair in pairs():
-            file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
     return count
+
+
+def choices(number: int = QUESTIONS, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows of question, four choices and the right one's place: the sentence that describes a module.
+
+    No pair is about a module, and sentences that pairs say as well are left out: none of the answers was trained on.
+    """
+    found = [(item.module, _first_paragraph(item.docstring)) for item in documented() if item.kind == "module"]
+    trained = {pair["output"] for pair in pairs()}
+    usable = [(module, text) for module, text in found if text.endswith(".") and text not in trained]
+    short = [(module, text) for module, text in usable if SHORTEST <= len(text) <= 80]
+    draw = random.Random(seed)
+    for module, text in draw.sample(short, number):
+        others = draw.sample(sorted({other for _, other in short} - {text}), 3)
+        answer = draw.randrange(4)
+        question = f"Describe this Python module.\n\nimport {module}"
+        yield {"question": question, "choices": [*others[:answer], text, *others[answer:]], "answer": answer}
 
 
 def plain_text() -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from flytune import report
+from flytune import guards, report
 from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
@@ -45,6 +45,7 @@ def render(
         manifest=manifest,
         training=training,
         metrics=metrics,
+        broken=guards.broken(recipe, metrics),
         published=published,
         adapter=adapter,
         place=published.repository if published else "adapter" if adapter else "model",

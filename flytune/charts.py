@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 # Okabe & Ito's palette (Color Universal Design, 2008), told apart by colour-blind readers too; darkest differences first.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
 # Stand-ins that matplotlib draws with and the page's style replaces.
-_INK, _MUTED, _RULE, _BLUE, _ORANGE = "#010101", "#020202", "#030303", "#040404", "#050505"
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _RULE: "--rule", _BLUE: "--blue", _ORANGE: "--orange"}
+_INK, MUTED, _RULE, BLUE, ORANGE = "#010101", "#020202", "#030303", "#040404", "#050505"
+_VARIABLES = {_INK: "--ink", MUTED: "--muted", _RULE: "--rule", BLUE: "--blue", ORANGE: "--orange"}
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "text.color": _INK,
     "axes.edgecolor": _RULE,
-    "axes.labelcolor": _MUTED,
+    "axes.labelcolor": MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
@@ -35,8 +35,8 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "xtick.color": _RULE,
     "ytick.color": _RULE,
-    "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
     "ytick.major.size": 0,
     "lines.linewidth": 1.6,
     "legend.frameon": False,
@@ -56,18 +56,18 @@ def loss(training: TrainingResult, metrics: Metrics) -> str:
     scored, eval_losses = _thinned([(step.step, step.eval_loss) for step in training.steps if step.eval_loss is not None])
 
     def draw(axes: "Axes") -> None:
-        axes.plot(steps, losses, color=_BLUE, alpha=0.35, linewidth=0.9)
-        axes.plot(steps, smooth, color=_BLUE, label="training")
+        axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=0.9)
+        axes.plot(steps, smooth, color=BLUE, label="training")
         if scored:
-            axes.plot(scored, eval_losses, color=_ORANGE, marker=".", markersize=4, label="held-out")
+            axes.plot(scored, eval_losses, color=ORANGE, marker=".", markersize=4, label="held-out")
         ends = [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
         for step, score, marker, label in ends:
             reach = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
-            axes.errorbar([step], [score.loss], reach, fmt=marker, color=_ORANGE, ecolor=_ORANGE, markersize=5, label=label)
+            axes.errorbar([step], [score.loss], reach, fmt=marker, color=ORANGE, ecolor=ORANGE, markersize=5, label=label)
         axes.legend()
         _by_step(axes)
 
-    return _picture(
+    return picture(
         draw,
         f"Training loss in nats a token over {last} steps, with the held-out loss of the base model "
         f"({metrics.base.loss:.3f}) and of the tuned model ({metrics.tuned.loss:.3f})"
@@ -104,7 +104,7 @@ def time(spent: dict[str, float]) -> str:
         axes.xaxis.set_major_formatter("{x:.0f} %")
 
     said = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in spent.items()) if total else "nothing was logged"
-    return _picture(draw, f"Where the time of a step goes: {said}", height=0.8)
+    return picture(draw, f"Where the time of a step goes: {said}", height=0.8)
 
 
 def throughput(training: TrainingResult) -> str:
@@ -113,14 +113,14 @@ def throughput(training: TrainingResult) -> str:
     mean = training.tokens_per_second
 
     def draw(axes: "Axes") -> None:
-        axes.plot(steps, rates, color=_BLUE)
-        axes.axhline(mean, color=_ORANGE, linestyle="--", linewidth=1, label="whole run")
+        axes.plot(steps, rates, color=BLUE)
+        axes.axhline(mean, color=ORANGE, linestyle="--", linewidth=1, label="whole run")
         axes.set_ylim(0, 1.25 * max([*rates, mean, 1e-9]))
         axes.legend(loc="upper right")
         _by_step(axes)
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return _picture(draw, f"Tokens per second by optimizer step; {mean:,.0f} over the whole run")
+    return picture(draw, f"Tokens per second by optimizer step; {mean:,.0f} over the whole run")
 
 
 def lengths(manifest: Manifest) -> str:
@@ -129,8 +129,8 @@ def lengths(manifest: Manifest) -> str:
 
     def draw(axes: "Axes") -> None:
         left, width = [bin.low for bin in bins], [bin.high - bin.low for bin in bins]
-        axes.bar(left, [bin.samples for bin in bins], width, align="edge", color=_BLUE, edgecolor="none", linewidth=0)
-        axes.axvline(manifest.max_length, color=_ORANGE, linestyle="--", linewidth=1.2)
+        axes.bar(left, [bin.samples for bin in bins], width, align="edge", color=BLUE, edgecolor="none", linewidth=0)
+        axes.axvline(manifest.max_length, color=ORANGE, linestyle="--", linewidth=1.2)
         is_right = manifest.max_length > 0.5 * max([*(bin.high for bin in bins), 1])
         axes.annotate(
             f"max_length {manifest.max_length}",
@@ -144,7 +144,7 @@ def lengths(manifest: Manifest) -> str:
         axes.set_xlabel("tokens of a sample, before any cut")
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return _picture(
+    return picture(
         draw, f"Histogram of sample lengths in tokens; the longest has {manifest.longest}, max_length is {manifest.max_length}"
     )
 
@@ -164,7 +164,7 @@ def memory(plan: Plan, training: TrainingResult) -> str:
                 axes.barh([height + 0.18], [width], left=left, height=0.34, color=color(number))
                 left += width
             held = training.peaks.get(phase, 0)
-            axes.barh([height - 0.18], [held / GIB], height=0.3, color=_MUTED)
+            axes.barh([height - 0.18], [held / GIB], height=0.3, color=MUTED)
             for value, offset in ((planned[phase], 0.18), (held, -0.18)):
                 text = size(value) if value else "not measured"
                 axes.annotate(text, (value / GIB, height + offset), (4, 0), textcoords="offset points", va="center", fontsize=7)
@@ -176,7 +176,7 @@ def memory(plan: Plan, training: TrainingResult) -> str:
         axes.set_xlabel(f"GiB; above planned, below in grey measured; there are {size(need.available_bytes)}")
 
     said = ", ".join(f"{phase} {size(planned[phase])} and {size(training.peaks.get(phase, 0))}" for phase in phases)
-    return _picture(draw, f"{need.resource} by phase, planned and measured: {said}", height=3.4)
+    return picture(draw, f"{need.resource} by phase, planned and measured: {said}", height=3.4)
 
 
 def color(number: int) -> str:
@@ -196,12 +196,12 @@ def _curve(points: Sequence[tuple[float, float]], label: str) -> str:
     steps, values = _thinned(points)
 
     def draw(axes: "Axes") -> None:
-        axes.plot(steps, values, color=_BLUE)
+        axes.plot(steps, values, color=BLUE)
         axes.set_ylim(bottom=0)
         _by_step(axes)
         axes.yaxis.set_major_formatter("{x:g}")
 
-    return _picture(draw, f"{label} {max(values, default=0):.2g}")
+    return picture(draw, f"{label} {max(values, default=0):.2g}")
 
 
 def _by_step(axes: "Axes") -> None:
@@ -223,7 +223,7 @@ def _running_mean(values: Sequence[float], reach: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) -> str:
+def picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) -> str:
     """One SVG element, `height` inches of a width of 5.2; `label` tells it to who cannot see it."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

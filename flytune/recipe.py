@@ -112,4 +112,6 @@ def json_schema() -> str:
     for section in ("method", "sharding"):
         names = schema["$defs"][section.capitalize()]["properties"]["name"]["enum"]
         schema["properties"][section] = {"anyOf": [schema["properties"][section], {"enum": names}]}
+    tasks = schema["$defs"]["Evaluation"]["properties"]["tasks"]
+    tasks["items"] = {"anyOf": [tasks["items"], {"type": "string"}]}
     return json.dumps(schema, indent=2) + "\n"

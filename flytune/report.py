@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flytune import charts
+from flytune import charts, guards, task_table
 from flytune.metrics import Metrics, Part, Score
 from flytune.plans import Plan
 from flytune.recipe import Recipe
@@ -24,6 +24,8 @@ def render(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRes
         metrics=metrics,
         xray=xray,
         charts=charts,
+        task_table=task_table,
+        broken=guards.broken(recipe, metrics),
         peak=max((step.memory_bytes for step in training.steps), default=0),
         reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
         times=times(training),

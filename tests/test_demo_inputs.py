@@ -35,6 +35,20 @@ def test_pairs_say_what_the_library_says():
     assert found[question] == "Return a shell-escaped string from *split_command*."
 
 
+def test_choices_are_of_modules_that_no_pair_tells_about():
+    rows = list(docstrings.choices())
+    assert len(rows) == docstrings.QUESTIONS
+    trained = {pair["output"] for pair in docstrings.pairs()}
+    for row in rows:
+        assert len(set(row["choices"])) == 4
+        right = row["choices"][row["answer"]]
+        assert right not in trained
+        module = row["question"].split()[-1]
+        (found,) = [item.docstring for item in docstrings.documented() if item.kind == "module" and item.module == module]
+        assert " ".join(found.split()).startswith(right)
+    assert len({row["answer"] for row in rows}) == 4
+
+
 def test_pairs_are_the_same_every_time(tmp_path):
     first = docstrings.write(tmp_path / "first.jsonl")
     docstrings.documented.cache_clear()

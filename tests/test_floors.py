@@ -20,6 +20,7 @@ FLOORS = [
         "flytune.evaluation",
         "flytune.comparing",
         "flytune.refreshing",
+        "flytune.harness",
         "flytune.export",
         "flytune.gate",
         "flytune.merging",
@@ -37,6 +38,7 @@ FLOORS = [
         "flytune.plan_table",
         "flytune.counting",
         "flytune.loading",
+        "flytune.harness_tasks",
         "flytune.dryrun",
         "flytune.slices",
         "flytune.weights",
@@ -58,7 +60,16 @@ FLOORS = [
     {"flytune.forecast"},
     {"flytune.calibration"},
     {"flytune.notifying"},
-    {"flytune.charts", "flytune.strips", "flytune.parallel_coordinates", "flytune.heldout", "flytune.timing", "flytune.peaks"}
+    {
+        "flytune.charts",
+        "flytune.task_table",
+        "flytune.guards",
+        "flytune.strips",
+        "flytune.parallel_coordinates",
+        "flytune.heldout",
+        "flytune.timing",
+        "flytune.peaks",
+    }
     | {"flytune.collating", "flytune.ordering", "flytune.notes", "flytune.breakdown", "flytune.questions"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {

@@ -1,8 +1,9 @@
 """Which branch is taken: by the machines that a plan chose, or by what was decided."""
 
+from functools import partial
 from typing import Any
 
-from flytekit import FlyteContextManager, conditional
+from flytekit import FlyteContextManager, conditional, map_task
 from flytekit.core.context_manager import BranchEvalMode
 
 
@@ -31,3 +32,8 @@ def apart(workflow: Any, **inputs: Any) -> Any:
     builder.in_a_condition = False
     with FlyteContextManager.with_context(builder):
         return workflow(**inputs)
+
+
+def each_on(name: str, choice: Any, tasks: dict[str, Any], over: dict[str, Any], **inputs: Any) -> Any:
+    """Like `on`, with the task mapped over the one list in `over`: a pod for each item, none for an empty list."""
+    return on(name, choice, {key: map_task(partial(task, **inputs)) for key, task in tasks.items()}, **over)

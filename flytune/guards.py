@@ -1,0 +1,44 @@
+"""What training must not make worse: a recipe's evaluation.must_not_fall, held against what was measured."""
+
+from flytune.metrics import Metrics, TaskScore
+from flytune.recipe import Recipe
+from flytune.run_sections import Guard
+
+# 0.4 - 0.3 is more than 0.1, in floating point.
+_ROUNDING = 1e-9
+
+
+def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
+    """A sentence for each guard that does not hold; none where all do.
+
+    A guard holds as long as the tuned model is worse by its margin at most, whichever way the metric points. The margin is
+    held against the difference itself: standard errors are told, not allowed for.
+    """
+    return [found for guard in recipe.evaluation.must_not_fall if (found := _fault(guard, metrics.tasks))]
+
+
+def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:
+    of_task = [score for score in scores if score.task == guard.task]
+    score = next((score for score in of_task if _is_meant(guard.metric, score.metric)), None)
+    if score is None:
+        there = ", ".join(score.metric for score in of_task) or "none of that task"
+        name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
+        return f"evaluation.must_not_fall: {name} was not measured, so nothing shows that it did not fall; measured: {there}"
+    worse = score.base - score.tuned if score.higher_is_better else score.tuned - score.base
+    if worse <= guard.margin + _ROUNDING:
+        return None
+    way = "fell" if score.higher_is_better else "rose"
+    errors = f"standard errors {_number(score.base_stderr)} and {_number(score.tuned_stderr)}, {score.documents:,} documents"
+    return (
+        f"{score.task} {score.metric} {way} from {_number(score.base)} to {_number(score.tuned)}, by {_number(worse)} "
+        f"({errors}); evaluation.must_not_fall allows {guard.margin:g}"
+    )
+
+
+def _is_meant(asked: str | None, metric: str) -> bool:
+    """Metrics are named with the harness's filter (acc,none), or without."""
+    return asked is None or asked in (metric, metric.partition(",")[0])
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

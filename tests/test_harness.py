@@ -1,0 +1,297 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from flytekit import workflow
+from flytekit.types.directory import FlyteDirectory
+
+from flytune import harness, harness_tasks
+from flytune.errors import RecipeError
+from flytune.harness import Job, JobResult
+from flytune.metrics import Metrics
+from flytune.plans import Plan
+from flytune.recipe import Recipe
+from tasks.harness import EVALUATE_TASKS, Scored, combine_tasks, list_jobs
+from tests.stages import plan_for, recipe_for, write_dataset, write_trained
+from tests.test_report import metrics
+from tests.tiny import tiny_base
+from workflows.routing import each_on
+
+DOCUMENTS = 11
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A folder of tasks with their data: a choice, an answer, two in a group, and some that cannot work."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {"question": f"What is {n} and {n + 1}?", "choices": [str(2 * n), str(2 * n + 1), str(3 * n)], "answer": n % 3}
+        for n in range(DOCUMENTS)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}}, "test_split": "test"}
+    asked = common | {"doc_to_text": "Q: {{question}}\nA:", "fewshot_split": "test"}
+    choice = asked | {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    choice |= {"metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
+    answer = asked | {"output_type": "generate_until", "doc_to_target": "{{choices[answer]}}"}
+    answer |= {"generation_kwargs": {"until": ["\n"], "max_gen_toks": 4}}
+    answer |= {"metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]}
+    text = common | {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{question}}"}
+    text |= {"metric_list": [{"metric": "bits_per_byte"}]}
+    aggregated = {"metric": "acc", "aggregation": "mean", "weight_by_size": True}
+    files = {
+        "choose": choice | {"task": "choose"},
+        "choose_more": choice | {"task": "choose_more", "num_fewshot": 1},
+        "answer": answer | {"task": "answer"},
+        "text": text | {"task": "text"},
+        "both": {"group": "both", "task": ["choose", "choose_more"], "aggregate_metric_list": [aggregated]},
+        "code": answer | {"task": "code", "unsafe_code": True},
+        "lost": choice | {"task": "lost", "dataset_kwargs": {"data_files": "no.jsonl"}},
+    }
+    for name, content in files.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory):
+    """By method, what training left."""
+    dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
+    return {
+        method: write_trained(tmp_path_factory.mktemp(method), recipe_for(base, method), dataset) for method in ("full", "lora")
+    }
+
+
+def asking(base, own, tasks, method="full", **changes) -> Recipe:
+    changes = {f"evaluation.{key}": value for key, value in changes.items()}
+    changes |= {"evaluation.tasks": tasks, "evaluation.include_path": str(own)}
+    return recipe_for(base, method, **changes)
+
+
+def scored(recipe, trained, out):
+    # As files carry them from pod to pod.
+    results = [
+        JobResult.model_validate_json(harness.run(recipe, trained, job).model_dump_json()) for job in harness.jobs(recipe)
+    ]
+    return harness.combine(recipe, results, out)
+
+
+def told_by_the_harness(model, tokenizer, own, tasks, **arguments):
+    """lm-evaluation-harness as everybody runs it."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(own), include_defaults=False)
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4)
+    return simple_evaluate(lm, tasks=tasks, task_manager=manager, log_samples=False, **arguments)["results"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from flytune import loading
+
+    tasks = ["choose", "answer", "text"]
+    recipe = asking(base, own, [{"name": name, "num_fewshot": 2, "limit": 7} for name in tasks], method)
+    scores = scored(recipe, trained[method], tmp_path)
+    monkeypatch.chdir(own)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tuned = loading.exported_model(recipe, trained[method])
+    arguments = {"num_fewshot": 2, "limit": 7}
+    for side, model in (("base", AutoModelForCausalLM.from_pretrained(base)), ("tuned", tuned)):
+        expected = told_by_the_harness(model, tokenizer, own, tasks, **arguments)
+        for score in scores:
+            name, _, filtered = score.metric.partition(",")
+            assert getattr(score, side) == pytest.approx(expected[score.task][score.metric], abs=1e-6)
+            error = expected[score.task][f"{name}_stderr,{filtered}"]
+            assert getattr(score, f"{side}_stderr") == (None if error == "N/A" else pytest.approx(error, abs=1e-6))
+    assert [(score.task, score.documents, score.num_fewshot) for score in scores] == [(name, 7, 2) for name in tasks]
+    assert [score.higher_is_better for score in scores] == [True, True, False]
+    text = scores[-1]
+    assert text.base != text.tuned, "both sides came from one model"
+
+
+def test_parts_put_together_are_the_whole(base, own, trained, tmp_path):
+    tasks = [{"name": "both", "num_fewshot": 3}, "answer"]
+    whole, parts = (
+        scored(asking(base, own, tasks, "lora", task_shards=shards), trained["lora"], tmp_path / str(shards))
+        for shards in (1, 4)
+    )
+    assert parts == whole
+    assert {score.task: score.documents for score in whole} == {
+        "choose": DOCUMENTS,
+        "choose_more": DOCUMENTS,
+        "both": 2 * DOCUMENTS,
+        "answer": DOCUMENTS,
+    }
+    assert all(score.base_stderr is not None for score in whole)
+
+
+def test_a_part_shows_the_examples_that_the_whole_shows(base, own):
+    class Lm:
+        pass
+
+    recipe = asking(base, own, [{"name": "choose", "num_fewshot": 4}])
+    (task,) = recipe.evaluation.tasks
+    first, again = (
+        [request.args[0] for request in harness_tasks.requests(harness_tasks.load(recipe, task)["tasks"], task, Lm(), False)]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(first)) == DOCUMENTS, "each document has examples of its own"
+    assert first[0].count("Q:") == 5
+
+
+def test_the_harness_s_own_files_are_kept(base, own, trained, tmp_path):
+    scores = scored(asking(base, own, ["both"]), trained["full"], tmp_path)
+    for side in ("base", "tuned"):
+        told = json.loads((tmp_path / f"{side}.json").read_text())
+        assert {"results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples"} <= set(
+            told
+        )
+        assert told["results"]["both"]["acc,none"] == getattr(scores[-1], side)
+        assert told["n-samples"]["choose"] == {"original": DOCUMENTS, "effective": DOCUMENTS}
+        assert told["lm_eval_version"]
+
+
+def test_tasks_as_chats_go_through_the_tokenizer_s_template(base, own, trained):
+    plain, chats = (
+        harness.run(
+            (recipe := asking(base, own, [{"name": "choose", "limit": 3}], apply_chat_template=asked)),
+            trained["full"],
+            harness.jobs(recipe)[0],
+        )
+        for asked in (False, True)
+    )
+    assert plain.base.keys() == chats.base.keys()
+    assert plain.base != chats.base
+
+
+def test_more_parts_than_documents_are_no_harm(base, own, trained, tmp_path):
+    recipe = asking(base, own, [{"name": "choose", "limit": 2}], task_shards=3)
+    (score,) = scored(recipe, trained["full"], tmp_path)
+    assert score.documents == 2
+
+
+def test_a_job_is_a_task_or_group_and_a_part(base, own):
+    recipe = asking(base, own, ["both", "answer"], task_shards=2)
+    assert [(job.task.name, job.shard, job.shards) for job in harness.jobs(recipe)] == [
+        ("both", 0, 2),
+        ("both", 1, 2),
+        ("answer", 0, 2),
+        ("answer", 1, 2),
+    ]
+    assert harness.jobs(recipe_for(base, "full")) == []
+
+
+def refused(base, own, tasks) -> str:
+    with pytest.raises(RecipeError) as caught:
+        harness.jobs(asking(base, own, tasks))
+    return str(caught.value)
+
+
+def test_mistakes_are_told_all_at_once(base, own, tmp_path):
+    text = refused(base, own, ["chose", "code", "both", "choose"])
+    assert text.startswith("recipe tiny: 3 mistakes")
+    assert re.search(r"tasks: chose: unknown to the harness; did you mean .*choose", text)
+    assert "tasks: code runs code that the model writes" in text
+    assert "tasks: choose is asked twice, by both and by choose" in text
+    (tmp_path / "bad.yaml").write_text("task: [\n")
+    assert "not read: bad.yaml (" in refused(base, tmp_path, ["bad"])
+    assert "evaluation.include_path:" in refused(base, tmp_path / "none", ["choose"])
+
+
+def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
+    assert [job.task.name for job in harness.jobs(asking(base, own, ["hellaswag", "mmlu", "choose"]))] == [
+        "hellaswag",
+        "mmlu",
+        "choose",
+    ]
+    assert "did you mean hellaswag" in refused(base, own, ["helaswag"])
+    assert "humaneval runs code" in refused(base, own, ["humaneval"])
+    assert "mmlu_astronomy is asked twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
+
+
+def test_data_that_is_not_there_is_told(base, own, trained):
+    recipe = asking(base, own, ["lost"])
+    with pytest.raises(
+        RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: data_files: no\.jsonl"
+    ):
+        harness.run(recipe, trained["full"], harness.jobs(recipe)[0])
+
+
+def test_without_the_harness_the_extra_is_named(base, own, monkeypatch):
+    harness_tasks._indexed.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'flytune[harness]'" in refused(base, own, ["choose"])
+
+
+def test_nothing_is_printed(base, own, trained, tmp_path, capfd):
+    scored(asking(base, own, ["choose", "answer"]), trained["full"], tmp_path)
+    told = capfd.readouterr()
+    assert told.out == ""
+    # transformers' bar, as in every task that loads a model.
+    assert set(re.findall(r"[A-Z][a-z ]+(?=:)", told.err)) <= {"Loading weights"}
+
+
+@workflow
+def evaluated(recipe: Recipe, plan: Plan, trained: FlyteDirectory, metrics: Metrics) -> Scored:
+    listed = list_jobs(recipe=recipe, plan=plan)
+    answers = each_on("ask", listed.shape, EVALUATE_TASKS, over={"job": listed.jobs}, recipe=recipe, trained=trained)
+    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers)
+
+
+def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained):
+    recipe = asking(base, own, ["choose"], task_shards=2, shape="cpu-2")
+    found, results = evaluated(
+        recipe=recipe, plan=plan_for(recipe), trained=FlyteDirectory(str(trained["full"])), metrics=metrics()
+    )
+    assert [(score.task, score.documents) for score in found.tasks] == [("choose", DOCUMENTS)]
+    assert found.base == metrics().base
+    assert sorted(path.name for path in Path(results.path).iterdir()) == ["base.json", "tuned.json"]
+
+
+def test_without_tasks_no_pod_answers(base, trained, monkeypatch):
+    monkeypatch.setattr(harness, "run", lambda *_: pytest.fail("a pod was asked for"))
+    recipe = recipe_for(base, "full")
+    found, _ = evaluated(recipe=recipe, plan=plan_for(recipe), trained=FlyteDirectory(str(trained["full"])), metrics=metrics())
+    assert found.tasks == []
+
+
+def test_a_shape_that_is_not_there_is_refused_first(base, own):
+    recipe = asking(base, own, ["choose"], shape="none-such")
+    with pytest.raises(RecipeError, match="no row none-such"):
+        list_jobs(recipe=recipe, plan=plan_for(recipe))
+
+
+def test_the_mapped_tasks_are_registered_with_their_pods():
+    from collections import OrderedDict
+
+    from flytekit.tools.translator import get_serializable
+
+    from tests.test_tasks import SETTINGS
+
+    entities = OrderedDict()
+    spec = get_serializable(entities, SETTINGS, evaluated)
+    branch = next(node.branch_node for node in spec.template.nodes if node.branch_node)
+    cases = [branch.if_else.case, *branch.if_else.other]
+    assert len(cases) == len(EVALUATE_TASKS)
+    assert all(case.then_node.array_node for case in cases)
+    mapped = [entity for entity in entities if "map_evaluate_tasks" in getattr(entity, "name", "")]
+    assert len(mapped) == len(EVALUATE_TASKS)
+    command = entities[mapped[0]].template.k8s_pod.pod_spec["containers"][0]["args"]
+    assert command[0] == "pyflyte-map-execute"
+
+
+def test_jobs_are_the_same_after_a_pod(base, own):
+    (job,) = harness.jobs(asking(base, own, ["choose"]))
+    assert Job.model_validate_json(job.model_dump_json()) == job
