@@ -1,4 +1,4 @@
-"""The command line: `flytune plan`, `xray`, `merge`, `calibrate`, `selftest` and `schema`. Running is pyflyte's.
+"""The command line: `flytune plan`, `xray`, `merge`, `adapters`, `combine` and others. Running is pyflyte's.
 
 Each command is a module beside this one, with a function `run`.
 """
@@ -42,6 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("artifact", help="a folder with recipe.yaml and adapter/")
     merge.add_argument("--out", required=True, help="a new folder for the merged model")
     merge.add_argument("--json", action="store_true", help="what was measured as JSON")
+    listed = commands.add_parser("adapters", help="list the artifacts in a store: base, data, perplexity, when stored")
+    listed.add_argument("address", help="a folder or fsspec address that holds artifacts")
+    listed.add_argument("--json", action="store_true", help="as JSON")
+    combine = commands.add_parser("combine", help="make one adapter of several on the same base")
+    combine.add_argument("out", help="a new folder for the combined artifact")
+    combine.add_argument("addresses", nargs="+", help="folders or fsspec addresses of artifacts")
+    combine.add_argument("--weights", nargs="+", type=float, help="one for each; 1 when not given")
+    combine.add_argument("--how", default="cat", help="PEFT's combination_type; cat: exact, as large as all together")
+    combine.add_argument("--rank", type=int, help="of svd and *_svd; the largest of theirs when not given")
+    combine.add_argument("--density", type=float, help="of ties and dare: the share of values that is kept")
+    combine.add_argument("--seed", type=int, default=0, help="of what dare drops")
+    combine.add_argument("--json", action="store_true", help="what was made as JSON")
     calibrate = commands.add_parser("calibrate", help="learn from runs: a factor per shape that later plans are multiplied by")
     calibrate.add_argument("artifacts", nargs="+", help="folders that hold artifacts")
     commands.add_parser("schema", help="the JSON schema of recipe files")
