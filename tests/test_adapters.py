@@ -174,9 +174,7 @@ def test_arguments_that_do_not_go_together(store, tmp_path, wishes, said):
 
 def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
     combining.combine([store / "short", store / "long"], tmp_path / "r16")
-    with pytest.raises(
-        ExportError, match="cannot combine these adapters by linear: All adapters must have the same r value"
-    ):
+    with pytest.raises(ExportError, match="cannot combine these adapters by linear: All adapters must have the same r value"):
         combining.combine([store / "short", tmp_path / "r16"], tmp_path / "out", how="linear")
     assert combining.combine([store / "short", tmp_path / "r16"], tmp_path / "svd", how="svd").r == 16
     with pytest.raises(ExportError, match="out: is there already|svd: is there already"):
