@@ -48,7 +48,8 @@ def ran(command, places):
 
 
 def test_the_commands(places):
-    lines = [line for block in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
     assert [line.split()[1] for line in lines] == ["adapters", "combine", "merge", "run"]
     said = {}
     for line in lines:
