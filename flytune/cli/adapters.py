@@ -5,6 +5,7 @@ import json
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flytune import catalog
@@ -24,10 +25,10 @@ def run(options: argparse.Namespace) -> int:
     for entry in entries:
         stored = entry.stored.strftime("%Y-%m-%d %H:%M") if entry.stored else "unknown"
         told = "".join(f"\n{problem}" for problem in entry.problems)
-        table.add_row(
-            entry.name + told, _base(entry), entry.method, _data(entry), _perplexity(entry), stored, _size(entry.size)
-        )  # fmt: skip
-    Console().print(table, markup=False)
+        cells = (entry.name + told, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
+        # Brackets are rich's own language: "[Errno 13]" would vanish.
+        table.add_row(*map(escape, cells), _size(entry.size))
+    Console().print(table)
     return 0
 
 
