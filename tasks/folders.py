@@ -85,17 +85,23 @@ def unpack(base: FlyteDirectory | None) -> None:
         done.touch()
 
 
-def placed(recipe: Recipe) -> Recipe:
-    """The recipe with a folder for checkpoints that all attempts and executions see, where it names none.
+def lasting(name: str) -> str | None:
+    """An address that all attempts and executions see; None on this machine.
 
     Below the cluster's raw output location, beside what Flyte gives each attempt: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
     """
     scheme, _, path = FlyteContextManager.current_context().file_access.raw_output_prefix.partition("://")
-    if recipe.checkpoints.folder is not None or is_local():
-        return recipe
+    if is_local():
+        return None
     location = "/".join(path.rstrip("/").split("/")[:-2]) or path.partition("/")[0]
-    settings = recipe.checkpoints.model_copy(update={"folder": f"{scheme}://{location}/flytune-checkpoints"})
-    return recipe.model_copy(update={"checkpoints": settings})
+    return f"{scheme}://{location}/flytune-{name}"
+
+
+def placed(recipe: Recipe) -> Recipe:
+    """The recipe with a folder for checkpoints that all attempts and executions see, where it names none."""
+    if recipe.checkpoints.folder is not None or (folder := lasting("checkpoints")) is None:
+        return recipe
+    return recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})})
 
 
 def fresh(name: str) -> Path:

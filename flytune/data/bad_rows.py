@@ -22,7 +22,9 @@ _PATIENCE = 10_000
 class BadRows:
     """Writes bad_rows.jsonl into a folder, a line (file, line, reason) for each bad row; no file when there is none."""
 
-    def __init__(self, folder: Path, fraction: float) -> None:
+    def __init__(self, folder: Path, fraction: float, setting: str = "data.max_bad_fraction") -> None:
+        self.setting = setting
+        """What the fraction is called where it is set."""
         self.fraction = fraction
         """Of all rows, the share that may be bad."""
         self.rows = self.count = 0
@@ -53,7 +55,7 @@ class BadRows:
         if not self.fraction:
             raise error
         if self._file is None:
-            logger.warning("%s; it is set aside in %s, as data.max_bad_fraction allows", error, BAD_ROWS)
+            logger.warning("%s; it is set aside in %s, as %s allows", error, BAD_ROWS, self.setting)
             self._file = self._path.open("a", encoding="utf-8")
         self.count += 1
         if len(self.first) < _SHOWN:
@@ -76,7 +78,7 @@ class BadRows:
         first = "\n".join(f"  {reason}" for reason in self.first)
         so_far = "" if done else " so far"
         raise DataError(
-            f"{self.count} of {rows} rows{so_far} are bad, more than data.max_bad_fraction {self.fraction} allows "
+            f"{self.count} of {rows} rows{so_far} are bad, more than {self.setting} {self.fraction} allows "
             f"({allowed}); all of them are listed in {self._path}. The first:\n{first}"
         )
 

@@ -1,0 +1,54 @@
+"""`flytune adapters ADDRESS`."""
+
+import argparse
+import json
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flytune import catalog
+from flytune.catalog import Entry
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows what is in a store."""
+    entries = catalog.listed(options.address)
+    if options.json:
+        sys.stdout.write(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2) + "\n")
+        return 0
+    table = Table(title=options.address, title_justify="left", show_lines=True)
+    for title in ("artifact", "base", "method", "data", "perplexity", "stored (UTC)"):
+        table.add_column(title, overflow="fold")
+    table.add_column("size", justify="right")
+    for entry in entries:
+        stored = entry.stored.strftime("%Y-%m-%d %H:%M") if entry.stored else "unknown"
+        told = "".join(f"\n{problem}" for problem in entry.problems)
+        cells = (entry.name + told, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
+        # Brackets are rich's own language: "[Errno 13]" would vanish.
+        table.add_row(*map(escape, cells), _size(entry.size))
+    Console().print(table)
+    return 0
+
+
+def _base(entry: Entry) -> str:
+    return f"{entry.base or 'unknown'}{f'@{entry.revision[:12]}' if entry.revision else ''}"
+
+
+def _data(entry: Entry) -> str:
+    if entry.made_from:
+        return "\n".join(["combined from", *entry.made_from])
+    return f"{entry.data}\n{entry.rows:,} rows, {str(entry.data_sha256)[:12]}" if entry.rows is not None else "unknown"
+
+
+def _perplexity(entry: Entry) -> str:
+    if entry.tuned_perplexity is None or entry.base_perplexity is None:
+        return "not measured"
+    return f"{entry.base_perplexity:.4g} to {entry.tuned_perplexity:.4g}"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

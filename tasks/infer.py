@@ -1,0 +1,78 @@
+"""Batch inference: prompts dealt out on a CPU, answered part by part on the machines named, joined on a CPU.
+
+INFER maps shapes to map tasks over the parts: one for each row of shapes.yaml, on one of its nodes.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flytekit import Resources, task
+from flytekit.core.array_node_map_task import array_node_map_task
+from flytekit.types.directory import FlyteDirectory
+from flytekit.types.file import FlyteFile
+
+from flytune import catalog, inference, prompts
+from flytune.artifact import CONTENTS
+from flytune.prompts import Generation, Part
+from flytune.shapes import load_shapes
+from images import LIGHT
+from images import TRAIN as IMAGE
+from tasks.folders import fetch, fresh, lasting
+from tasks.pods import declare
+
+
+class Split(NamedTuple):
+    """`keep` is the address that every attempt and execution sees, where parts that are answered lie."""
+
+    parts: list[Part]
+    folder: FlyteDirectory
+    keep: str
+
+
+def _contents(directory: FlyteDirectory) -> Path:
+    """An artifact's artifact.json alone: the weights stay where they are."""
+    address = str(directory.remote_source or directory.path).rstrip("/")
+    return Path(FlyteFile(f"{address}/{CONTENTS}").download())
+
+
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"))
+def split_prompts(
+    questions: FlyteFile,
+    artifact: FlyteDirectory,
+    adapters: dict[str, FlyteDirectory],
+    shards: int,
+    generation: Generation,
+    keep: str,
+) -> Split:
+    """Parts of the file, each named by all that its answers depend on."""
+    models = catalog.fingerprint({name: _contents(found) for name, found in {"artifact": artifact, **adapters}.items()})
+    folder = fresh("prompts")
+    parts = prompts.split(Path(questions.download()), shards, adapters, generation, models, folder)
+    return Split(parts, FlyteDirectory(str(folder)), keep or lasting("inference") or ".checkpoints/inference")
+
+
+def answer_prompts(
+    part: Part, folder: FlyteDirectory, artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory], keep: str
+) -> FlyteFile:
+    """One part's answers, or those that an earlier execution has left at `keep`."""
+    others = {name: fetch(found) for name, found in adapters.items()}
+    found = inference.answer_part(part, fetch(folder) / part.file, fetch(artifact), others, keep, fresh("answers.jsonl"))
+    return FlyteFile(str(found))
+
+
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"))
+def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[FlyteFile], keep: str) -> FlyteDirectory:
+    """One file in the order of the prompts; what was kept of its parts goes."""
+    out = fresh("answers")
+    prompts.join(fetch(folder), parts, [Path(file.download()) for file in answered], out)
+    prompts.forget(parts, keep)
+    return FlyteDirectory(str(out))
+
+
+INFER: dict[str, Any] = {
+    shape.name: array_node_map_task(
+        declare(answer_prompts, f"answer_prompts_{shape.identifier}", shape, globals(), container_image=IMAGE, retries=2),
+        bound_inputs={"folder", "artifact", "adapters", "keep"},
+    )
+    for shape in load_shapes()
+}
