@@ -33,8 +33,12 @@ STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "trai
 CACHES = {"__pycache__", ".cache", ".git"}
 
 
-def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Metrics, out: Path) -> Path:
+def store(
+    recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Metrics, out: Path, harness: Path | None = None
+) -> Path:
     """Assembles the artifact in `out`, a new or empty folder, and returns it. Weights are hard-linked where that works.
+
+    `harness` holds the results of its tasks, base.json and tuned.json, where any were asked.
 
     Raises:
         ExportError: `out` holds something; `trained` lacks weights, or has pickles, optimizer state, empty or cut files.
@@ -47,6 +51,8 @@ def store(recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Met
 
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(weights, out / weights.name, copy_function=_link)
+    if harness:
+        shutil.copytree(harness, out / "harness")
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     for name, made in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
         made.write(out / f"{name}.json")

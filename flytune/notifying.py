@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Literal
 
+from flytune import guards
 from flytune.metrics import Metrics
 from flytune.recipe import Recipe
 
@@ -42,7 +43,8 @@ def succeeded(recipe: Recipe, metrics: Metrics, address: str) -> str:
     """What is told of a stored artifact."""
     low, high = metrics.loss_difference_low, metrics.loss_difference_high
     verdict = "better beyond doubt" if metrics.is_better else "not better beyond doubt"
+    broken = "".join(f"\nNot published or promoted: {sentence}" for sentence in guards.broken(recipe, metrics))
     return (
         f"{recipe.name}: done. Held-out perplexity {metrics.base.perplexity:.2f} -> {metrics.tuned.perplexity:.2f}; loss "
-        f"{metrics.loss_difference:+.4f} nats a token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}"
+        f"{metrics.loss_difference:+.4f} nats a token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}{broken}"
     )

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from flytune import accepted, artifact, data, windows
+from flytune import accepted, artifact, data, guards, windows
 from flytune.accepted import Decision, Duel
 from flytune.errors import AcceptedError, RecipeError
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
 from flytune.run_sections import Hardware, Notify
 
@@ -73,12 +74,15 @@ def _going_on(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]:
     return recipe.model_copy(update={"method": method}), f"going on from {champion.artifact}"
 
 
-def settle(recipe: Recipe, address: str, champion: str, fingerprint: str, challenger: str, duel: Duel) -> Decision:
-    """Records what became of a challenger: accepted where it is better beyond doubt, else refused.
+def settle(
+    recipe: Recipe, address: str, champion: str, fingerprint: str, challenger: str, duel: Duel, broken: list[str]
+) -> Decision:
+    """Records what became of a challenger: accepted where it is better beyond doubt and broke no guard, else refused.
 
     Args:
         recipe: as a person wrote it, as `decide` had it.
         challenger: where its artifact stays.
+        broken: what flytune.guards says of it.
 
     Raises:
         AcceptedError: another model was accepted meanwhile, so that it was held against the wrong one; or the address cannot
@@ -86,26 +90,29 @@ def settle(recipe: Recipe, address: str, champion: str, fingerprint: str, challe
     """
     decision = Decision(
         time=datetime.now(UTC),
-        outcome="accepted" if duel.is_won else "refused",
+        outcome="accepted" if duel.is_won and not broken else "refused",
         artifact=challenger,
         method=recipe.method.name,
         recipe=identity(recipe),
         fingerprint=fingerprint,
         duel=duel,
-        reason=duel.words(),
+        reason="; ".join([duel.words(), *broken]),
     )
     return accepted.record(address, decision, expected=champion or None)
 
 
-def stays_at(found: str, recipe: Recipe) -> str:
+def stays_at(found: str, recipe: Recipe, metrics: Metrics) -> str:
     """Where the artifact at the address `found` stays: below publish.address, where the recipe has it published, else there.
+
+    A repository on the hub is no such place: what lies there is laid out for who loads it, not for who compares it.
 
     Raises:
         AcceptedError: it cannot be read.
     """
     import fsspec
 
-    if not recipe.publish.address:
+    address = recipe.publish.address
+    if not address or address.startswith("hf://") or guards.broken(recipe, metrics):
         return found
     with tempfile.TemporaryDirectory() as folder:
         filesystem, root = fsspec.core.url_to_fs(found.rstrip("/"))
@@ -113,4 +120,4 @@ def stays_at(found: str, recipe: Recipe) -> str:
             filesystem.get_file(f"{root}/{artifact.CONTENTS}", f"{folder}/{artifact.CONTENTS}")
         except Exception as error:
             raise AcceptedError(f"{found}: {artifact.CONTENTS} cannot be read: {type(error).__name__}: {error}") from error
-        return f"{recipe.publish.address.rstrip('/')}/{artifact.published_name(Path(folder), recipe)}"
+        return f"{address.rstrip('/')}/{artifact.published_name(Path(folder), recipe)}"

@@ -55,6 +55,7 @@ def fetch_file(directory: FlyteDirectory, name: str) -> Path:
     if directory.remote_source is None:
         return Path(directory.path) / name
     target = fresh("file") / name
+    target.parent.mkdir(parents=True, exist_ok=True)
     FlyteContextManager.current_context().file_access.get_data(f"{directory.remote_source.rstrip('/')}/{name}", str(target))
     return target
 

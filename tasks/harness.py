@@ -11,22 +11,15 @@ from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
 from flytune import harness
+from flytune.failures import RETRIES
 from flytune.harness import Job, JobResult
 from flytune.metrics import Metrics
-from flytune.plans import Plan
 from flytune.recipe import Recipe
-from flytune.shapes import load_shapes, shape_named
+from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fresh
+from tasks.folders import fetch, fresh, unpack
 from tasks.pods import declare
-
-
-class Listed(NamedTuple):
-    """What is asked, and the row of shapes.yaml that answers."""
-
-    jobs: list[Job]
-    shape: str
 
 
 class Scored(NamedTuple):
@@ -37,21 +30,28 @@ class Scored(NamedTuple):
 
 
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="4Gi"))
-def list_jobs(recipe: Recipe, plan: Plan) -> Listed:
+def list_jobs(recipe: Recipe) -> list[Job]:
     """The parts of the recipe's tasks; what the harness does not know is refused here, before anything is trained."""
-    shape = shape_named(recipe.evaluation.shape or plan.shape)
-    return Listed(harness.jobs(recipe), shape.name)
+    return harness.jobs(recipe)
 
 
-def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory) -> FlyteFile:
+def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory) -> FlyteFile:
     """What base and tuned model answer to one part of a task."""
+    unpack(base)
     path = fresh("answers.json")
     harness.run(recipe, fetch(trained), job).write(path)
     return FlyteFile(str(path))
 
 
 EVALUATE_TASKS: dict[str, Any] = {
-    shape.name: declare(evaluate_tasks, f"evaluate_tasks_{shape.identifier}", shape, globals(), container_image=IMAGE)
+    shape.name: declare(
+        evaluate_tasks,
+        f"evaluate_tasks_{shape.identifier}",
+        shape.one_node,
+        globals(),
+        container_image=IMAGE,
+        retries=RETRIES,
+    )
     for shape in load_shapes()
 }
 

@@ -3,6 +3,7 @@
 INFER maps shapes to map tasks over the parts: one for each row of shapes.yaml, on one of its nodes.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +12,17 @@ from flytekit.core.array_node_map_task import array_node_map_task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune import catalog, inference, prompts
+from flytune import bases, catalog, inference, prompts
 from flytune.artifact import CONTENTS
+from flytune.bases import BaseRequest
 from flytune.prompts import Generation, Part
+from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fresh, lasting
+from tasks.folders import fetch, fetch_file, fresh, lasting, unpack
 from tasks.pods import declare
+from tasks.secrets import secrets
 
 
 class Split(NamedTuple):
@@ -27,6 +31,8 @@ class Split(NamedTuple):
     parts: list[Part]
     folder: FlyteDirectory
     keep: str
+    base: BaseRequest
+    """Of the artifact's adapter; nothing is fetched for a model that was trained whole."""
 
 
 def _contents(directory: FlyteDirectory) -> Path:
@@ -35,7 +41,7 @@ def _contents(directory: FlyteDirectory) -> Path:
     return Path(FlyteFile(f"{address}/{CONTENTS}").download())
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"))
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"), secret_requests=secrets("hub"))
 def split_prompts(
     questions: FlyteFile,
     artifact: FlyteDirectory,
@@ -48,13 +54,28 @@ def split_prompts(
     models = catalog.fingerprint({name: _contents(found) for name, found in {"artifact": artifact, **adapters}.items()})
     folder = fresh("prompts")
     parts = prompts.split(Path(questions.download()), shards, adapters, generation, models, folder)
-    return Split(parts, FlyteDirectory(str(folder)), keep or lasting("inference") or ".checkpoints/inference")
+    keep = keep or lasting("inference") or ".checkpoints/inference"
+    return Split(parts, FlyteDirectory(str(folder)), keep, _base(artifact))
+
+
+def _base(artifact: FlyteDirectory) -> BaseRequest:
+    recipe = Recipe.from_yaml(fetch_file(artifact, "recipe.yaml"))
+    if recipe.method.name == "full":
+        return BaseRequest(name_or_path=recipe.model.name_or_path)
+    adapter = json.loads(fetch_file(artifact, "adapter/adapter_config.json").read_text(encoding="utf-8"))
+    return bases.request(bases.pinned(recipe.model, adapter.get("revision")))
 
 
 def answer_prompts(
-    part: Part, folder: FlyteDirectory, artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory], keep: str
+    part: Part,
+    folder: FlyteDirectory,
+    artifact: FlyteDirectory,
+    adapters: dict[str, FlyteDirectory],
+    base: FlyteDirectory,
+    keep: str,
 ) -> FlyteFile:
     """One part's answers, or those that an earlier execution has left at `keep`."""
+    unpack(base)
     others = {name: fetch(found) for name, found in adapters.items()}
     found = inference.answer_part(part, fetch(folder) / part.file, fetch(artifact), others, keep, fresh("answers.jsonl"))
     return FlyteFile(str(found))
@@ -71,8 +92,8 @@ def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[Flyte
 
 INFER: dict[str, Any] = {
     shape.name: array_node_map_task(
-        declare(answer_prompts, f"answer_prompts_{shape.identifier}", shape, globals(), container_image=IMAGE, retries=2),
-        bound_inputs={"folder", "artifact", "adapters", "keep"},
+        declare(answer_prompts, f"answer_prompts_{shape.identifier}", shape.one_node, globals(), container_image=IMAGE, retries=2),
+        bound_inputs={"folder", "artifact", "adapters", "base", "keep"},
     )
     for shape in load_shapes()
 }

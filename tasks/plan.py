@@ -8,6 +8,7 @@ from flytune import bases, counting, data, plan_table, planner
 from flytune.bases import BaseRequest
 from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
+from flytune.shapes import shape_named
 from flytune.strategies import route
 from images import LIGHT
 from tasks.folders import placed
@@ -46,4 +47,5 @@ def make_plan(recipe: Recipe) -> Planned:
         fingerprint=data.fingerprint(recipe.data),
         tokenizer=bases.tokenizer_identity(recipe.model),
     )
-    return Planned(plan, route(recipe, plan), plan.shape, request, placed(recipe).checkpoints.home, base)
+    shape = shape_named(recipe.evaluation.shape or plan.shape)
+    return Planned(plan, route(recipe, plan), shape.name, request, placed(recipe).checkpoints.home, base)

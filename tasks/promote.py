@@ -9,14 +9,15 @@ from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import accepted as models
-from flytune import comparing, refreshing
+from flytune import comparing, guards, refreshing
 from flytune.accepted import Duel
 from flytune.failures import RETRIES
+from flytune.metrics import Metrics
 from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, unpack
+from tasks.folders import fetch, fetch_file, unpack
 from tasks.pods import declare
 
 _POD = Resources(cpu="1", mem="2Gi")
@@ -48,8 +49,10 @@ def promote_challenger(
     recipe: Recipe, accepted: str, champion: str, fingerprint: str, changed: Recipe, artifact: FlyteDirectory, duel: Duel
 ) -> str:
     """Accepts the challenger where it is better beyond doubt, and records the decision with its figures in any case."""
-    place = refreshing.stays_at(str(artifact.remote_source or artifact.path), changed)
-    decision = refreshing.settle(recipe, accepted, champion, fingerprint, place, duel)
+    metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
+    place = refreshing.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
+    broken = guards.broken(changed, metrics)
+    decision = refreshing.settle(recipe, accepted, champion, fingerprint, place, duel, broken)
     return f"{decision.outcome}: {decision.reason}"
 
 

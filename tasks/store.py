@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from flytekit import Artifact, Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import artifact, checkpoints, notifying
+from flytune import artifact, checkpoints, notifying, publishing
 from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
@@ -44,14 +44,18 @@ class Facts:
     deck_fields=(),
 )
 def store_artifact(
-    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, trained: FlyteDirectory, metrics: Metrics
+    recipe: Recipe,
+    plan: Plan,
+    dataset: FlyteDirectory,
+    trained: FlyteDirectory,
+    metrics: Metrics,
+    harness: FlyteDirectory,
 ) -> Annotated[FlyteDirectory, ARTIFACT]:
     """The artifact, with its report as a file and as this task's deck; published where the recipe says."""
-    folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name))
+    results = fetch(harness) if recipe.evaluation.tasks else None
+    folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
-    address = ""
-    if recipe.publish.address:
-        address = artifact.publish(folder, recipe.publish.address, artifact.published_name(folder, recipe))
+    address = publishing.publish_good(folder, recipe, metrics)
     stored = uploaded(folder)
     checkpoints.clear(placed(recipe), Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json"))
     notifying.tell(recipe, "succeeded", notifying.succeeded(recipe, metrics, address or stored.path))

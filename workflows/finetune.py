@@ -11,12 +11,13 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.recipe import Recipe
 from tasks.base_model import fetch_base_model
 from tasks.evaluate import EVALUATE
+from tasks.harness import EVALUATE_TASKS, combine_tasks, list_jobs
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.report import report_failure
 from tasks.store import store_artifact
 from tasks.train import TRAIN
-from workflows.routing import on
+from workflows.routing import each_on, on
 
 
 @workflow(on_failure=report_failure)
@@ -31,7 +32,17 @@ def finetune(recipe: Recipe) -> FlyteDirectory:
 
 def stored(recipe: Any, planned: Any, dataset: Any, base: Any, further: bool = True) -> Any:
     """Trains, or exports what there is where not `further`; evaluates the export; stores one artifact."""
-    inputs = {"recipe": recipe, "plan": planned.plan, "dataset": dataset, "base": base, "further": further}
-    trained = on("train", planned.route, TRAIN, **inputs)
-    metrics = on("evaluate", planned.shape, EVALUATE, recipe=recipe, trained=trained, dataset=dataset, base=base)
-    return store_artifact(recipe=recipe, plan=planned.plan, dataset=dataset, trained=trained, metrics=metrics)
+    # First: a task that the harness does not know is refused before anything is trained.
+    jobs = list_jobs(recipe=recipe)
+    given = {"recipe": recipe, "plan": planned.plan, "dataset": dataset}
+    trained = on("train", planned.route, TRAIN, base=base, further=further, **given)
+    scored = evaluated(recipe, planned, dataset, base, trained, jobs)
+    return store_artifact(trained=trained, metrics=scored.metrics, harness=scored.results, **given)
+
+
+def evaluated(recipe: Any, planned: Any, dataset: Any, base: Any, trained: Any, jobs: Any) -> Any:
+    """Held-out text and, beside it, the harness's tasks: base and tuned model, from the exported files."""
+    inputs = {"recipe": recipe, "trained": trained, "base": base}
+    metrics = on("evaluate", planned.shape, EVALUATE, dataset=dataset, **inputs)
+    answers = each_on("tasks", planned.shape, EVALUATE_TASKS, over={"job": jobs}, **inputs)
+    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers)

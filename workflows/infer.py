@@ -8,6 +8,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
 from flytune.prompts import Generation
+from tasks.base_model import fetch_base_model
 from tasks.infer import INFER, join_answers, split_prompts
 from workflows.routing import on
 
@@ -29,6 +30,7 @@ def infer(
     split = split_prompts(
         questions=prompts, artifact=artifact, adapters=adapters, shards=shards, generation=generation, keep=keep
     )
-    shared = {"folder": split.folder, "artifact": artifact, "adapters": adapters, "keep": split.keep}
+    base = fetch_base_model(base=split.base)
+    shared = {"folder": split.folder, "artifact": artifact, "adapters": adapters, "base": base, "keep": split.keep}
     answered = on("infer", shape, INFER, part=split.parts, **shared)
     return join_answers(parts=split.parts, folder=split.folder, answered=answered, keep=split.keep)

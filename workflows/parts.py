@@ -11,12 +11,11 @@ from flytune.plans import Plan
 from flytune.recipe import Recipe
 from tasks.base_model import fetch_base_model
 from tasks.checkpoint import find_checkpoint
-from tasks.evaluate import EVALUATE
+from tasks.harness import list_jobs
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.report import report_failure
-from workflows.finetune import stored
-from workflows.routing import on
+from workflows.finetune import evaluated, stored
 
 
 @workflow
@@ -40,7 +39,7 @@ def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
     planned = make_plan(recipe=recipe)
     base = fetch_base_model(base=planned.base)
     dataset = prepare_data(request=planned.request, keep=planned.keep)
-    metrics: Metrics = on("evaluate", planned.shape, EVALUATE, recipe=recipe, trained=artifact, dataset=dataset, base=base)
+    metrics: Metrics = evaluated(recipe, planned, dataset, base, artifact, list_jobs(recipe=recipe)).metrics
     return metrics
 
 

@@ -42,12 +42,14 @@ def told(address: str) -> Iterator[Any]:
         ExportError: the address is none, there is no token, or what the hub refuses, and what to do.
     """
     repository(address)
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi, constants, get_token
 
     token = get_token()
     if not token:
         raise ExportError(f"publish.address: {address}: there is no token: {_NO_TOKEN}")
     api = HfApi(token=token)
+    # Who publishes means the hub, in pods too whose models must not come from there (HF_HUB_OFFLINE).
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         yield api
     except ExportError:
@@ -56,6 +58,8 @@ def told(address: str) -> Iterator[Any]:
         reason = _reason(error, api, repository(address)).replace(token, "***")
         # Without its cause, whose text may hold signed addresses and headers.
         raise ExportError(f"publish.address: {address}: {reason}") from None
+    finally:
+        constants.HF_HUB_OFFLINE = offline
 
 
 def is_passing(error: BaseException) -> bool:
