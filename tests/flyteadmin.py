@@ -4,6 +4,7 @@ It starts nothing: tests/propeller.py runs what was registered.
 """
 
 import base64
+import urllib.request
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,9 +155,9 @@ def flyteadmin(home: Path):
     storage = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     storage.start()
     server = grpc.server(futures.ThreadPoolExecutor(4))
+    host, port = storage.get_host_and_port()
+    storage_at = f"http://{host}:{port}"
     try:
-        host, port = storage.get_host_and_port()
-        storage_at = f"http://{host}:{port}"
         s3 = boto3.client(
             "s3", region_name="us-east-1", endpoint_url=storage_at, aws_access_key_id="a", aws_secret_access_key="b"
         )
@@ -173,4 +174,6 @@ def flyteadmin(home: Path):
         yield admin, pods | {"AWS_ENDPOINT_URL": storage_at, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     finally:
         server.stop(None)
+        # What is stored outlives the server: it is the process's.
+        urllib.request.urlopen(urllib.request.Request(f"{storage_at}/moto-api/reset", method="POST")).close()
         storage.stop()
