@@ -92,7 +92,9 @@ def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[Flyte
 
 INFER: dict[str, Any] = {
     shape.name: array_node_map_task(
-        declare(answer_prompts, f"answer_prompts_{shape.identifier}", shape.one_node, globals(), container_image=IMAGE, retries=2),
+        declare(
+            answer_prompts, f"answer_prompts_{shape.identifier}", shape.one_node, globals(), container_image=IMAGE, retries=2
+        ),
         bound_inputs={"folder", "artifact", "adapters", "base", "keep"},
     )
     for shape in load_shapes()
