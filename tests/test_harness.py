@@ -11,10 +11,9 @@ from flytune import harness, harness_tasks
 from flytune.errors import RecipeError
 from flytune.harness import Job, JobResult
 from flytune.metrics import Metrics
-from flytune.plans import Plan
 from flytune.recipe import Recipe
 from tasks.harness import EVALUATE_TASKS, Scored, combine_tasks, list_jobs
-from tests.stages import plan_for, recipe_for, write_dataset, write_trained
+from tests.stages import recipe_for, write_dataset, write_trained
 from tests.test_report import metrics
 from tests.tiny import tiny_base
 from workflows.routing import each_on
@@ -244,33 +243,30 @@ def test_nothing_is_printed(base, own, trained, tmp_path, capfd):
 
 
 @workflow
-def evaluated(recipe: Recipe, plan: Plan, trained: FlyteDirectory, metrics: Metrics) -> Scored:
-    listed = list_jobs(recipe=recipe, plan=plan)
-    answers = each_on("ask", listed.shape, EVALUATE_TASKS, over={"job": listed.jobs}, recipe=recipe, trained=trained)
+def evaluated(recipe: Recipe, shape: str, trained: FlyteDirectory, metrics: Metrics, base: FlyteDirectory) -> Scored:
+    jobs = list_jobs(recipe=recipe)
+    answers = each_on("ask", shape, EVALUATE_TASKS, over={"job": jobs}, recipe=recipe, trained=trained, base=base)
     return combine_tasks(recipe=recipe, metrics=metrics, answers=answers)
 
 
-def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained):
-    recipe = asking(base, own, ["choose"], task_shards=2, shape="cpu-2")
-    found, results = evaluated(
-        recipe=recipe, plan=plan_for(recipe), trained=FlyteDirectory(str(trained["full"])), metrics=metrics()
-    )
+def inputs(recipe, trained, tmp_path):
+    (tmp_path / "base.json").write_text("{}")
+    folders = {"trained": FlyteDirectory(str(trained["full"])), "base": FlyteDirectory(str(tmp_path))}
+    return {"recipe": recipe, "shape": "cpu-2", "metrics": metrics(), **folders}
+
+
+def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained, tmp_path):
+    recipe = asking(base, own, ["choose"], task_shards=2)
+    found, results = evaluated(**inputs(recipe, trained, tmp_path))
     assert [(score.task, score.documents) for score in found.tasks] == [("choose", DOCUMENTS)]
     assert found.base == metrics().base
     assert sorted(path.name for path in Path(results.path).iterdir()) == ["base.json", "tuned.json"]
 
 
-def test_without_tasks_no_pod_answers(base, trained, monkeypatch):
+def test_without_tasks_no_pod_answers(base, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "run", lambda *_: pytest.fail("a pod was asked for"))
-    recipe = recipe_for(base, "full")
-    found, _ = evaluated(recipe=recipe, plan=plan_for(recipe), trained=FlyteDirectory(str(trained["full"])), metrics=metrics())
+    found, _ = evaluated(**inputs(recipe_for(base, "full"), trained, tmp_path))
     assert found.tasks == []
-
-
-def test_a_shape_that_is_not_there_is_refused_first(base, own):
-    recipe = asking(base, own, ["choose"], shape="none-such")
-    with pytest.raises(RecipeError, match="no row none-such"):
-        list_jobs(recipe=recipe, plan=plan_for(recipe))
 
 
 def test_the_mapped_tasks_are_registered_with_their_pods():
