@@ -38,14 +38,20 @@ def run(recipe: Path, console: Console) -> tuple[Path, float]:
     return artifact, seconds
 
 
+def right(metrics: Metrics) -> str:
+    """Of the harness's questions, the share that base and tuned model answer rightly."""
+    score = next(score for score in metrics.tasks if score.metric.startswith("acc,"))
+    return f"{score.base:.2f} -> {score.tuned:.2f} (± {score.tuned_stderr or 0:.2f}, {score.documents} questions)"
+
+
 def main() -> int:
     """Makes the inputs, runs both recipes, shows the table; 1 if a tuned model is not better than its base."""
     console = Console()
     started = time.monotonic()
     console.print("[bold]Flytune demo:[/] two fine-tunes on this machine; about five minutes, less when run again.")
     inputs.make(HOME)
-    table = Table(title="Held-out perplexity of base and tuned model", title_justify="left")
-    for column in ("run", "before", "after (95 % interval)", "tokens/s", "minutes"):
+    table = Table(title="Held-out perplexity, and questions of lm-evaluation-harness", title_justify="left")
+    for column in ("run", "before", "after (95 % interval)", "questions right (± standard error)", "tokens/s", "minutes"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     worse, places = [], []
     for path in RECIPES:
@@ -56,6 +62,7 @@ def main() -> int:
             path.stem,
             f"{metrics.base.perplexity:.1f}",
             f"{tuned.perplexity:.1f} ({tuned.perplexity_low:.1f} to {tuned.perplexity_high:.1f})",
+            right(metrics),
             f"{training.tokens_per_second:,.0f}",
             f"{seconds / 60:.1f}",
         )

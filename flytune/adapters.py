@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune import catalog, loading
+from flytune import fetching, loading
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
 from flytune.sections import Model
@@ -30,7 +30,7 @@ class Adapter:
     @classmethod
     def of(cls, address: str | Path) -> "Adapter":
         """Raises ExportError where the artifact cannot be read, or has none."""
-        artifact = catalog.fetched(address)
+        artifact = fetching.fetched(address)
         folder = artifact / "adapter"
         if not (folder / "adapter_config.json").is_file():
             raise ExportError(f"{address}: has no adapter/; a model that was trained whole stands alone")
@@ -89,8 +89,9 @@ def stacked(adapters: Mapping[str, Adapter]) -> Any:
                 base = loading.base_model(adapter.on, adapter.recipe.model.dtype, device_map=loading.device_map())
                 model = PeftModel.from_pretrained(base, str(adapter.folder), adapter_name=name)
             else:
-                missing = model.load_adapter(str(adapter.folder), adapter_name=name).missing_keys
-                if missing:  # no warning here
+                found = model.load_adapter(str(adapter.folder), adapter_name=name).missing_keys
+                # PEFT tells those of others too, where the name stands anywhere in theirs ("b" in "base_model").
+                if missing := [key for key in found if f".{name}." in key]:  # no warning here
                     raise ValueError(f"Found missing adapter keys: {missing[:3]}")
     return model.eval()
 

@@ -1,8 +1,7 @@
-"""What is in a store: the artifacts below an address, by their small files alone; and one of them, fetched and checked."""
+"""What is in a store: the artifacts below an address, by their small files alone."""
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError
 from tqdm import tqdm
 
-from flytune.artifact import CONTENTS, Contents
+from flytune.artifact import CONTENTS
 from flytune.errors import ExportError
 from flytune.strict import Strict
 
@@ -137,56 +136,6 @@ def _modified(filesystem: Any, path: str) -> datetime | None:
     except (OSError, NotImplementedError, KeyError):
         return None
     return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
-
-
-def fetched(address: str | Path) -> Path:
-    """A folder of this machine with the artifact's recipe and weights; a folder is taken as it is.
-
-    What is fetched from an address is held against the hashes in its artifact.json, and kept in the temporary directory.
-
-    Raises:
-        ExportError: it is no whole artifact, or cannot be read.
-    """
-    import fsspec
-    from filelock import FileLock
-
-    try:
-        filesystem, root = fsspec.core.url_to_fs(str(address))
-        is_local = "file" in filesystem.protocol
-        content = b"" if is_local else filesystem.cat_file(f"{root}/{CONTENTS}")
-    except FileNotFoundError:
-        raise ExportError(f"{address}: no {CONTENTS}, so no artifact lies there, or not a whole one") from None
-    except Exception as error:  # as in `listed`
-        raise ExportError(f"{address}: cannot be read: {_line(error)}") from error
-    if is_local:
-        return Path(root)
-    folder = Path(tempfile.gettempdir()) / "flytune-artifacts" / hashlib.sha256(content).hexdigest()[:16]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
-        _fetch(filesystem, root, content, folder, str(address))
-    return folder
-
-
-def _fetch(filesystem: Any, root: str, content: bytes, folder: Path, address: str) -> None:
-    """Into `folder`; artifact.json last, so that what was cut off is fetched again."""
-    if (folder / CONTENTS).exists():
-        return
-    wanted = [
-        stored
-        for stored in Contents.model_validate_json(content).files
-        if stored.file == "recipe.yaml" or stored.file.startswith(("adapter/", "model/"))
-    ]
-    for stored in tqdm(wanted, desc="fetching the artifact", unit=" files", delay=2):
-        path = folder / stored.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            filesystem.get_file(f"{root}/{stored.file}", str(path))
-        except Exception as error:  # as in `listed`
-            raise ExportError(f"{address}/{stored.file}: cannot be read: {_line(error)}") from error
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
-                raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
-    (folder / CONTENTS).write_bytes(content)
 
 
 def fingerprint(contents: dict[str, Path]) -> str:

@@ -1,11 +1,9 @@
 """Champion and challenger: two stored models on the same held-out tokens, paired by sample."""
 
-import logging
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from flytune import evaluation, loading
+from flytune import evaluation, fetching, loading
 from flytune.accepted import Duel
 from flytune.errors import DataError
 from flytune.gate import trained_folder
@@ -13,8 +11,6 @@ from flytune.heldout import Row, bootstrap, finite_loss, heldout_rows
 from flytune.metrics import Metrics
 from flytune.publishing.contents import record
 from flytune.recipe import Recipe
-
-log = logging.getLogger(__name__)
 
 
 def duel(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> Duel:
@@ -33,8 +29,7 @@ def duel(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> Duel
     """
     if not champion:
         return _against_base(record(Metrics, challenger / "metrics.json"))
-    with tempfile.TemporaryDirectory(prefix="flytune-champion-") as kept:
-        return evaluation.afresh(_duel, recipe, challenger, dataset, _fetched(champion, Path(kept)), champion)
+    return evaluation.afresh(_duel, recipe, challenger, dataset, fetching.fetched(champion), champion)
 
 
 def _against_base(metrics: Metrics) -> Duel:
@@ -85,20 +80,3 @@ def _vocabulary(folder: Path) -> dict[str, int]:
     from transformers import AutoTokenizer
 
     return dict(AutoTokenizer.from_pretrained(str(folder)).get_vocab())
-
-
-def _fetched(address: str, into: Path) -> Path:
-    """An artifact's folder on this machine's disk."""
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(address.rstrip("/"))
-    if "file" in filesystem.protocol:
-        return Path(root)
-    log.info("fetching %s", address)
-    try:
-        filesystem.get(f"{root}/", f"{into}/", recursive=True)
-        if not any(into.iterdir()):  # S3 has no folders: one that is not there is empty
-            raise FileNotFoundError(root)
-    except Exception as error:
-        raise DataError(f"{address}: the accepted model cannot be fetched: {type(error).__name__}: {error}") from error
-    return into

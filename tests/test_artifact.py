@@ -67,6 +67,8 @@ def test_holds_what_is_needed_and_nothing_else(stored, recipe):
         "manifest.json",
         "metrics.json",
         "comparison.json",
+        "export.json",
+        "probe.safetensors",
         "plan.json",
         "recipe.yaml",
         "report.html",

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from flytune import artifact, catalog, cli
+from flytune import artifact, catalog, cli, fetching
 from flytune.errors import ExportError
 from tests.stages import write_dataset
 from tests.store import stored
@@ -73,7 +73,7 @@ def test_an_address_without_artifacts(tmp_path):
     with pytest.raises(ExportError, match="nope://x: cannot be read: ValueError: Protocol not known"):
         catalog.listed("nope://x")
     with pytest.raises(ExportError, match="nope://x: cannot be read"):
-        catalog.fetched("nope://x")
+        fetching.fetched("nope://x")
 
 
 def test_the_command_shows_a_row_for_each(made, store, capsys, monkeypatch):
@@ -99,17 +99,17 @@ def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypa
     entries = catalog.listed(f"{bucket}/team")
     assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
     assert all(entry.stored is not None and entry.problems == [] for entry in entries)
-    found = catalog.fetched(f"{bucket}/team/adds")
+    found = fetching.fetched(f"{bucket}/team/adds")
     assert (found / "adapter" / "adapter_model.safetensors").read_bytes() == (
         made[1] / "adapter" / "adapter_model.safetensors"
     ).read_bytes()
     assert not (found / "report.html").exists()
-    assert catalog.fetched(f"{bucket}/team/adds/") == found
+    assert fetching.fetched(f"{bucket}/team/adds/") == found
     with pytest.raises(ExportError, match="none: no artifact.json, so no artifact lies there, or not a whole one"):
-        catalog.fetched(f"{bucket}/team/none")
+        fetching.fetched(f"{bucket}/team/none")
     fsspec.filesystem("s3").pipe_file(f"{bucket}/team/whole/recipe.yaml", b"name: other\n")
     with pytest.raises(ExportError, match="whole/recipe.yaml: not what artifact.json says; publish the artifact again"):
-        catalog.fetched(f"{bucket}/team/whole")
+        fetching.fetched(f"{bucket}/team/whole")
 
 
 def test_a_fingerprint_names_artifacts_and_their_names(made):

@@ -58,6 +58,7 @@ FLOORS = [
         "flytune.card",
         "flytune.sweeps",
         "flytune.publishing",
+        "flytune.fetching",
     },
     {"flytune.planner"},
     {"flytune.search"},

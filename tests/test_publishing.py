@@ -129,7 +129,7 @@ def test_the_next_run_takes_main_and_each_keeps_its_tag(hub, adapter, model):
 
 
 def test_a_broken_upload_goes_on(hub, base, dataset, tmp_path):
-    """Three files of weights, and a storage that refuses after the first: the next try uploads the other two."""
+    """Four large files, and a storage that refuses after the first: the next try uploads the other three."""
     import torch
     from safetensors.torch import save_file
 
@@ -150,8 +150,10 @@ def test_a_broken_upload_goes_on(hub, base, dataset, tmp_path):
     assert list(hub.repositories[REPOSITORY].files()) == [".gitattributes"]
     hub.broken, hub.asked["put"] = lambda route: None, 0
     publish(stored)
-    assert hub.asked["put"] == 2
-    assert {"model.safetensors", "extra-2.safetensors", "extra-3.safetensors"} <= hub.repositories[REPOSITORY].files().keys()
+    assert hub.asked["put"] == 3
+    assert {"probe.safetensors", "model.safetensors", "extra-2.safetensors", "extra-3.safetensors"} <= hub.repositories[
+        REPOSITORY
+    ].files().keys()
 
 
 def test_a_commit_in_between_and_a_hub_that_is_away_for_a_moment(hub, adapter):

@@ -195,21 +195,6 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path):
         comparing.duel(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
 
 
-def test_a_champion_at_an_address_is_fetched(bucket, tmp_path):
-    import fsspec
-
-    from flytune import comparing
-
-    filesystem = fsspec.filesystem("s3")
-    filesystem.pipe_file("models/champion/adapter/x.json", b"1")
-    filesystem.pipe_file("models/champion/recipe.yaml", b"2")
-    found = comparing._fetched(f"{bucket}/champion", tmp_path / "kept")
-    files = {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()}
-    assert files == {"adapter/x.json", "recipe.yaml"}
-    with pytest.raises(DataError, match="s3://models/none: the accepted model cannot be fetched"):
-        comparing._fetched(f"{bucket}/none", tmp_path / "other")
-
-
 def test_the_workflows_are_serialized_with_every_task_they_may_run():
     from tasks.promote import COMPARE
     from tasks.train import TRAIN

@@ -11,7 +11,9 @@ from flytekit.tools.translator import get_serializable
 from google.protobuf import json_format
 
 from flytune.cluster import load_cluster
+from flytune.errors import RecipeError
 from flytune.failures import RETRIES
+from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
 from flytune.strategies import ONE_PROCESS
 from tasks.evaluate import EVALUATE
@@ -21,6 +23,7 @@ from tasks.prepare import prepare_data
 from tasks.store import store_artifact
 from tasks.train import TRAIN
 from tests.test_planner import recipe_of
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
 from workflows.finetune import finetune
 
 SETTINGS = SerializationSettings(
@@ -171,3 +174,11 @@ def context(prefix):
     """A pod's, whose outputs go below `prefix`."""
     provider = FileAccessProvider("/tmp/unused", prefix)
     return FlyteContextManager.current_context().with_file_access(provider)
+
+
+def test_evaluation_may_have_a_shape_of_its_own(tmp_path):
+    base, data = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 8)
+    planned = make_plan(recipe=Recipe.model_validate(tiny_recipe(base, data, {"evaluation.shape": "cpu-2"})))
+    assert (planned.plan.shape, planned.shape) == ("cpu-1", "cpu-2")
+    with pytest.raises(RecipeError, match="no row none-such"):
+        make_plan(recipe=Recipe.model_validate(tiny_recipe(base, data, {"evaluation.shape": "none-such"})))

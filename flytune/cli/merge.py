@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from flytune import merging
+from flytune import fetching, merging
 from flytune.probing import PROMPTS
 
 
 def run(options: argparse.Namespace) -> int:
     """Merges, and shows what each candidate differs by."""
-    made = merging.merge(Path(options.artifact), Path(options.out))
+    made = merging.merge(fetching.fetched(options.artifact), Path(options.out))
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0

@@ -49,9 +49,10 @@ def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
     return f"{address}@{name}"
 
 
-def listed(files: Mapping[str, Path], made: Path) -> dict[str, Path]:
+def listed(files: Mapping[str, Path], made: Path, moved: Mapping[str, str] | None = None) -> dict[str, Path]:
     """`files` and the artifact.json that lists them as they lie in the repository; it is written into the folder `made`."""
-    Contents(files=[stored(path, name) for name, path in sorted(files.items())]).write(made / CONTENTS)
+    entries = [stored(path, name) for name, path in sorted(files.items())]
+    Contents(files=entries, moved=dict(moved or {})).write(made / CONTENTS)
     return {**files, CONTENTS: made / CONTENTS}
 
 
@@ -117,7 +118,9 @@ def _files(
     artifact: Path, contents: Contents, recipe: Recipe, repository: Repository, revision: str, made: Path
 ) -> dict[str, Path]:
     """By their names in the repository: the artifact's, with the weights at the root and a card that loads them from there."""
-    files = {file.file.removeprefix("model/").removeprefix("adapter/"): artifact / file.file for file in contents.files}
+    names = {file.file: file.file.removeprefix("model/").removeprefix("adapter/") for file in contents.files}
+    files = {name: artifact / file for file, name in names.items()}
+    moved = {name: file for file, name in names.items() if name != file}
     text = card.render(
         recipe,
         Plan.read(artifact / "plan.json"),
@@ -127,7 +130,7 @@ def _files(
         published=card.Published(repository.name, revision, base_license(repository.api, recipe)),
     )
     (made / CARD).write_text(text, encoding="utf-8")
-    return listed({**files, CARD: made / CARD}, made)
+    return listed({**files, CARD: made / CARD}, made, moved)
 
 
 def base_license(api: Any, recipe: Recipe) -> dict[str, str]:

@@ -1,0 +1,123 @@
+"""An artifact from where it was published to this machine's disk, held against its hashes; a folder is taken as it is."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from flytune.errors import ExportError
+from flytune.publishing import hub_errors
+from flytune.publishing.contents import CONTENTS, Contents
+
+_NEEDED = ("adapter/", "model/")
+
+
+class _Place(NamedTuple):
+    """Where an artifact lies, as one reads from it."""
+
+    read: Callable[[str], bytes]
+    get: Callable[[str, str], Any]
+    """A file to a path of this machine."""
+
+
+def fetched(address: str | Path) -> Path:
+    """A folder of this machine with the artifact's recipe and weights; a folder is taken as it is.
+
+    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, what main holds. It is kept in
+    the temporary directory.
+
+    Raises:
+        ExportError: it is no whole artifact, cannot be read, or is not what its artifact.json says.
+    """
+    from filelock import FileLock
+
+    if (place := _place(address)) is None:
+        return Path(str(address).removeprefix("file://"))
+    content = _contents(place, address)
+    folder = Path(tempfile.gettempdir()) / "flytune-artifacts" / hashlib.sha256(content).hexdigest()[:16]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / CONTENTS).exists():
+            _fetch(place, content, folder, str(address), whole=False)
+    return folder
+
+
+def fetch(address: str, out: Path) -> None:
+    """All files of an artifact into the new folder `out`, laid out as Flytune stores it, wherever it comes from.
+
+    Raises:
+        ExportError: `out` holds something; or as `fetched`.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ExportError(f"{out}: not empty; give a new folder")
+    if (place := _place(address)) is None:
+        raise ExportError(f"{address}: a folder of this machine already")
+    _fetch(place, _contents(place, address), out, address, whole=True)
+
+
+def _place(address: str | Path) -> _Place | None:
+    """None for a folder of this machine."""
+    if str(address).startswith(hub_errors.SCHEME):
+        return _on_the_hub(str(address))
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(str(address))
+    except Exception as error:  # each file system has errors of its own: a package that is missing, credentials
+        raise _unread(address, error) from error
+    if "file" in filesystem.protocol:
+        return None
+    root = root.rstrip("/")
+    return _Place(
+        lambda name: filesystem.cat_file(f"{root}/{name}"), lambda name, to: filesystem.get_file(f"{root}/{name}", to)
+    )
+
+
+def _on_the_hub(address: str) -> _Place:
+    from huggingface_hub import hf_hub_download
+
+    where, _, revision = address.partition("@")
+    name = hub_errors.repository(where)
+
+    def local(file: str) -> str:
+        return str(hf_hub_download(name, file, revision=revision or None))
+
+    return _Place(lambda file: Path(local(file)).read_bytes(), lambda file, to: shutil.copy(local(file), to))
+
+
+def _contents(place: _Place, address: str | Path) -> bytes:
+    try:
+        return place.read(CONTENTS)
+    except FileNotFoundError:
+        raise ExportError(f"{address}: no {CONTENTS}, so no artifact lies there, or not a whole one") from None
+    except Exception as error:  # as in _place
+        raise _unread(address, error) from error
+
+
+def _fetch(place: _Place, content: bytes, folder: Path, address: str, whole: bool) -> None:
+    """Into `folder`; artifact.json last, so that what was cut off is fetched again."""
+    contents = Contents.model_validate_json(content)
+    wanted = {stored: contents.moved.get(stored.file, stored.file) for stored in contents.files}
+    if not whole:
+        wanted = {stored: to for stored, to in wanted.items() if to == "recipe.yaml" or to.startswith(_NEEDED)}
+    for stored, to in tqdm(wanted.items(), desc="fetching the artifact", unit=" files", delay=2):
+        path = folder / to
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            place.get(stored.file, str(path))
+        except Exception as error:  # as in _place
+            raise _unread(f"{address}/{stored.file}", error) from error
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
+                raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
+    # As it lies here.
+    here = [stored.model_copy(update={"file": to}) for stored, to in wanted.items()] if contents.moved else contents.files
+    (folder / CONTENTS).write_bytes(Contents(files=here).model_dump_json(indent=2).encode() if contents.moved else content)
+
+
+def _unread(address: str | Path, error: Exception) -> ExportError:
+    return ExportError(f"{address}: cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
