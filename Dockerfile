@@ -17,7 +17,8 @@ WORKDIR /app
 ENV PYTHONPATH=/app PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
-RUN python -c "import tasks.plan, tasks.prepare, tasks.store, transformers, datasets, pyarrow, matplotlib"
+RUN python -c "import tasks.base_model, tasks.checkpoint, tasks.harness, tasks.infer, tasks.plan, tasks.prepare, tasks.promote, \
+    tasks.refresh, tasks.report, tasks.store, tasks.sweep, transformers, datasets, pyarrow, matplotlib, lm_eval"
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title=flytune-light org.opencontainers.image.revision=${REVISION}
 

@@ -93,7 +93,7 @@ schema: .venv/.installed ## Write recipes/recipe.schema.json anew
 LINKS = $(addprefix --find-links ,$(shell $(BIN)/python -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | sort -u))
 COMPILE = uv pip compile pyproject.toml --quiet --no-header --no-annotate --python-version 3.11 $(LINKS)
 lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
-	@for lock in "requirements-light data,report,harness" "requirements train,harness" "requirements-dev dev"; do set -- $$lock; \
+	@for lock in "requirements-light light" "requirements train,harness,wandb,tensorboard" "requirements-dev dev"; do set -- $$lock; \
 	  $(COMPILE) $$(printf -- '--extra %s ' $${2//,/ }) | sed 's/+cpu//' > $$1.lock.new; mv $$1.lock.new $$1.lock; wc -l $$1.lock; done
 
 clean: ## Remove what the commands above made, but not .venv

@@ -1,5 +1,6 @@
 """What a model says to tokenized prompts: asked in batches of like length, padded on the left, ended at the end markers."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +37,17 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
 
 
 def answer(
-    model: Any, tokenizer: Any, prompts: Sequence[list[int]], generation: Generation, ends: list[int], bar: Any = None
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    generation: Generation,
+    ends: list[int],
+    bar: Any = None,
+    salt: str = "",
 ) -> list[Answer]:
     """The model's answers to tokenized prompts, in their order; asked in batches of like length, the longest first.
+
+    Drawn answers follow from generation.seed, `salt` and the prompts.
 
     Raises:
         OutOfMemory: a batch does not fit into a GPU.
@@ -56,7 +65,9 @@ def answer(
         max_new_tokens=generation.max_new_tokens,
         **(drawn if generation.temperature else {"do_sample": False}),
     )
-    torch.manual_seed(generation.seed)
+    # Of the prompts as well: equal ones in other parts, or to another adapter, draw answers of their own.
+    digest = hashlib.sha256(f"{generation.seed} {salt} {list(prompts)}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     found: dict[int, Answer] = {}

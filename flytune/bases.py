@@ -70,6 +70,20 @@ def request(model: Model) -> BaseRequest:
     )
 
 
+def known(asked: BaseRequest, model: Model) -> BaseRequest:
+    """The request, whose commit must be known where the hub has the model: pods look nowhere else.
+
+    Raises:
+        RecipeError: it is not.
+    """
+    if asked.commit is None and is_on_hub(model):
+        raise RecipeError(
+            f"model.name_or_path: {asked.name_or_path}: its commit is not known, for the hub did not answer; run again, "
+            "or give model.revision: a commit"
+        )
+    return asked
+
+
 def pinned(model: Model, commit: str | None) -> Model:
     """The model at that commit; as it is where there is none."""
     return model.model_copy(update={"revision": commit or model.revision})
@@ -134,10 +148,7 @@ def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path
     from huggingface_hub.hf_api import RepoFile
 
     name, commit = asked.name_or_path, asked.commit
-    if commit is None:
-        raise RecipeError(
-            f"model.name_or_path: {name}: its commit is not known: the hub could not be asked as the run was planned"
-        )
+    assert commit, name
     cached = f"models--{name.replace('/', '--')}"
 
     def hand(file: str) -> None:

@@ -27,7 +27,7 @@ class Secrets(Strict):
     hub: list[SecretKey] = Field(default=[])
     """CPU tasks that read from the hub or publish to it."""
     tracking: list[SecretKey] = Field(default=[])
-    """Tasks that train."""
+    """Tasks that train: trackers' keys; HF_TOKEN too, for publish.every_save."""
     notify: list[SecretKey] = Field(default=[])
     """The tasks that tell how a run ended."""
 

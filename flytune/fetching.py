@@ -1,6 +1,7 @@
 """An artifact from where it was published to this machine's disk, held against its hashes; a folder is taken as it is."""
 
 import hashlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -78,13 +79,18 @@ def _place(address: str | Path) -> _Place | None:
 
 
 def _on_the_hub(address: str) -> _Place:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download
 
     where, _, revision = address.partition("@")
-    name = hub_errors.repository(where)
+    try:
+        name = hub_errors.repository(where)
+        # Once: main may move between two files.
+        commit = HfApi().model_info(name, revision=revision or None).sha
+    except Exception as error:  # as in _place
+        raise _unread(address, error) from error
 
     def local(file: str) -> str:
-        return str(hf_hub_download(name, file, revision=revision or None))
+        return str(hf_hub_download(name, file, revision=commit))
 
     return _Place(lambda file: Path(local(file)).read_bytes(), lambda file, to: shutil.copy(local(file), to))
 
@@ -106,6 +112,8 @@ def _fetch(place: _Place, content: bytes, folder: Path, address: str, whole: boo
         wanted = {stored: to for stored, to in wanted.items() if to == "recipe.yaml" or to.startswith(_NEEDED)}
     for stored, to in tqdm(wanted.items(), desc="fetching the artifact", unit=" files", delay=2):
         path = folder / to
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ExportError(f"{address}: its {CONTENTS} names {to}, which lies outside of the artifact; do not use it")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             place.get(stored.file, str(path))
@@ -120,4 +128,6 @@ def _fetch(place: _Place, content: bytes, folder: Path, address: str, whole: boo
 
 
 def _unread(address: str | Path, error: Exception) -> ExportError:
-    return ExportError(f"{address}: cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    # Signed addresses end in what nobody else may know.
+    told = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))[:200]
+    return ExportError(f"{address}: cannot be read: {type(error).__name__}: {told}")

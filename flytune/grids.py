@@ -62,6 +62,10 @@ def draw(recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str,
         except RecipeError as error:
             for line in str(error).splitlines()[1:]:
                 problems.setdefault(line.strip(), []).append(number)
+    if any(str(point.recipe.publish.address).startswith("hf://") for point in points.values()):
+        problems[
+            "publish.address: each point would take over main on the hub; leave it out, and finetune best.yaml with it"
+        ] = []
     told = [line + _at(numbers, len(listed)) for line, numbers in problems.items()]
     if told := [*told, *_twice(points)]:
         raise RecipeError.of(where, told)
@@ -79,7 +83,8 @@ def changed(recipe: Recipe, changes: Mapping[str, Any], suffix: str) -> Recipe:
         _put(content, field, changes[field])
     if "name" not in changes:
         content["name"] = _named(recipe.name, suffix)
-    if recipe.checkpoints.name and "checkpoints.name" not in changes:
+    has_checkpoints = isinstance(content.get("checkpoints"), dict)
+    if recipe.checkpoints.name and has_checkpoints and "checkpoints.name" not in changes:
         content["checkpoints"]["name"] = _named(recipe.checkpoints.name, suffix)
     return Recipe.model_validate(content)
 

@@ -13,7 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from flytune import harness_tasks, loading
+from pydantic import ConfigDict
+
+from flytune import evaluation, harness_tasks, loading
 from flytune.metrics import TaskScore
 from flytune.recipe import Recipe
 from flytune.run_sections import HarnessTask
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 BOOTSTRAPS = 100_000
 """The harness's own, for metrics without a standard error in closed form."""
 SIDES = ("base", "tuned")
+_NO_JSON = ("Infinity", "-Infinity", "NaN")
 
 
 class Job(Strict):
@@ -37,6 +40,7 @@ class Job(Strict):
 class JobResult(Record):
     """What both models answered, by request."""
 
+    model_config = ConfigDict(ser_json_inf_nan="strings")
     job: Job
     base: dict[str, list[Any]]
     tuned: dict[str, list[Any]]
@@ -71,8 +75,22 @@ def jobs(recipe: Recipe) -> list[Job]:
     return [Job(task=task, shard=shard, shards=shards) for task in recipe.evaluation.tasks for shard in range(shards)]
 
 
-def run(recipe: Recipe, trained: Path, job: Job) -> JobResult:
+def keep_data(recipe: Recipe, folder: Path) -> None:
+    """Loads each task here, where the hub may be asked, so that `folder` has its data for pods that may not.
+
+    Raises:
+        RecipeError: a task cannot be loaded.
+    """
+    with harness_tasks.data_in(folder):
+        for task in recipe.evaluation.tasks:
+            with harness_tasks.quiet(f"{task.name}: data"):
+                harness_tasks.load(recipe, task)
+
+
+def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> JobResult:
     """Asks base and tuned model. An adapter's base is loaded once and asked with the adapter switched off.
+
+    `data` is what keep_data has made.
 
     Raises:
         RecipeError: the task cannot be loaded.
@@ -80,7 +98,7 @@ def run(recipe: Recipe, trained: Path, job: Job) -> JobResult:
     from transformers import AutoTokenizer
 
     loading.quiet()
-    with harness_tasks.quiet(f"{job.task.name}: data"):
+    with harness_tasks.quiet(f"{job.task.name}: data"), harness_tasks.data_in(data):
         tasks = harness_tasks.load(recipe, job.task)["tasks"]
     folder = next(trained / name for name in ("model", "adapter") if (trained / name).is_dir())
     tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=recipe.model.trust_remote_code)
@@ -93,30 +111,29 @@ def run(recipe: Recipe, trained: Path, job: Job) -> JobResult:
         # One model in memory at a time.
         base = answers(loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map()), "base")
         gc.collect()
-        return JobResult(job=job, base=base, tuned=answers(_exported(recipe, trained), "tuned"))
-    model = _exported(recipe, trained)
+        return JobResult(job=job, base=base, tuned=answers(evaluation.tuned_model(recipe, trained), "tuned"))
+    model = evaluation.tuned_model(recipe, trained)
     with model.disable_adapter():
         base = answers(model, "base")
     return JobResult(job=job, base=base, tuned=answers(model, "tuned"))
 
 
-def combine(recipe: Recipe, results: list[JobResult], out: Path) -> list[TaskScore]:
+def combine(recipe: Recipe, results: list[JobResult], out: Path, data: Path | None = None) -> list[TaskScore]:
     """Scores over the documents of all parts; the harness's own results go to `out`, as base.json and tuned.json.
+
+    `data` is what keep_data has made.
 
     Raises:
         RecipeError: a task cannot be loaded.
     """
-    told: dict[str, Any] = {side: _told(recipe, results, side) if results else {} for side in SIDES}
+    with harness_tasks.data_in(data):
+        told: dict[str, Any] = {side: _told(recipe, results, side) if results else {} for side in SIDES}
     out.mkdir(parents=True, exist_ok=True)
     for side, content in told.items():
         # Of configurations that hold functions.
         text = json.dumps(content, indent=2, default=str, ensure_ascii=False)
         (out / f"{side}.json").write_text(text + "\n", encoding="utf-8")
     return _scores(told["base"], told["tuned"])
-
-
-def _exported(recipe: Recipe, trained: Path) -> Any:
-    return loading.exported_model(recipe, trained, device_map=loading.device_map())
 
 
 def _answers(recipe: Recipe, job: Job, tasks: dict[str, Any], model: Any, tokenizer: Any) -> dict[str, list[Any]]:
@@ -141,8 +158,10 @@ def _key(request: Any) -> str:
 
 
 def _plain(response: Any) -> Any:
-    """As the model gave it: JSON has no tuples."""
-    return tuple(response) if isinstance(response, list) else response
+    """As the model gave it: JSON has no tuples, and no infinity."""
+    if isinstance(response, list):
+        return tuple(float(part) if part in _NO_JSON else part for part in response)
+    return response
 
 
 def _told(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:

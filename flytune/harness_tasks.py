@@ -44,12 +44,16 @@ def check(recipe: Recipe) -> None:
         if asked.name not in index:
             problems.append(f"evaluation.tasks: {_unknown(asked.name, index, recipe.evaluation)}")
             continue
-        for leaf in _leaves(asked.name, index):
+        for leaf in dict.fromkeys(_leaves(asked.name, index)):
             if leaf in owners:
                 problems.append(f"evaluation.tasks: {leaf} is asked twice, by {owners[leaf]} and by {asked.name}")
             owners[leaf] = asked.name
             config = (index[leaf].cfg if leaf in index else None) or {}
             problems += [f"evaluation.tasks: {leaf} {why}" for key, why in _REFUSED.items() if config.get(key)]
+    asked_names = {*owners, *(asked.name for asked in recipe.evaluation.tasks)}
+    for guard in recipe.evaluation.must_not_fall:
+        if guard.task not in asked_names:
+            problems.append(f"evaluation.must_not_fall: {guard.task}: not among what evaluation.tasks asks")
     if problems:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
 
@@ -75,6 +79,18 @@ def load(recipe: Recipe, asked: HarnessTask) -> dict[str, Any]:
         if own is None or (asked.num_fewshot is not None and own != 0):
             task.set_config(key="num_fewshot", value=asked.num_fewshot or 0)
     return dict(loaded)
+
+
+@contextmanager
+def data_in(folder: Path | None) -> Iterator[None]:
+    """Data sets are kept in `folder` and read from there, where there is one; else in this machine's own cache."""
+    if folder is None:
+        yield
+        return
+    import datasets
+
+    with patch.object(datasets.config, "HF_DATASETS_CACHE", folder):
+        yield
 
 
 def requests(tasks: dict[str, Any], asked: HarnessTask, lm: Any, as_chat: bool) -> list[Any]:
@@ -203,7 +219,9 @@ def _leaves(name: str, index: Any) -> Iterator[str]:
     elif kind == "GROUP":
         members = entry.cfg.get("task") or []
         for member in members if isinstance(members, list) else [members]:
-            yield from _leaves(member if isinstance(member, str) else member.get("group") or member.get("task"), index)
+            name = member if isinstance(member, str) else member.get("task") or member.get("group")
+            if isinstance(name, str):  # else a group that is written out in place
+                yield from _leaves(name, index)
     else:
         yield name
 

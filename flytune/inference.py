@@ -92,6 +92,9 @@ class Speakers:
         """To each row of `flytune.prompts.read_part`, in order: the answer, or why there is none.
 
         Adapter by adapter, so that each is switched on once.
+
+        Raises:
+            DataError: the first bad row, before any is answered, where max_bad_fraction is 0.
         """
         found: dict[int, Answer | DataError] = {}
         asked: dict[str, dict[int, list[int]]] = {}
@@ -102,12 +105,14 @@ class Speakers:
                 self._check_length(tokens, generation, line["where"])
                 asked.setdefault(name, {})[index] = tokens
             except DataError as error:
+                if not generation.max_bad_fraction:
+                    raise
                 found[index] = error
         with tqdm(total=len(rows) - len(found), desc="answers", unit=" prompts", delay=2) as bar:
             for name, prompts in asked.items():
                 with self._speaking(name):
                     voice = self.voices[name]
-                    said = answer(self.model, voice.tokenizer, list(prompts.values()), generation, voice.ends, bar)
+                    said = answer(self.model, voice.tokenizer, list(prompts.values()), generation, voice.ends, bar, name)
                 found |= dict(zip(prompts, said, strict=True))
         return [found[index] for index in range(len(rows))]
 
@@ -160,8 +165,6 @@ def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Pat
     said = Speakers(artifact, others).answers(rows, part.generation)
     lines = []
     for row, found in zip(rows, said, strict=True):
-        if isinstance(found, DataError) and not part.generation.max_bad_fraction:
-            raise found
         lines.append(row | ({"reason": str(found)} if isinstance(found, DataError) else {"found": _columns(found)}))
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     storage.write(name, out.read_bytes())

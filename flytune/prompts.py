@@ -3,6 +3,7 @@
 import hashlib
 import heapq
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,6 +95,22 @@ class _Split(Record):
     bad: int
     first_bad: list[str]
     parquet: bool
+
+
+def check_names(adapters: Collection[str], is_adapter: bool) -> None:
+    """Refuses, before a GPU is asked for, adapters that could not be loaded; `is_adapter` says what the artifact is.
+
+    Raises:
+        RecipeError: a name is none, or stands for something else; or the artifact is a whole model.
+    """
+    taken = (BASE, "__base__", "artifact")
+    if bad := [name for name in adapters if name in taken or not re.fullmatch(r"[A-Za-z0-9_-]+", name)]:
+        raise RecipeError(f"adapters: {bad[0]!r} cannot be a name: letters, digits, - and _, and not {', '.join(taken)}")
+    if adapters and not is_adapter:
+        raise RecipeError(
+            f"adapters: {', '.join(adapters)}: the artifact is a model that was trained whole; adapters go onto the base that "
+            "they were trained on: give an adapter as the artifact"
+        )
 
 
 def split(prompts: Path, shards: int, adapters: Collection[str], generation: Generation, models: str, out: Path) -> list[Part]:

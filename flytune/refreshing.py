@@ -1,11 +1,12 @@
 """A run on fresh data: whether there is any, what it goes on from, and what becomes of its model."""
 
+import re
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from flytune import accepted, artifact, data, guards, windows
+from flytune import accepted, artifact, bases, data, guards, windows
 from flytune.accepted import Decision, Duel
 from flytune.errors import AcceptedError, RecipeError
 from flytune.metrics import Metrics
@@ -35,11 +36,7 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Turn:
         RecipeError: the recipe names no data.heldout_path.
         DataError, AcceptedError: an address cannot be read.
     """
-    if not recipe.data.heldout_path:
-        raise RecipeError(
-            f"recipe {recipe.name}: data.heldout_path is missing: champion and challenger are held against each other on "
-            "samples that never change; name a file or folder of them"
-        )
+    check(recipe)
     window = windows.look(recipe, kickoff, days)
     decisions = accepted.history(address)
     standing = accepted.current(decisions)
@@ -55,6 +52,25 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Turn:
         )
     going_on, how = _going_on(window.recipe, standing)
     return Turn(True, going_on, champion, fingerprint, f"fresh data; {how}{without}")
+
+
+def check(recipe: Recipe) -> None:
+    """Whether models of this recipe can be held against each other.
+
+    Raises:
+        RecipeError: it names no held-out data of its own, or adapters would be trained on a base that may move.
+    """
+    if not recipe.data.heldout_path:
+        raise RecipeError(
+            f"recipe {recipe.name}: data.heldout_path is missing: champion and challenger are held against each other on "
+            "samples that never change; name a file or folder of them"
+        )
+    is_pinned = re.fullmatch(r"[0-9a-f]{40}", recipe.model.revision or "")
+    if recipe.method.name != "full" and bases.is_on_hub(recipe.model) and not is_pinned:
+        raise RecipeError(
+            f"recipe {recipe.name}: model.revision is no commit: an accepted adapter is right only on the commit that it was "
+            "trained on, and a branch may move; write the commit's 40 digits"
+        )
 
 
 def identity(recipe: Recipe) -> str:

@@ -11,12 +11,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from flytune import parallel_coordinates, planner, report
+from flytune import guards, parallel_coordinates, planner, report
 from flytune.errors import FlytuneError, RecipeError
 from flytune.grids import Points, shown, value_at
 from flytune.metrics import Metrics, Score
 from flytune.parallel_coordinates import Line
 from flytune.plans import Plan
+from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.strict import Record, Strict
 
@@ -43,6 +44,8 @@ class Outcome(Strict):
     """Where it is."""
     reason: str = ""
     """Why there is none."""
+    broken: list[str] = Field(default=[])
+    """Sentences of evaluation.must_not_fall that do not hold: it is not the best, whatever its loss."""
 
     @property
     def shown(self) -> list[str]:
@@ -102,12 +105,20 @@ def least(points: Points, min_success_ratio: float) -> int:
     return math.ceil(len(points.points) * min_success_ratio - 1e-9)
 
 
-def outcome(name: str, values: list[Any], plan: Plan, training: TrainingResult, metrics: Metrics, artifact: str) -> Outcome:
+def outcome(
+    recipe: Recipe, values: list[Any], plan: Plan, training: TrainingResult, metrics: Metrics, artifact: str
+) -> Outcome:
     """Of a point that succeeded."""
     price = plan.price_per_hour * training.seconds / 3600
     return Outcome(
-        name=name, values=values, tuned=metrics.tuned, seconds=training.seconds, price=price, artifact=artifact
-    )  # fmt: skip
+        name=recipe.name,
+        values=values,
+        tuned=metrics.tuned,
+        seconds=training.seconds,
+        price=price,
+        artifact=artifact,
+        broken=guards.broken(recipe, metrics),
+    )
 
 
 def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[str, str]) -> Sweep:
@@ -118,7 +129,7 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
         reason = point.refused or reasons.get(name) or "no reason was told; see its execution in the console"
         values = [value_at(point.recipe, field) for field in points.fields]
         outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
-    scored = [(one, one.tuned) for one in outcomes if one.tuned and math.isfinite(one.tuned.loss)]
+    scored = [(one, one.tuned) for one in outcomes if one.tuned and math.isfinite(one.tuned.loss) and not one.broken]
     best, score = min(scored, key=lambda pair: pair[1].loss, default=(None, None))
     as_good = [one.name for one, other in scored if one is not best and score and other.loss_low <= score.loss_high]
     varied = [field for field in points.fields if field.split(".")[0] in _OTHER_SCALES]

@@ -3,6 +3,7 @@
 EVALUATE_TASKS maps shapes to tasks that are mapped over the jobs; without jobs no pod is asked for.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,19 @@ from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fresh, unpack
+from tasks.folders import fetch, fresh, is_local, unpack
 from tasks.pods import declare
+from tasks.secrets import secrets
+
+_KEPT = "datasets"
+
+
+class Asked(NamedTuple):
+    """The parts, and the data of the tasks, for pods that see no hub. Who takes `recipe` waits for the check."""
+
+    jobs: list[Job]
+    data: FlyteDirectory
+    recipe: Recipe
 
 
 class Scored(NamedTuple):
@@ -29,17 +41,27 @@ class Scored(NamedTuple):
     results: FlyteDirectory
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="1", mem="4Gi"))
-def list_jobs(recipe: Recipe) -> list[Job]:
-    """The parts of the recipe's tasks; what the harness does not know is refused here, before anything is trained."""
-    return harness.jobs(recipe)
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), secret_requests=secrets("hub"))
+def list_jobs(recipe: Recipe) -> Asked:
+    """The parts of the recipe's tasks; what the harness does not know or cannot load is refused before anything is trained."""
+    jobs, folder = harness.jobs(recipe), fresh("data")
+    (folder / _KEPT).mkdir(parents=True)
+    (folder / "tasks.json").write_text(json.dumps([job.task.name for job in jobs]), encoding="utf-8")
+    if not is_local():
+        harness.keep_data(recipe, folder / _KEPT)
+    return Asked(jobs, FlyteDirectory(str(folder)), recipe)
 
 
-def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory) -> FlyteFile:
+def _kept(data: FlyteDirectory) -> Path | None:
+    """Where list_jobs has kept data; None on this machine, whose own cache has it."""
+    return None if is_local() else fetch(data) / _KEPT
+
+
+def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory, data: FlyteDirectory) -> FlyteFile:
     """What base and tuned model answer to one part of a task."""
     unpack(base)
     path = fresh("answers.json")
-    harness.run(recipe, fetch(trained), job).write(path)
+    harness.run(recipe, fetch(trained), job, _kept(data)).write(path)
     return FlyteFile(str(path))
 
 
@@ -56,9 +78,9 @@ EVALUATE_TASKS: dict[str, Any] = {
 }
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"))
-def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile]) -> Scored:
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), secret_requests=secrets("hub"))
+def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], data: FlyteDirectory) -> Scored:
     """The harness's own figures over all parts."""
     out = fresh("harness")
-    scores = harness.combine(recipe, [JobResult.read(Path(answer.download())) for answer in answers], out)
+    scores = harness.combine(recipe, [JobResult.read(Path(answer.download())) for answer in answers], out, _kept(data))
     return Scored(metrics.model_copy(update={"tasks": scores}), FlyteDirectory(str(out)))

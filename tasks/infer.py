@@ -20,7 +20,7 @@ from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fetch_file, fresh, lasting, unpack
+from tasks.folders import fetch, fetch_file, fresh, lasting, unpack, uploaded
 from tasks.pods import declare
 from tasks.secrets import secrets
 
@@ -51,15 +51,17 @@ def split_prompts(
     keep: str,
 ) -> Split:
     """Parts of the file, each named by all that its answers depend on."""
+    base = _base(artifact, adapters)
     models = catalog.fingerprint({name: _contents(found) for name, found in {"artifact": artifact, **adapters}.items()})
     folder = fresh("prompts")
     parts = prompts.split(Path(questions.download()), shards, adapters, generation, models, folder)
     keep = keep or lasting("inference") or ".checkpoints/inference"
-    return Split(parts, FlyteDirectory(str(folder)), keep, _base(artifact))
+    return Split(parts, FlyteDirectory(str(folder)), keep, base)
 
 
-def _base(artifact: FlyteDirectory) -> BaseRequest:
+def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory]) -> BaseRequest:
     recipe = Recipe.from_yaml(fetch_file(artifact, "recipe.yaml"))
+    prompts.check_names(adapters, is_adapter=recipe.method.name != "full")
     if recipe.method.name == "full":
         return BaseRequest(name_or_path=recipe.model.name_or_path)
     adapter = json.loads(fetch_file(artifact, "adapter/adapter_config.json").read_text(encoding="utf-8"))
@@ -86,8 +88,9 @@ def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[Flyte
     """One file in the order of the prompts; what was kept of its parts goes."""
     out = fresh("answers")
     prompts.join(fetch(folder), parts, [Path(file.download()) for file in answered], out)
+    stored = uploaded(out)
     prompts.forget(parts, keep)
-    return FlyteDirectory(str(out))
+    return stored
 
 
 INFER: dict[str, Any] = {

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from flytekit import Deck, Resources, task
 
-from flytune import bases, counting, data, plan_table, planner
+from flytune import bases, counting, data, plan_table, planner, publishing
 from flytune.bases import BaseRequest
 from flytune.plans import Plan
 from flytune.recipe import DataRequest, Recipe
 from flytune.shapes import shape_named
 from flytune.strategies import route
 from images import LIGHT
-from tasks.folders import placed
+from tasks.folders import is_local, placed
 from tasks.secrets import secrets
 
 
@@ -40,7 +40,10 @@ def make_plan(recipe: Recipe) -> Planned:
     """Plans a recipe, and names the content that its data has now."""
     plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
     Deck("plan", plan_table.as_html(plan))
+    publishing.check(recipe)
     base = bases.request(recipe.model)
+    if not is_local():
+        bases.known(base, recipe.model)
     request = DataRequest(
         model=bases.pinned(recipe.model, base.commit),
         data=recipe.data,

@@ -9,6 +9,7 @@ from flytekit import Resources, task
 from flytune import refreshing
 from flytune.recipe import Recipe
 from images import LIGHT
+from tasks.secrets import secrets
 
 logger = logging.getLogger(__name__)
 _POD = Resources(cpu="1", mem="2Gi")
@@ -24,7 +25,7 @@ class Decided(NamedTuple):
     reason: str
 
 
-@task(container_image=LIGHT, requests=_POD)
+@task(container_image=LIGHT, requests=_POD, secret_requests=secrets("hub"))
 def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
     """Looks at the window's data and at the history of accepted models."""
     turn = refreshing.decide(recipe, kickoff, accepted, days)

@@ -55,9 +55,9 @@ def store_artifact(
     results = fetch(harness) if recipe.evaluation.tasks else None
     folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
-    address = publishing.publish_good(folder, recipe, metrics)
     stored = uploaded(folder)
+    published = publishing.attempt(folder, recipe, metrics)
     checkpoints.clear(placed(recipe), Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json"))
-    notifying.tell(recipe, "succeeded", notifying.succeeded(recipe, metrics, address or stored.path))
+    notifying.tell(recipe, "succeeded", notifying.succeeded(recipe, metrics, published or stored.path))
     facts = Facts(folder, recipe, metrics)
     return ARTIFACT.create_from(stored, facts, **facts.partitions)

@@ -18,6 +18,7 @@ from flytune.records import TrainingResult
 from flytune.sweeps import Outcome
 from images import LIGHT
 from tasks.folders import fresh
+from tasks.secrets import secrets
 
 _PODS = Resources(cpu="1", mem="2Gi")
 
@@ -31,7 +32,7 @@ class Drawn(NamedTuple):
     notes: str
 
 
-@task(container_image=LIGHT, requests=_PODS)
+@task(container_image=LIGHT, requests=_PODS, secret_requests=secrets("hub"))
 def draw_points(
     recipe: Recipe,
     grid: dict,  # type: ignore[type-arg]  # Flyte's word for any JSON object
@@ -77,7 +78,7 @@ def _outcome(points: Points, recipe: Recipe, artifact: FlyteDirectory) -> Outcom
         training = TrainingResult.read(_copy(f"{address}/training.json", folder))
         metrics = Metrics.read(_copy(f"{address}/metrics.json", folder))
     values: list[Any] = [grids.value_at(recipe, field) for field in points.fields]
-    return sweeps.outcome(recipe.name, values, plan, training, metrics, address)
+    return sweeps.outcome(recipe, values, plan, training, metrics, address)
 
 
 def _reason(address: str) -> str:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from flytune import budgets, data, loading, models, planner, stopping, training
+from flytune import budgets, checkpoints, data, loading, models, planner, stopping, training
 from flytune.checkpoints.ledger import Checkpoint
 from flytune.heldout import heldout_loss, heldout_rows
 from flytune.recipe import DataRequest, Recipe
@@ -129,6 +129,9 @@ def test_a_run_whose_budget_is_used_up_exports_what_there_is(method, sharding, i
     assert reloaded_loss(short, inputs, tmp_path / "short") == pytest.approx(result.heldout_loss, abs=1e-4)
     (manifest,) = (tmp_path / "kept").glob("*/1-*/manifest.json")
     assert Checkpoint.read(manifest).seconds > 0
+    # Its artifact is stored, and its checkpoint stays: there is more to train.
+    checkpoints.clear(short, data.read_manifest(inputs / "dataset"), result)
+    assert manifest.exists()
 
     # Started again, it has nothing left: what its checkpoint holds is exported at once.
     again = ranks.run(2, fit, short, inputs, tmp_path / "again")

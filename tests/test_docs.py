@@ -51,3 +51,22 @@ def test_no_file_names_a_machine():
     home = "/" + "root/"
     done = subprocess.run(["git", "grep", "-lIF", home, "--", "."], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == ""
+
+
+def test_the_recipes_of_the_pages_are_right():
+    """Each block of YAML that is a section of a recipe, read as one; what docs/evaluate.md asks, the harness knows."""
+    import yaml
+
+    from flytune import harness
+    from flytune.recipe import Recipe
+
+    whole = Recipe.from_yaml(ROOT / "recipes" / "demo-qlora.yaml").model_dump(exclude_defaults=True)
+    found = 0
+    for name in ("evaluate.md", "publish.md"):
+        for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / name).read_text(), re.DOTALL):
+            sections = yaml.safe_load(block)
+            recipe = Recipe.model_validate(whole | sections)
+            found += 1
+            if "evaluation" in sections:
+                assert harness.jobs(recipe)
+    assert found == 3

@@ -72,9 +72,9 @@ def test_what_was_not_measured_does_not_hold():
     assert "none of that task" in sentence
 
 
-def test_a_guard_of_what_is_not_asked_is_a_mistake_of_the_recipe():
-    with pytest.raises(RecipeError, match="must_not_fall names gsm8k, which evaluation.tasks does not ask"):
-        recipe({"task": "gsm8k"})
+def test_a_guard_without_tasks_is_a_mistake_of_the_recipe():
+    with pytest.raises(RecipeError, match="must_not_fall guards what evaluation.tasks asks, and it asks nothing"):
+        recipe_for(Path("models/base"), "full", **{"evaluation.must_not_fall": [{"task": "gsm8k"}]})
 
 
 def pages(*scores, guard=None):

@@ -1,5 +1,8 @@
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,13 @@ from flytune.metrics import Metrics
 from flytune.recipe import Recipe
 from tasks.harness import EVALUATE_TASKS, Scored, combine_tasks, list_jobs
 from tests.stages import recipe_for, write_dataset, write_trained
+from tests.test_data_hub import hub  # noqa: F401 (a fixture)
 from tests.test_report import metrics
 from tests.tiny import tiny_base
 from workflows.routing import each_on
 
 DOCUMENTS = 11
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +249,10 @@ def test_nothing_is_printed(base, own, trained, tmp_path, capfd):
 
 @workflow
 def evaluated(recipe: Recipe, shape: str, trained: FlyteDirectory, metrics: Metrics, base: FlyteDirectory) -> Scored:
-    jobs = list_jobs(recipe=recipe)
-    answers = each_on("ask", shape, EVALUATE_TASKS, over={"job": jobs}, recipe=recipe, trained=trained, base=base)
-    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers)
+    asked = list_jobs(recipe=recipe)
+    shared = {"recipe": recipe, "trained": trained, "base": base, "data": asked.data}
+    answers = each_on("ask", shape, EVALUATE_TASKS, {"job": asked.jobs}, **shared)
+    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=asked.data)
 
 
 def inputs(recipe, trained, tmp_path):
@@ -291,3 +297,55 @@ def test_the_mapped_tasks_are_registered_with_their_pods():
 def test_jobs_are_the_same_after_a_pod(base, own):
     (job,) = harness.jobs(asking(base, own, ["choose"]))
     assert Job.model_validate_json(job.model_dump_json()) == job
+
+
+HUB = """
+import sys
+from pathlib import Path
+from flytune import harness
+from flytune.recipe import Recipe
+recipe, where, folder = Recipe.from_yaml(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+if where == "cpu":
+    harness.keep_data(recipe, folder)
+else:
+    (job,) = harness.jobs(recipe)
+    result = harness.run(recipe, Path(sys.argv[4]), job, folder)
+    (score,) = harness.combine(recipe, [result], folder.parent / "out", folder)
+    print(score.documents)
+"""
+
+
+def test_data_of_the_hub_reaches_pods_that_see_none(hub, base, trained, tmp_path):  # noqa: F811
+    task = {"task": "pairs", "dataset_path": "owner/pairs", "test_split": "train", "output_type": "multiple_choice"}
+    task |= {"doc_to_text": "{{instruction}}", "doc_to_choice": ["{{output}}", "none"], "doc_to_target": 0}
+    task |= {"metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "pairs.yaml").write_text(yaml.safe_dump(task))
+    (tmp_path / "recipe.yaml").write_text(asking(base, tmp_path / "tasks", [{"name": "pairs", "limit": 5}]).to_yaml())
+
+    def ran(where, folder, **settings):
+        home = {"HF_HOME": str(tmp_path / where), "HF_HUB_DISABLE_TELEMETRY": "1", "DS_ACCELERATOR": "cpu"}
+        command = [sys.executable, "-W", "ignore", "-c", HUB, tmp_path / "recipe.yaml", where, folder, trained["full"]]
+        environment = os.environ | home | settings
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.split()
+
+    ran("cpu", tmp_path / "kept", HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
+    (tmp_path / "kept").rename(tmp_path / "fetched")
+    assert ran("gpu", tmp_path / "fetched", HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="1") == ["5"]
+
+
+@pytest.mark.parametrize("answer", [(float("-inf"), False), (-1.5, True), "text"])
+def test_an_answer_comes_back_as_it_was(base, own, answer):
+    (job,) = harness.jobs(asking(base, own, ["choose"]))
+    result = JobResult(job=job, base={"a": [answer]}, tuned={})
+    assert harness._plain(JobResult.model_validate_json(result.model_dump_json()).base["a"][0]) == answer
+
+
+def test_a_guard_of_what_is_not_asked_is_refused(base, own):
+    recipe = asking(base, own, ["both"], must_not_fall=[{"task": "choose"}])
+    assert len(harness.jobs(recipe)) == 1
+    recipe = asking(base, own, ["both"], must_not_fall=[{"task": "chose"}])
+    with pytest.raises(RecipeError, match="evaluation.must_not_fall: chose: not among what evaluation.tasks asks"):
+        harness.jobs(recipe)

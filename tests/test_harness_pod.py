@@ -25,13 +25,21 @@ from tests.test_tasks import SETTINGS
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def write_marker(folder):
+    folder.mkdir()
+    (folder / "marker.json").write_text("{}")
+    return folder
+
+
 def test_a_pod_answers_the_job_of_its_number(base, own, tmp_path):  # noqa: F811
     recipe = asking(base, own, ["choose"], task_shards=2)
     trained = write_trained(tmp_path / "trained", recipe, write_dataset(tmp_path / "dataset", base))
     jobs = harness.jobs(recipe)
-    mapped = map_task(partial(EVALUATE_TASKS["cpu-1"], recipe=recipe, trained=FlyteDirectory(str(trained))))
+    folders = {"trained": trained, "base": write_marker(tmp_path / "base"), "data": write_marker(tmp_path / "data")}
+    shared = {"recipe": recipe, **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
+    mapped = map_task(partial(EVALUATE_TASKS["cpu-1"], **shared))
     context = FlyteContextManager.current_context()
-    given = {"job": jobs, "recipe": recipe, "trained": FlyteDirectory(str(trained))}
+    given = {"job": jobs, **shared}
     literals = TypeEngine.dict_to_literal_map(context, given, mapped.python_interface.inputs)
     utils.write_proto_to_file(literals.to_flyte_idl(), str(tmp_path / "inputs.pb"))
     places = {

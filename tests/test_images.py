@@ -202,3 +202,45 @@ def test_deepspeed_is_compiled_for_every_gpu_that_shapes_name():
     assert compiled
     asked = {shape.accelerator for shape in load_shapes() if shape.is_gpu}
     assert {CAPABILITY[name] for name in asked} <= set(compiled[1].split(";"))
+
+
+IMPORTS = """
+import importlib, importlib.metadata, re, sys
+from pathlib import Path
+
+def plain(name):
+    return re.sub("[-_.]+", "-", name).lower()
+
+locked = {plain(line.split("==")[0]) for line in Path("requirements-light.lock").read_text().split()}
+owners = importlib.metadata.packages_distributions()
+missing = {top for top, names in owners.items() if not any(plain(name) in locked for name in names)}
+missing -= {"flytune", "tasks", "workflows", "images", "demo", "chaos", "_distutils_hack", "setuptools", "pkg_resources", "pip"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+assert {"torch", "trl", "flytekitplugins"} <= missing, sorted(missing)[:20]
+sys.meta_path.insert(0, Absent())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def test_every_task_of_the_light_image_imports_with_its_lock_alone():
+    """What the lock does not have is hidden: as in the image, whose environment is the lock."""
+    import importlib
+
+    from flytekit.core.context_manager import FlyteEntities
+
+    for path in sorted((images.ROOT / "workflows").glob("[a-z]*.py")):
+        importlib.import_module(f"workflows.{path.stem}")
+    tasks = [entity for entity in FlyteEntities.entities if getattr(entity, "container_image", None) == images.LIGHT]
+    modules = sorted({task.task_function.__module__ for task in tasks})
+    assert {"tasks.plan", "tasks.prepare", "tasks.store", "tasks.harness", "tasks.infer", "tasks.report"} <= set(modules)
+    done = subprocess.run([sys.executable, "-c", IMPORTS, *modules], capture_output=True, text=True, cwd=images.ROOT)
+    assert done.returncode == 0, done.stderr[-1500:]
+    checked = re.search(r'RUN python -c "import ([^"]+)"', DOCKERFILE.replace("\\\n", ""))
+    assert checked
+    assert set(modules) <= {name.strip() for name in checked[1].split(",")}, "the build imports them as well"

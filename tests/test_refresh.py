@@ -13,6 +13,8 @@ from flytune.errors import AcceptedError, DataError, RecipeError
 from flytune.recipe import Recipe
 from flytune.run_sections import Publish
 from tests.test_accepted import decision, duel
+from tests.test_planner import recipe_of
+from tests.test_report import metrics
 from tests.test_tasks import SETTINGS
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -93,7 +95,7 @@ def test_a_challenger_is_accepted_only_beyond_doubt(place):
     address = str(place[0] / "accepted")
 
     def settle(artifact, champion, difference):
-        return refreshing.settle(place[1], address, champion, "f", artifact, duel(difference))
+        return refreshing.settle(place[1], address, champion, "f", artifact, duel(difference), [])
 
     assert settle("a", "", -0.3).outcome == "accepted"
     for number, difference in enumerate((0.3, 0.0, -0.01), 2):
@@ -105,15 +107,31 @@ def test_a_challenger_is_accepted_only_beyond_doubt(place):
         settle("c", "a", -0.3)
 
 
+def test_a_broken_guard_refuses_a_challenger_that_won(place):
+    address = str(place[0] / "guarded")
+    decision = refreshing.settle(place[1], address, "", "f", "a", duel(-0.3), ["mmlu acc fell"])
+    assert decision.outcome == "refused"
+    assert decision.reason.endswith("; mmlu acc fell")
+    assert accepted.current(accepted.history(address)) is None
+
+
+def test_an_adapter_s_base_is_pinned():
+    sections = {"data": {"path": "a", "heldout_path": "b"}, "model": {"name_or_path": "owner/name"}}
+    recipe = recipe_of(method="lora", **sections)
+    with pytest.raises(RecipeError, match="model.revision is no commit: an accepted adapter is right only"):
+        refreshing.check(recipe)
+    refreshing.check(recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "0" * 40})}))
+
+
 def test_an_artifact_stays_where_it_was_published(place, tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / CONTENTS).write_text("{}")
-    found = refreshing.stays_at(str(tmp_path / "made"), place[1])
+    found = refreshing.stays_at(str(tmp_path / "made"), place[1], metrics())
     assert found.startswith(f"{tmp_path}/store/tiny-")
     unpublished = place[1].model_copy(update={"publish": Publish()})
-    assert refreshing.stays_at("s3://b/raw/x", unpublished) == "s3://b/raw/x"
+    assert refreshing.stays_at("s3://b/raw/x", unpublished, metrics()) == "s3://b/raw/x"
     with pytest.raises(AcceptedError, match=r"gone: artifact\.json cannot be read"):
-        refreshing.stays_at(str(tmp_path / "gone"), place[1])
+        refreshing.stays_at(str(tmp_path / "gone"), place[1], metrics())
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
         assert len(set(values)) == len(set(tasks)) == len(cases) > len(load_shapes())
         for value, task in zip(values, tasks, strict=True):
             assert task.endswith(value.replace("-", "_"))
-        assert "the plan names a shape that was not registered" in branch.error.message
+        assert "no such shape is registered" in branch.error.message
 
 
 def test_a_schedule_is_received_with_its_recipe_and_asleep(registered):

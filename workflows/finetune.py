@@ -32,17 +32,18 @@ def finetune(recipe: Recipe) -> FlyteDirectory:
 
 def stored(recipe: Any, planned: Any, dataset: Any, base: Any, further: bool = True) -> Any:
     """Trains, or exports what there is where not `further`; evaluates the export; stores one artifact."""
-    # First: a task that the harness does not know is refused before anything is trained.
-    jobs = list_jobs(recipe=recipe)
-    given = {"recipe": recipe, "plan": planned.plan, "dataset": dataset}
+    # Training takes its recipe: a task that the harness does not know is refused before.
+    asked = list_jobs(recipe=recipe)
+    given = {"recipe": asked.recipe, "plan": planned.plan, "dataset": dataset}
     trained = on("train", planned.route, TRAIN, base=base, further=further, **given)
-    scored = evaluated(recipe, planned, dataset, base, trained, jobs)
+    scored = evaluated(recipe, planned, dataset, base, trained, asked)
     return store_artifact(trained=trained, metrics=scored.metrics, harness=scored.results, **given)
 
 
-def evaluated(recipe: Any, planned: Any, dataset: Any, base: Any, trained: Any, jobs: Any) -> Any:
+def evaluated(recipe: Any, planned: Any, dataset: Any, base: Any, trained: Any, asked: Any) -> Any:
     """Held-out text and, beside it, the harness's tasks: base and tuned model, from the exported files."""
     inputs = {"recipe": recipe, "trained": trained, "base": base}
     metrics = on("evaluate", planned.shape, EVALUATE, dataset=dataset, **inputs)
-    answers = each_on("tasks", planned.shape, EVALUATE_TASKS, over={"job": jobs}, **inputs)
-    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers)
+    over = {"job": asked.jobs}
+    answers = each_on("tasks", planned.shape, EVALUATE_TASKS, over, data=asked.data, **inputs)
+    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=asked.data)

@@ -14,7 +14,7 @@ def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
         case = branch.if_(choice == key) if position == 0 else branch.elif_(choice == key)
         branch = case.then(task(**inputs))
     return branch.else_().fail(
-        f"{name}: the plan names a shape that was not registered; register again after shapes.yaml changed"
+        f"{name}: no such shape is registered; name a row of shapes.yaml, and register again after it changed"
     )
 
 

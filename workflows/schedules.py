@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, LaunchPlan, Slack, WorkflowExecutionPhase
 from flytekit.core.notification import Notification
 
-from flytune.errors import RecipeError
+from flytune import refreshing
 from flytune.recipe import Recipe
 from flytune.run_sections import Notify
 from workflows.refresh import refresh
@@ -32,11 +32,10 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         accepted: the folder or fsspec address that keeps which model is accepted.
 
     Raises:
-        RecipeError: the recipe cannot be read, or names no data.heldout_path.
+        RecipeError: the recipe cannot be read, names no data.heldout_path, or an adapter's base without its commit.
     """
     recipe = Recipe.from_yaml(RECIPES / recipe_file)
-    if not recipe.data.heldout_path:
-        raise RecipeError(f"{recipe_file}: data.heldout_path is missing; launch plan {name} compares models on it")
+    refreshing.check(recipe)
     return LaunchPlan.get_or_create(
         name=name,
         workflow=refresh,

@@ -3,11 +3,11 @@
 pyflyte run workflows/sweep.py sweep --recipe recipes/demo-qlora.yaml --grid '{"training.learning_rate": [5e-4, 1e-3, 2e-3]}'
 """
 
-from flytekit import LaunchPlan, dynamic, map_task, workflow
+from flytekit import LaunchPlan, Resources, dynamic, map_task, workflow
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.recipe import Recipe
-from images import LIGHT
+from images import TRAIN
 from tasks.sweep import compare_points, draw_points, note_failure
 from workflows.finetune import finetune
 
@@ -22,7 +22,8 @@ def sweep_point(recipe: Recipe, notes: str) -> FlyteDirectory:
 SWEEP_POINT = LaunchPlan.get_or_create(sweep_point, name="sweep_point")
 
 
-@dynamic(container_image=LIGHT, node_dependency_hints=[SWEEP_POINT])
+# In the image that trains: it compiles finetune anew, all its tasks with it.
+@dynamic(container_image=TRAIN, requests=Resources(cpu="1", mem="4Gi"), node_dependency_hints=[SWEEP_POINT])
 def run_points(recipes: list[Recipe], notes: str, concurrency: int, successes: int) -> list[FlyteDirectory | None]:
     """At most `concurrency` at a time; given up as soon as `successes` are out of reach. None stands for a failed one."""
     # The ratio has no say beside min_successes; that it is not 1 makes flytekit allow for None.

@@ -32,9 +32,10 @@ def ledger_of(recipe: Recipe, key: str) -> Ledger:
 def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     """What an attempt has trained is stored: its checkpoints, and those of earlier attempts, are no longer needed.
 
-    Not before: a pod that is lost while its weights are uploaded goes on from them. A next run of the recipe is meant to train.
+    Not before: a pod that is lost while its weights are uploaded goes on from them. A next run of the recipe is meant to train;
+    of a run that a budget has stopped, it is meant to go on.
     """
-    if not (recipe.checkpoints.save_steps and training.attempt):
+    if not (recipe.checkpoints.save_steps and training.attempt) or training.stopped_early:
         return
     ledger = ledger_of(recipe, run_key(recipe, manifest.content_sha256))
     ledger.begin(training.attempt)

@@ -149,7 +149,11 @@ def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
     place = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
     verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
     headers = {"Content-Length": str(len(content)), **_headers(md5, place)}
-    done = requests.put(place.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
+    try:
+        done = requests.put(place.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
+    except requests.RequestException as error:  # whose text has the signed address
+        told = f"{place.native_url}: upload failed: {type(error).__name__}"
+        return fail("storage", told, "see that this machine reaches the storage")
     if done.status_code not in (200, 201):
         do = "see admin's storage configuration, and that this machine reaches the storage"
         return fail("storage", f"{place.native_url}: upload refused with {done.status_code}", do)

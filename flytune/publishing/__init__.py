@@ -5,12 +5,13 @@ import logging
 from pathlib import Path
 
 from flytune import guards
+from flytune.errors import ExportError
 from flytune.metrics import Metrics
 from flytune.publishing import hub, hub_errors, storage
 from flytune.publishing.contents import CONTENTS, Contents, record
 from flytune.recipe import Recipe
 
-__all__ = ["publish", "publish_good", "published_name"]
+__all__ = ["attempt", "check", "publish", "published_name"]
 
 log = logging.getLogger(__name__)
 
@@ -20,18 +21,32 @@ def published_name(artifact: Path, recipe: Recipe) -> str:
     return f"{recipe.name}-{hashlib.sha256((artifact / CONTENTS).read_bytes()).hexdigest()[:12]}"
 
 
-def publish_good(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
-    """Publishes an artifact where its recipe says, unless it broke a guard; returns its address, or an empty string.
+def check(recipe: Recipe) -> None:
+    """Refuses what could not be published, before anything is trained.
 
     Raises:
-        ExportError: as publish.
+        ExportError: the hub does not know the token, or there is none.
+    """
+    if str(recipe.publish.address).startswith(hub_errors.SCHEME):
+        hub_errors.check(str(recipe.publish.address))
+
+
+def attempt(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
+    """Publishes an artifact that Flyte has stored where its recipe says, unless it broke a guard.
+
+    Returns: its address; else what went wrong, which is logged too: the artifact must not be lost for it. Empty where nothing
+        is to be published.
     """
     if not recipe.publish.address:
         return ""
     if found := guards.broken(recipe, metrics):
         log.error("%s: stored, but not published: %s", recipe.name, "; ".join(found))
         return ""
-    return publish(artifact, recipe.publish.address, published_name(artifact, recipe))
+    try:
+        return publish(artifact, recipe.publish.address, published_name(artifact, recipe))
+    except ExportError as error:
+        log.error("%s: stored, but not published: %s", recipe.name, error)
+        return f"(stored by Flyte, but not published: {error})"
 
 
 def publish(artifact: Path, address: str, name: str) -> str:

@@ -11,7 +11,20 @@ from flytune.run_sections import HUB_ADDRESS
 
 SCHEME = "hf://"
 _PASSING = {412, 500, 502, 503, 504}
-_NO_TOKEN = "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml), or run `hf auth login`"
+_NO_TOKEN = (
+    "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save secrets.tracking too), "
+    "or run `hf auth login`"
+)
+
+
+def check(address: str) -> None:
+    """Whether the hub knows the token that publishing to an address hf://owner/name takes; asked before training.
+
+    Raises:
+        ExportError: why not, and what to do.
+    """
+    with told(address) as api:
+        api.whoami()
 
 
 def repository(address: str) -> str:

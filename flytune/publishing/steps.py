@@ -57,7 +57,7 @@ class StepPublisher:
             self._taken = Path(tempfile.mkdtemp(prefix=f"publishing-{step}-", dir=checkpoint.parent))
             _collect(checkpoint, self._taken, self.recipe, step)
             self._step = step
-        except OSError as error:
+        except (OSError, ValueError) as error:
             log.warning("step %d is not published: %s", step, error)
             self._drop()
 
