@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from flytune import breakdown, gate, loading
+from flytune import answering, breakdown, gate, loading
 from flytune.errors import DataError, ExportError
 from flytune.heldout import bootstrap, finite_loss, heldout_rows, heldout_sources
 from flytune.metrics import Metrics, Score
-from flytune.questions import Questions, Said, generate
+from flytune.prompts import Generation
+from flytune.questions import Questions
 from flytune.recipe import Recipe
 
 _T = TypeVar("_T")
@@ -104,16 +105,16 @@ class _Measured:
     """Of each row, summed over its scored tokens, in nats."""
     tokens: Any
     """Scored tokens of each row."""
-    answers: list[Said]
+    answers: list[answering.Answer]
 
 
 def _measure(model: Any, questions: Questions, label: str) -> _Measured:
     wish = questions.wish
     nll, tokens = finite_loss(model, questions.rows, questions.pad, wish.batch_size, label)
-    answers: list[Said] = []
-    for start in tqdm(range(0, len(questions.prompts), wish.batch_size), desc=f"{label}: answers", delay=2):
-        batch = [prompt for prompt, _ in questions.prompts[start : start + wish.batch_size]]
-        answers += generate(model, batch, questions)
+    prompts = [prompt for prompt, _ in questions.prompts]
+    generation = Generation(max_new_tokens=wish.max_new_tokens, batch_size=wish.batch_size)
+    with tqdm(total=len(prompts), desc=f"{label}: answers", delay=2) as bar:
+        answers = answering.answer(model, questions.tokenizer, prompts, generation, questions.ends, bar)
     return _Measured(nll, tokens, answers)
 
 

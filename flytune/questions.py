@@ -1,21 +1,12 @@
-"""What base and tuned model are asked to go on with, and what they say."""
+"""What base and tuned model are asked to go on with."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from flytune import breakdown
-from flytune.heldout import IGNORED, Row, padded
+from flytune import answering, breakdown
+from flytune.heldout import IGNORED, Row
 from flytune.metrics import Answer
 from flytune.run_sections import Evaluation
-
-
-@dataclass(frozen=True)
-class Said:
-    """One answer, without what follows its end marker."""
-
-    text: str
-    stopped: bool
-    """By itself, before max_new_tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,43 +35,23 @@ class Questions:
         """Tokens for people: no special tokens, no space around."""
         return _text(self.tokenizer, tokens)
 
-    def side_by_side(self, base: list[Said], tuned: list[Said]) -> list[Answer]:
+    def side_by_side(self, base: list[answering.Answer], tuned: list[answering.Answer]) -> list[Answer]:
         """What both said to each prompt."""
         pairs = zip(self.prompts, base, tuned, strict=True)
         return [self._answer(*pair) for pair in pairs]
 
-    def _answer(self, asked: tuple[list[int], list[int]], base: Said, tuned: Said) -> Answer:
+    def _answer(self, asked: tuple[list[int], list[int]], base: answering.Answer, tuned: answering.Answer) -> Answer:
         prompt, reference = map(self.text, asked)
         return Answer(
             prompt=prompt,
             reference=reference,
-            base=base.text,
-            tuned=tuned.text,
+            base=base.text.strip(),
+            tuned=tuned.text.strip(),
             base_f1=breakdown.f1(base.text, reference),
             tuned_f1=breakdown.f1(tuned.text, reference),
-            base_stopped=base.stopped,
-            tuned_stopped=tuned.stopped,
+            base_stopped=base.finish_reason == "stop",
+            tuned_stopped=tuned.finish_reason == "stop",
         )
-
-
-def generate(model: Any, prompts: list[list[int]], questions: Questions) -> list[Said]:
-    """Greedy continuations, without what follows an end marker."""
-    import torch
-    from transformers import GenerationConfig
-
-    # The model's own generation config would sample; a new one keeps nothing of it.
-    model.generation_config = GenerationConfig(eos_token_id=questions.ends or None, pad_token_id=questions.pad)
-    device = next(model.parameters()).device
-    input_ids = padded(prompts, questions.pad, left=True).to(device)
-    mask = padded([[1] * len(prompt) for prompt in prompts], 0, left=True).to(device)
-    wanted = questions.wish.max_new_tokens
-    with torch.no_grad():
-        output = model.generate(input_ids=input_ids, attention_mask=mask, do_sample=False, max_new_tokens=wanted)
-    said = []
-    for answer in output[:, input_ids.shape[1] :].tolist():
-        end = next((at for at, token in enumerate(answer) if token in questions.ends), None)
-        said.append(Said(questions.text(answer[:end]), stopped=end is not None))
-    return said
 
 
 def _prompt(row: Row, tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -31,6 +31,7 @@ FLOORS = [
         "flytune.adapters",
         "flytune.combining",
         "flytune.answering",
+        "flytune.questions",
         "flytune.prompts",
         "flytune.inference",
         "flytune.xray",
@@ -77,7 +78,7 @@ FLOORS = [
         "flytune.timing",
         "flytune.peaks",
     }
-    | {"flytune.collating", "flytune.ordering", "flytune.notes", "flytune.breakdown", "flytune.questions"}
+    | {"flytune.collating", "flytune.ordering", "flytune.notes", "flytune.breakdown"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {
         "flytune.accepted",
