@@ -1,8 +1,10 @@
 """Artifacts on the Hugging Face Hub: huggingface_hub's own client against a hub on this machine."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -22,6 +24,7 @@ from tests.tiny import tiny_base
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=<...>. to upload raw bytes:DeprecationWarning")
 ADDRESS = "hf://ada/sums"
 REPOSITORY = "ada/sums"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -312,3 +315,47 @@ def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model,
         assert torch.equal(*map(torch.load, pair))
     assert not torch.equal(torch.load(answers[0][0]), torch.load(answers[1][0]))
     assert hub.asked["resolve"]
+
+
+def test_what_the_page_says_works(hub, adapter, model, tmp_path):
+    """docs/publish.md's Python and its command, with this test's names in place of the page's."""
+    publish(adapter)
+    publish(model, "sums-2")
+    page = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
+    for name, own in {"owner/name": REPOSITORY, "NAME-HASH": "sums-2", "OUT": str(tmp_path / "out")}.items():
+        page = page.replace(name, own)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^```\n(flytune .*)\n```", page, re.MULTILINE)
+    environment = hub_stand_in.environment(hub, str(tmp_path / "home")) | {"PYTHONPATH": str(ROOT)}
+    for start in (["-c", f"from transformers import AutoModelForCausalLM\n{code}"], ["-m", *command.split()]):
+        done = subprocess.run([sys.executable, *start], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    out = tmp_path / "out"
+    listed = [file["file"] for file in json.loads((out / "artifact.json").read_text())["files"]]
+    assert {"recipe.yaml", "model/model.safetensors", "model/config.json"} <= set(listed)
+    assert all((out / name).is_file() for name in listed)
+    assert {file.name for file in (out / "model").iterdir()} == {file.name for file in (model / "model").iterdir()}
+
+
+def test_nothing_is_written_outside_of_what_is_fetched(hub, adapter, tmp_path):
+    from flytune import fetching
+
+    publish(adapter)
+    repository = hub.repositories[REPOSITORY]
+    files = repository.commits[repository.branches["main"]]
+    contents = json.loads(files["artifact.json"])
+    contents["moved"]["recipe.yaml"] = "../../recipe.yaml"
+    files["artifact.json"] = json.dumps(contents).encode()
+    with pytest.raises(ExportError, match=r"names \.\./\.\./recipe\.yaml, which lies outside of the artifact"):
+        fetching.fetch(ADDRESS, tmp_path / "deep" / "er" / "out")
+    assert not list(tmp_path.rglob("recipe.yaml"))
+
+
+def test_a_token_that_the_hub_does_not_know_is_refused_before_training(hub, monkeypatch):
+    from flytune import publishing
+
+    recipe = recipe_for(Path("models/base"), "full", **{"publish.address": ADDRESS})
+    publishing.check(recipe)
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    with pytest.raises(ExportError, match="publish.address: hf://ada/sums"):
+        publishing.check(recipe)
