@@ -23,7 +23,8 @@ def pod(task, folder, raw=None, seen=None, **inputs):
     write_inputs(task, folder / "inputs.pb", inputs)
     command = filled(task.get_command(SETTINGS), str(folder / "inputs.pb"), str(folder), raw)
     command[0] = str(Path(sys.executable).with_name(command[0]))
-    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), **(seen or {})}
+    own = {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
+    environment = os.environ | own | (seen or {})
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     if (folder / "error.pb").exists():
         return ErrorDocument.from_flyte_idl(utils.load_proto_from_file(errors_pb2.ErrorDocument, str(folder / "error.pb")))

@@ -247,9 +247,12 @@ def test_which_files_of_a_model_are_needed():
         needed(files, None, False, "x")
 
 
-def test_a_commit_that_nobody_knows_is_not_fetched(tmp_path):
-    with pytest.raises(RecipeError, match="owner/none: its commit is not known: the hub could not be asked"):
-        bases.hand_over(bases.request(Model(name_or_path="owner/none")), lambda file, name: None, tmp_path)
+def test_a_commit_that_nobody_knows_is_refused_when_planned(tmp_path):
+    model = Model(name_or_path="owner/none")
+    with pytest.raises(RecipeError, match="owner/none: its commit is not known, for the hub did not answer; run again"):
+        bases.known(bases.request(model), model)
+    folder = Model(name_or_path=str(tiny_base(tmp_path)))
+    assert bases.known(bases.request(folder), folder).commit is None
 
 
 def test_the_tokenizer_of_a_folder_is_part_of_the_data_s_key(tmp_path):

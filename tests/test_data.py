@@ -114,7 +114,7 @@ def test_shards_are_cut_and_loaded_as_one(
     assert len(manifest.train.shards) > 2
     for split in ("train", "heldout"):
         dataset = data.load(tmp_path / "out", split)
-        assert dataset.column_names == ["input_ids", "labels"]
+        assert dataset.column_names == ["input_ids", "labels"] + (["source"] if split == "heldout" else [])
         assert list(dataset) == stored(tmp_path / "out", split)
 
 

@@ -315,8 +315,11 @@ def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     manifest = data.prepare(request(tokenizer, path=str(source), contract="warn"), tmp_path / "out")
     assert (manifest.format, manifest.rows) == ("tokens", 60)
+    heldout = [{**row, "source": 0} for row in TOKENS]
     rows = stored(tmp_path / "out", "train") + stored(tmp_path / "out", "heldout")
-    assert sorted(map(str, rows)) == sorted(map(str, TOKENS))
+    assert all(row in TOKENS or row in heldout for row in rows)
+    assert len(rows) == len(TOKENS)
+    assert sorted(str(row["input_ids"]) for row in rows) == sorted(str(row["input_ids"]) for row in TOKENS)
     renamed = write_rows(tmp_path / "ids.jsonl", [{"ids": row["input_ids"]} for row in TOKENS])
     manifest = data.prepare(
         request(tokenizer, path=str(renamed), columns={"input_ids": "ids"}, contract="warn"), tmp_path / "all"

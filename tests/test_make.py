@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def lines(target, **variables):
     """What make would run."""
-    command = ["make", "-n", target, *(f"{name}={value}" for name, value in variables.items())]
+    command = ["make", "--no-print-directory", "-n", target, *(f"{name}={value}" for name, value in variables.items())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 

@@ -157,14 +157,15 @@ def test_the_parts_are_registered_with_what_they_need():
 
     from flytekit.tools.translator import get_serializable
 
+    harness = {"list_jobs", "combine_tasks"}
     for workflow, tasks in (
         (parts.plan_only, {"make_plan"}),
         (parts.prepare_only, {"make_plan", "prepare_data"}),
-        (parts.evaluate_only, {"make_plan", "fetch_base_model", "prepare_data"}),
-        (parts.export_only, {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"}),
+        (parts.evaluate_only, harness | {"make_plan", "fetch_base_model", "prepare_data"}),
+        (parts.export_only, harness | {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"}),
     ):
         entities = OrderedDict()
         get_serializable(entities, SETTINGS, workflow)
         names = {entity.name.rpartition(".")[2] for entity in entities if entity.name.startswith("tasks.")}
         assert tasks <= names
-        assert not [name for name in names - tasks if not name.startswith(("train_", "evaluate_", "report_"))]
+        assert not [name for name in names - tasks if not name.startswith(("train_", "evaluate_", "map_evaluate_", "report_"))]

@@ -120,8 +120,8 @@ def test_a_process_that_is_killed_is_told(tokenizer: Path, tmp_path: Path, monke
     at_once(monkeypatch)
     add, killed = shards.SplitWriter.add, []
 
-    def killing(self: shards.SplitWriter, sample: Any) -> None:
-        add(self, sample)
+    def killing(self: shards.SplitWriter, sample: Any, source: int) -> None:
+        add(self, sample, source)
         if not killed and (children := multiprocessing.active_children()):
             killed.append(os.kill(int(children[0].pid or 0), signal.SIGKILL))
 
@@ -142,9 +142,9 @@ def test_a_killed_preparation_goes_on_to_the_same_bytes(
     added = 0
     saved: list[int] = []
 
-    def killing(self: shards.SplitWriter, sample: Any) -> None:
+    def killing(self: shards.SplitWriter, sample: Any, source: int) -> None:
         nonlocal added
-        add(self, sample)
+        add(self, sample, source)
         added += 1
         if added == 130:
             raise Killed

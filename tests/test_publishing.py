@@ -198,7 +198,10 @@ def test_anothers_model_is_left_as_it_is(hub, adapter):
     assert hub.asked["put"] == hub.asked["commit"] == 0
 
 
-NO_TOKEN = "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml), or run `hf auth login`"
+NO_TOKEN = (
+    "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save secrets.tracking too), "
+    "or run `hf auth login`"
+)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ def test_every_pod_unpacks_the_code_where_it_may_write_and_gets_no_variable_but_
         # The image's user may write in its working directory, /app, and not in pyflyte register's own default, /root.
         assert command[command.index("--dest-dir") + 1] == ".", name
         assert command[command.index("--additional-distribution") + 1] == registered.uploads[-1]
-        assert set(variables) <= OURS, name
+        # A dynamic task compiles in its pod, by flytekit's own settings of the registration.
+        assert set(variables) - ({"_F_SS_C"} if name == "workflows.sweep.run_points" else set()) <= OURS, name
 
 
 # Variables that a task may declare.
@@ -100,14 +101,16 @@ OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET"}
 def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
     nodes = registered.workflows["workflows.finetune.finetune"].spec.template.nodes
     branches = {node.id: node.branch_node.if_else for node in nodes if node.HasField("branch_node")}
-    assert len(branches) >= 2
+    assert len(branches) == 3
     for branch in branches.values():
         cases = [branch.case, *branch.other]
         values = [case.condition.comparison.right_value.primitive.string_value for case in cases]
-        tasks = [case.then_node.task_node.reference_id.name.rpartition(".")[2] for case in cases]
+        # Mapped tasks lie within an array node.
+        nodes = [case.then_node.array_node.node if case.then_node.HasField("array_node") else case.then_node for case in cases]
+        tasks = [node.task_node.reference_id.name.rpartition(".")[2] for node in nodes]
         assert len(set(values)) == len(set(tasks)) == len(cases) > len(load_shapes())
         for value, task in zip(values, tasks, strict=True):
-            assert task.endswith(value.replace("-", "_"))
+            assert value.replace("-", "_") in task
         assert "no such shape is registered" in branch.error.message
 
 
