@@ -8,10 +8,9 @@ from typing import Any, Literal, get_args
 
 from flytune import catalog
 from flytune.adapters import Adapter, refused, stacked
-from flytune.artifact import CONTENTS, Contents
 from flytune.data.shards import sha256_of
 from flytune.errors import ExportError
-from flytune.records import StoredFile
+from flytune.publishing.contents import CONTENTS, Contents, stored
 from flytune.strict import Record, Strict
 from flytune.tensors import verify
 
@@ -152,9 +151,5 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         made.write(folder / catalog.COMBINATION)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        stored = [
-            StoredFile(file=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_of(path))
-            for path in files
-        ]
-        Contents(files=stored).write(folder / CONTENTS)
+        Contents(files=[stored(path, path.relative_to(folder).as_posix()) for path in files]).write(folder / CONTENTS)
         folder.rename(out)
