@@ -1,21 +1,20 @@
 """Batch inference beside plain transformers loops, on the same prompts, one after the other in one process.
 
-`python -m benchmarks.inference --model FOLDER --data FILE` asks the first rows of FILE (JSON Lines with `instruction`, long
-ones cut) of a causal language model with a chat template, greedily, in float32: one by one; in batches in the order of the
-file; and flytune's way, in batches of like length. It says how many answers are those of one by one. Twice each; the better
-counts.
+`python -m benchmarks.inference --model FOLDER` asks a causal language model with a chat template to sum up docstrings of the
+standard library, from all over it and so of many lengths (long ones cut), greedily, in float32: one by one; in batches in
+the order they come; and flytune's way, in batches of like length. It says how many answers are those of one by one. Twice
+each; the better counts.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from demo import docstrings
 from flytune import answering
 from flytune.prompts import Generation
 
@@ -56,20 +55,18 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=".demo/models/smollm2-135m-instruct")
-    parser.add_argument("--data", default=".demo/data/docstrings.jsonl")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    texts = []
-    with Path(options.data).open(encoding="utf-8") as lines:
-        for line, _ in zip(lines, range(options.prompts), strict=False):
-            row = json.loads(line)
-            content = tokenizer.decode(tokenizer(f"{row['instruction']}\n{row.get('input', '')}")["input_ids"][:LONGEST])
-            chat = [{"role": "user", "content": content}]
-            texts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+    documents, texts = list(docstrings.plain_text()), []
+    for number in range(options.prompts):
+        document = documents[number * len(documents) // options.prompts]
+        content = tokenizer.decode(tokenizer(f"Sum this up in a sentence.\n\n{document}")["input_ids"][:LONGEST])
+        chat = [{"role": "user", "content": content}]
+        texts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     generation = Generation(batch_size=options.batch_size, max_new_tokens=options.max_new_tokens)
     ends = [tokenizer.eos_token_id]

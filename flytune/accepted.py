@@ -64,7 +64,7 @@ class Decision(Record):
     artifact: str
     """The address of the model that was decided on; of a rollback, the one that is accepted again."""
     method: str
-    """full, lora or qlora: whether the artifact has model/ or adapter/."""
+    """full, lora or qlora: whether the artifact is a model or an adapter."""
     recipe: str
     """The recipe's name and key."""
     fingerprint: str

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune import fetching, loading
+from flytune import fetching, loading, sealing
 from flytune.errors import ExportError
+from flytune.publishing.contents import record
 from flytune.recipe import Recipe
 from flytune.sections import Model
 
@@ -24,18 +26,17 @@ class Adapter:
 
     recipe: Recipe
     folder: Path
-    """adapter/ of the artifact."""
+    """The artifact's."""
     config: dict[str, Any]
 
     @classmethod
     def of(cls, address: str | Path) -> "Adapter":
         """Raises ExportError where the artifact cannot be read, or has none."""
-        artifact = fetching.fetched(address)
-        folder = artifact / "adapter"
-        if not (folder / "adapter_config.json").is_file():
-            raise ExportError(f"{address}: has no adapter/; a model that was trained whole stands alone")
+        folder = fetching.fetched(address)
+        if not loading.is_adapter(folder):
+            raise ExportError(f"{address}: holds no adapter; a model that was trained whole stands alone")
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return cls(Recipe.from_yaml(artifact / "recipe.yaml"), folder, config)
+        return cls(Recipe.from_yaml(folder / "recipe.yaml"), folder, config)
 
     @property
     def base(self) -> tuple[str, str | None, str]:
@@ -94,6 +95,21 @@ def stacked(adapters: Mapping[str, Adapter]) -> Any:
                 if missing := [key for key in found if f".{name}." in key]:  # no warning here
                     raise ValueError(f"Found missing adapter keys: {missing[:3]}")
     return model.eval()
+
+
+def copy_tokenizer(artifact: Path, folder: Path) -> None:
+    """Into `folder`: all that an adapter's artifact was exported with, but the adapter itself.
+
+    Raises:
+        ExportError: the artifact does not say what it was exported with, or lacks some of it.
+    """
+    exported = record(sealing.Export, artifact / sealing.MANIFEST)
+    try:
+        for name in (file.file for file in exported.files if not file.file.startswith("adapter_")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(artifact / name, folder / name)
+    except FileNotFoundError as error:
+        raise ExportError(f"{error.filename}: stands in {sealing.MANIFEST} but is not there: it is not whole") from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A base model behind an fsspec address (s3://bucket/artifact/model): which files are needed, where they are fetched to."""
+"""A base model behind an fsspec address (s3://bucket/artifact): which files are needed, where they are fetched to."""
 
 import hashlib
 import json

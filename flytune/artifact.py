@@ -50,7 +50,7 @@ def store(
     training = record(TrainingResult, trained / "training.json")
 
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(weights, out / weights.name, copy_function=_link)
+    shutil.copytree(weights, out, copy_function=_link, dirs_exist_ok=True)
     if harness:
         shutil.copytree(harness, out / "harness")
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
@@ -59,7 +59,8 @@ def store(
     # A log that was lost is no reason to lose the model too; the others are what the gate needs to look once more.
     for name in (STEPS, EXPORT, PROBE):
         if (trained / name).is_file():
-            shutil.copy(trained / name, out)
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copy(trained / name, out / name)
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
     calibration.compare(recipe, plan, manifest, training).write(out / calibration.COMPARISON)

@@ -1,6 +1,6 @@
 """The base model's files: where they are read from, what of them a run needs, and how they reach pods that see no hub.
 
-A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact/model). Libraries
+A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact). Libraries
 are given what `local_name` says; the recipe's name stays what it is in the records.
 """
 

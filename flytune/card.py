@@ -48,7 +48,7 @@ def render(
         broken=guards.broken(recipe, metrics),
         published=published,
         adapter=adapter,
-        place=published.repository if published else "adapter" if adapter else "model",
+        place=published.repository if published else ".",
         has_id=is_hub_id(recipe.model.name_or_path),
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.r), None),

@@ -17,7 +17,8 @@ from flytune.strict import Strict
 
 COMBINATION = "combination.json"
 """In an artifact that was made of others (flytune.combining)."""
-_RECORDS = ("recipe.yaml", CONTENTS, "metrics.json", "manifest.json", COMBINATION, "adapter/adapter_config.json")
+ADAPTER = "adapter_config.json"
+_RECORDS = ("recipe.yaml", CONTENTS, "metrics.json", "manifest.json", COMBINATION, ADAPTER)
 
 
 class Entry(Strict):
@@ -96,7 +97,7 @@ def _entry(filesystem: Any, folder: str, read: dict[str, Any]) -> Entry:
     # By their keys, not as records: what an older or newer Flytune has stored is listed too.
     found = part("recipe.yaml", _of_recipe) | part(CONTENTS, _of_contents)
     if found.get("kind") == "adapter":
-        found |= part("adapter/adapter_config.json", lambda config: {"revision": config["revision"]})
+        found |= part(ADAPTER, lambda config: {"revision": config["revision"]})
     if combined:
         found |= part(COMBINATION, lambda made: {"made_from": [source["address"] for source in made["sources"]]})
     else:
@@ -118,7 +119,7 @@ def _of_recipe(recipe: Any) -> dict[str, Any]:
 
 def _of_contents(contents: Any) -> dict[str, Any]:
     files = contents["files"]
-    kind = "adapter" if any(file["file"].startswith("adapter/") for file in files) else "model"
+    kind = "adapter" if any(file["file"] == ADAPTER for file in files) else "model"
     return {"size": sum(file["size"] for file in files), "kind": kind}
 
 

@@ -1,13 +1,12 @@
 """Several adapters made one, by PEFT's add_weighted_adapter."""
 
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from flytune import catalog
-from flytune.adapters import Adapter, refused, stacked
+from flytune import catalog, sealing
+from flytune.adapters import Adapter, copy_tokenizer, refused, stacked
 from flytune.data.shards import sha256_of
 from flytune.errors import ExportError
 from flytune.publishing.contents import CONTENTS, Contents, stored
@@ -116,7 +115,7 @@ def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | Non
     for adapter in adapters:
         # add_weighted_adapter gives the new one alpha = r, which is no scale of 1 with rsLoRA, and drops DoRA's magnitudes.
         if kinds := [kind for kind in ("use_rslora", "use_dora") if adapter.config.get(kind)]:
-            raise ExportError(f"{adapter.folder.parent}: its adapter has {kinds[0]}, which PEFT does not combine right")
+            raise ExportError(f"{adapter.folder}: its adapter has {kinds[0]}, which PEFT does not combine right")
 
 
 def _add(model: Any, names: list[str], weights: list[float], how: str, r: int | None, density: float | None, seed: int) -> None:
@@ -142,12 +141,11 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         folder = Path(beside) / "artifact"
-        model.save_pretrained(str(folder / "adapter"), selected_adapters=["default"])
-        (folder / "adapter" / "README.md").unlink(missing_ok=True)
-        for path in first.folder.iterdir():
-            if not path.name.startswith(("adapter_", "README")):
-                shutil.copy(path, folder / "adapter")
-        verify(folder / "adapter", recipe)
+        model.save_pretrained(str(folder), selected_adapters=["default"])
+        (folder / "README.md").unlink(missing_ok=True)
+        copy_tokenizer(first.folder, folder)
+        verify(folder, recipe)
+        sealing.listed(recipe, folder, made.revision).write(folder / sealing.MANIFEST)
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         made.write(folder / catalog.COMBINATION)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]

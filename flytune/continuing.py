@@ -24,8 +24,8 @@ def problems(recipe: Recipe) -> list[str]:
         return []
     try:
         config = json.loads(_read(address, CONFIG))
-    except FileNotFoundError:
-        return [f"method.adapter: {address}: no {CONFIG} there, nor in an adapter/ below it; name an artifact, or its adapter"]
+    except (FileNotFoundError, NotADirectoryError):
+        return [f"method.adapter: {address}: no {CONFIG} there; name the artifact of an adapter"]
     except Exception as error:  # noqa: BLE001 (told as a mistake of the recipe; each file system has errors of its own)
         return [f"method.adapter: {address}: {CONFIG} cannot be read: {type(error).__name__}: {error}"]
     found = [
@@ -91,11 +91,8 @@ def fill(model: Any, method: Method) -> None:
 
 
 def _read(address: str, file: str) -> bytes:
-    """A file of an adapter; `address` is its folder, or an artifact's."""
+    """A file of an adapter."""
     import fsspec
 
     filesystem, root = fsspec.core.url_to_fs(address.rstrip("/"))
-    try:
-        return bytes(filesystem.cat_file(f"{root}/{file}"))
-    except (FileNotFoundError, NotADirectoryError):
-        return bytes(filesystem.cat_file(f"{root}/adapter/{file}"))
+    return bytes(filesystem.cat_file(f"{root}/{file}"))

@@ -14,8 +14,6 @@ from flytune.errors import ExportError
 from flytune.publishing import hub_errors
 from flytune.publishing.contents import CONTENTS, Contents
 
-_NEEDED = ("adapter/", "model/")
-
 
 class _Place(NamedTuple):
     """Where an artifact lies, as one reads from it."""
@@ -26,7 +24,7 @@ class _Place(NamedTuple):
 
 
 def fetched(address: str | Path) -> Path:
-    """A folder of this machine with the artifact's recipe and weights; a folder is taken as it is.
+    """A folder of this machine with the whole artifact; a folder is taken as it is.
 
     `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, what main holds. It is kept in
     the temporary directory.
@@ -43,12 +41,12 @@ def fetched(address: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / CONTENTS).exists():
-            _fetch(place, content, folder, str(address), whole=False)
+            _fetch(place, content, folder, str(address))
     return folder
 
 
 def fetch(address: str, out: Path) -> None:
-    """All files of an artifact into the new folder `out`, laid out as Flytune stores it, wherever it comes from.
+    """All files of an artifact into the new folder `out`, wherever it comes from.
 
     Raises:
         ExportError: `out` holds something; or as `fetched`.
@@ -57,7 +55,7 @@ def fetch(address: str, out: Path) -> None:
         raise ExportError(f"{out}: not empty; give a new folder")
     if (place := _place(address)) is None:
         raise ExportError(f"{address}: a folder of this machine already")
-    _fetch(place, _contents(place, address), out, address, whole=True)
+    _fetch(place, _contents(place, address), out, address)
 
 
 def _place(address: str | Path) -> _Place | None:
@@ -104,16 +102,13 @@ def _contents(place: _Place, address: str | Path) -> bytes:
         raise _unread(address, error) from error
 
 
-def _fetch(place: _Place, content: bytes, folder: Path, address: str, whole: bool) -> None:
+def _fetch(place: _Place, content: bytes, folder: Path, address: str) -> None:
     """Into `folder`; artifact.json last, so that what was cut off is fetched again."""
     contents = Contents.model_validate_json(content)
-    wanted = {stored: contents.moved.get(stored.file, stored.file) for stored in contents.files}
-    if not whole:
-        wanted = {stored: to for stored, to in wanted.items() if to == "recipe.yaml" or to.startswith(_NEEDED)}
-    for stored, to in tqdm(wanted.items(), desc="fetching the artifact", unit=" files", delay=2):
-        path = folder / to
+    for stored in tqdm(contents.files, desc="fetching the artifact", unit=" files", delay=2):
+        path = folder / stored.file
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise ExportError(f"{address}: its {CONTENTS} names {to}, which lies outside of the artifact; do not use it")
+            raise ExportError(f"{address}: its {CONTENTS} names {stored.file}, outside of the artifact; do not use it")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             place.get(stored.file, str(path))
@@ -122,9 +117,7 @@ def _fetch(place: _Place, content: bytes, folder: Path, address: str, whole: boo
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
                 raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
-    # As it lies here.
-    here = [stored.model_copy(update={"file": to}) for stored, to in wanted.items()] if contents.moved else contents.files
-    (folder / CONTENTS).write_bytes(Contents(files=here).model_dump_json(indent=2).encode() if contents.moved else content)
+    (folder / CONTENTS).write_bytes(content)
 
 
 def _unread(address: str | Path, error: Exception) -> ExportError:

@@ -28,19 +28,19 @@ LOGIT_BOUND = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
 def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:
     """Holds the files of an export against its configuration, its manifest, the recipe and the data set's tokenizer.
 
-    Returns: `model/` or `adapter/` below `trained`.
+    Returns: the folder of the weights.
 
     Raises:
         ExportError: names the tensor or file, what was expected, and what was found.
     """
     folder = trained_folder(recipe, trained)
-    if folder.name == "adapter":
+    if recipe.method.name != "full":
         check_base(recipe, folder)
     else:
         _check_config(recipe, folder)
     verify(folder, recipe)
     _check_tokenizer(folder, dataset)
-    _check_manifest(recipe, trained)
+    _check_manifest(recipe, trained, folder)
     return folder
 
 
@@ -100,16 +100,16 @@ def check_loss(recipe: Recipe, trained: Path, nll: Any, tokens: Any) -> None:
 
 
 def trained_folder(recipe: Recipe, trained: Path) -> Path:
-    """`model/` or `adapter/` of a trained folder, as the recipe's method leaves it.
+    """The folder of the weights that training left or that an artifact has, as the recipe's method leaves them.
 
     Raises:
         ExportError: a file that belongs there is missing.
     """
-    name, config = ("model", "config.json") if recipe.method.name == "full" else ("adapter", "adapter_config.json")
-    folder = trained / name
-    missing = [f"{name}/{file}" for file in (config, "tokenizer_config.json") if not (folder / file).is_file()]
+    folder = loading.weights_folder(trained)
+    config = "config.json" if recipe.method.name == "full" else "adapter_config.json"
+    missing = [f"{folder.name}/{file}" for file in (config, "tokenizer_config.json") if not (folder / file).is_file()]
     if not list(folder.glob("*.safetensors")):
-        missing.append(f"{name}/*.safetensors")
+        missing.append(f"{folder.name}/*.safetensors")
     if missing:
         raise ExportError(f"{trained}: not a whole {recipe.method.name} export: no {', '.join(missing)}; train again")
     return folder
@@ -167,7 +167,7 @@ def _check_tokenizer(folder: Path, dataset: Path) -> None:
             )
 
 
-def _check_manifest(recipe: Recipe, trained: Path) -> None:
+def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
     """Every file is the one that was written, byte for byte."""
     try:
         export = Export.read(trained / MANIFEST)
@@ -179,14 +179,14 @@ def _check_manifest(recipe: Recipe, trained: Path) -> None:
         raise ExportError(f"{MANIFEST}: made from {export.base}, the recipe's base is {recipe.model.name_or_path}")
     written = {file.sha256: file.file for file in export.files}
     for file in export.files:
-        path = trained / file.file
+        path, where = folder / file.file, f"{folder.name}/{file.file}"
         if not path.is_file():
-            raise ExportError(f"{file.file}: stands in {MANIFEST} but is not there; nothing was stored")
+            raise ExportError(f"{where}: stands in {MANIFEST} but is not there; nothing was stored")
         if (size := path.stat().st_size) != file.size:
-            raise ExportError(f"{file.file}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
+            raise ExportError(f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
         if (found := sha256_of(path)) != file.sha256:
             other = f"; it is what was written as {written[found]}" if found in written else ""
-            raise ExportError(f"{file.file}: its content is not what was written{other}; nothing was stored")
+            raise ExportError(f"{where}: its content is not what was written{other}; nothing was stored")
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -100,8 +100,8 @@ def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> Jo
     loading.quiet()
     with harness_tasks.quiet(f"{job.task.name}: data"), harness_tasks.data_in(data):
         tasks = harness_tasks.load(recipe, job.task)["tasks"]
-    folder = next(trained / name for name in ("model", "adapter") if (trained / name).is_dir())
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=recipe.model.trust_remote_code)
+    folder = str(loading.weights_folder(trained))
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=recipe.model.trust_remote_code)
 
     def answers(model: Any, side: str) -> dict[str, list[Any]]:
         with harness_tasks.quiet_model(f"{job.task.name}: {side} model"):

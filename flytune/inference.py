@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune import adapters, gate, loading
+from flytune import adapters, evaluation, gate, loading
 from flytune.answering import Answer, answer, end_markers
 from flytune.checkpoints.storage import Storage
 from flytune.data.messages import messages_of, tools_of
@@ -69,7 +69,7 @@ class Speakers:
             ExportError: an artifact cannot be read or loaded; adapters beside a whole model, or of different bases.
         """
         loading.quiet()
-        self.is_adapter = (artifact / "adapter").is_dir()
+        self.is_adapter = loading.is_adapter(artifact)
         folders = {_OWN: artifact, **others}
         if self.is_adapter:
             self.model = adapters.load(folders)
@@ -79,11 +79,9 @@ class Speakers:
                 "trained on: give an adapter as the artifact"
             )
         else:
-            self.model = _whole(artifact)
-        kind = "adapter" if self.is_adapter else "model"
+            self.model = evaluation.tuned_model(Recipe.from_yaml(artifact / "recipe.yaml"), artifact).eval()
         self.voices = {
-            name: _Voice.of(folder / kind, Recipe.from_yaml(folder / "recipe.yaml"), self.model)
-            for name, folder in folders.items()
+            name: _Voice.of(folder, Recipe.from_yaml(folder / "recipe.yaml"), self.model) for name, folder in folders.items()
         }
         # What the base is asked is put as to the artifact.
         self.voices[BASE] = self.voices[_OWN]
@@ -132,16 +130,6 @@ class Speakers:
                 f"{where}: {len(tokens):,} tokens and {generation.max_new_tokens} of an answer (max_new_tokens) are more than "
                 f"the {longest:,} that the model can see"
             )
-
-
-def _whole(artifact: Path) -> Any:
-    from safetensors import SafetensorError
-
-    recipe = Recipe.from_yaml(artifact / "recipe.yaml")
-    try:
-        return loading.exported_model(recipe, artifact, device_map=loading.device_map()).eval()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ExportError(f"{artifact}: its model cannot be loaded: {' '.join(str(error).split())[:300]}") from error
 
 
 def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Path], keep: str, out: Path) -> Path:

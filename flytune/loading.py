@@ -75,17 +75,28 @@ def quantization(dtype: str, storage: str = "uint8") -> Any:
     )
 
 
+def weights_folder(folder: Path) -> Path:
+    """Where the weights lie: model/ or adapter/ of what training left, the root of an artifact."""
+    return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether an artifact, or what training left, is an adapter; otherwise it is a model."""
+    return (weights_folder(folder) / "adapter_config.json").is_file()
+
+
 def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
-    """What training exported into `trained`: its model/, or the base model with its adapter/ on top."""
-    if (trained / "adapter").is_dir():
+    """The model that training left in `trained`, or an artifact holds; an adapter comes on its base model."""
+    folder = str(weights_folder(trained))
+    if is_adapter(trained):
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(base_model(recipe, recipe.model.dtype, **load_arguments), str(trained / "adapter"))
+        return PeftModel.from_pretrained(base_model(recipe, recipe.model.dtype, **load_arguments), folder)
 
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
-        str(trained / "model"),
+        folder,
         dtype=recipe.model.dtype,
         attn_implementation=recipe.model.attn_implementation,
         trust_remote_code=recipe.model.trust_remote_code,

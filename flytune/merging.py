@@ -1,13 +1,13 @@
 """Merging an adapter into its base: what that changes is measured before it is kept."""
 
 import gc
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from flytune import bases, gate, loading, probing
+from flytune.adapters import copy_tokenizer
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
 from flytune.strict import Record, Strict
@@ -50,7 +50,7 @@ def merge(artifact: Path, out: Path) -> Merge:
     its adapter and one merged model.
 
     Args:
-        artifact: a stored artifact or trained folder with recipe.yaml and adapter/.
+        artifact: the folder of an adapter's artifact.
         out: a folder that is not there yet; appears only when it is whole.
 
     Raises:
@@ -58,14 +58,14 @@ def merge(artifact: Path, out: Path) -> Merge:
     """
     if out.exists():
         raise ExportError(f"{out}: is there already; a merged model is written into a new folder")
-    if not (artifact / "adapter" / "adapter_config.json").is_file():
-        raise ExportError(f"{artifact}: has no adapter/; a model that was trained whole is not merged")
+    if not (artifact / "adapter_config.json").is_file():
+        raise ExportError(f"{artifact}: holds no adapter; a model that was trained whole is not merged")
     loading.quiet()
     recipe = Recipe.from_yaml(artifact / "recipe.yaml")
-    gate.check_base(recipe, artifact / "adapter")
-    verify(artifact / "adapter", recipe)
+    gate.check_base(recipe, artifact)
+    verify(artifact, recipe)
     trained = _loaded(recipe, artifact)
-    prompts = probing.tokenized(gate.tokenizer(artifact / "adapter"))
+    prompts = probing.tokenized(gate.tokenizer(artifact))
     expected = [logits for _, logits in probing.logits_of(trained, prompts)]
     ways: list[Onto] = (
         ["16-bit weights", "dequantized 4-bit weights"] if recipe.method.name == "qlora" else ["the base's weights"]
@@ -90,7 +90,7 @@ def merge(artifact: Path, out: Path) -> Merge:
         tokens=sum(map(len, prompts)),
         candidates=candidates,
     )
-    _write(merged, recipe, artifact / "adapter", made, out)
+    _write(merged, recipe, artifact, made, out)
     return made
 
 
@@ -164,15 +164,13 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
     )
 
 
-def _write(model: Any, recipe: Recipe, adapter: Path, made: Merge, out: Path) -> None:
+def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> None:
     """Beside `out` first; it gets its name when all of it was read again."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         folder = Path(beside) / "model"
         model.save_pretrained(str(folder), max_shard_size="5GB")
-        for path in adapter.iterdir():
-            if not path.name.startswith(("adapter_", "README")):
-                shutil.copy(path, folder)
+        copy_tokenizer(artifact, folder)
         made.write(folder / MERGED)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
         folder.rename(out)

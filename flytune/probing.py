@@ -6,8 +6,8 @@ from typing import Any
 
 from flytune.heldout import padded
 
-PROBE = "probe.safetensors"
-"""Beside model/ or adapter/."""
+PROBE = "gate/probe.safetensors"
+"""In a folder of its own: servers load every *.safetensors beside a model's config.json as weights."""
 PROMPTS = (
     "What is the capital of France?",
     "Write one sentence about the sea in winter.",
@@ -47,6 +47,7 @@ class Answers:
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
 
+        file.parent.mkdir(parents=True, exist_ok=True)
         save_file(vars(self), str(file))
 
     @classmethod
@@ -79,7 +80,6 @@ def record(trainer: Any, tokenizer: Any, file: Path) -> None:
     """
     answers = ask(trainer.model_wrapped, tokenized(tokenizer))
     if trainer.is_world_process_zero():
-        file.parent.mkdir(parents=True, exist_ok=True)
         answers.write(file)
 
 

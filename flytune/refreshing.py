@@ -84,7 +84,7 @@ def _going_on(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]:
     if champion.method != recipe.method.name:
         return recipe, f"{champion.artifact} is of method {champion.method}: from the base model"
     if recipe.method.name == "full":
-        model = recipe.model.model_copy(update={"name_or_path": f"{champion.artifact}/model", "revision": None})
+        model = recipe.model.model_copy(update={"name_or_path": champion.artifact, "revision": None})
         return recipe.model_copy(update={"model": model}), f"going on from {champion.artifact}"
     method = recipe.method.model_copy(update={"adapter": champion.artifact})
     return recipe.model_copy(update={"method": method}), f"going on from {champion.artifact}"

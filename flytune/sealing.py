@@ -12,7 +12,7 @@ from flytune.records import StoredFile
 from flytune.strict import Record, Strict
 
 MANIFEST = "export.json"
-"""Beside model/ or adapter/, written last."""
+"""Beside model/ or adapter/, written last; in an artifact, whose root is that folder, among its files."""
 _PROGRESS = "export.partial.json"
 
 
@@ -20,7 +20,7 @@ class Export(Record):
     """export.json: every file of the exported folder as it was written."""
 
     files: list[StoredFile]
-    """Relative to the folder of export.json."""
+    """Relative to the exported folder."""
     base: str
     """recipe.model.name_or_path."""
     revision: str | None
@@ -68,18 +68,23 @@ class Progress(Record):
 
 def seal(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
     """Writes export.json beside `folder`: every file in it with size and hash; those that `progress` knows are not read."""
+    _replace(listed(recipe, folder, revision, progress), folder.parent / MANIFEST)
+    (folder.parent / _PROGRESS).unlink(missing_ok=True)
+
+
+def listed(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> Export:
+    """What `seal` writes."""
     known = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
     files = [
         StoredFile(
-            file=f"{folder.name}/{path.relative_to(folder).as_posix()}",
+            file=path.relative_to(folder).as_posix(),
             size=path.stat().st_size,
             sha256=known.get(path.name) or sha256_of(path),
         )
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
-    _replace(Export(files=files, base=recipe.model.name_or_path, revision=revision), folder.parent / MANIFEST)
-    (folder.parent / _PROGRESS).unlink(missing_ok=True)
+    return Export(files=files, base=recipe.model.name_or_path, revision=revision)
 
 
 def _is_whole(path: Path, written: Written) -> bool:

@@ -64,7 +64,7 @@ def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory]) -> Base
     prompts.check_names(adapters, is_adapter=recipe.method.name != "full")
     if recipe.method.name == "full":
         return BaseRequest(name_or_path=recipe.model.name_or_path)
-    adapter = json.loads(fetch_file(artifact, "adapter/adapter_config.json").read_text(encoding="utf-8"))
+    adapter = json.loads(fetch_file(artifact, catalog.ADAPTER).read_text(encoding="utf-8"))
     return bases.request(bases.pinned(recipe.model, adapter.get("revision")))
 
 

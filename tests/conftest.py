@@ -19,6 +19,7 @@ import pytest
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="flytune-tests-")
+    os.environ["HF_HOME"] = os.path.join(os.environ["TMPDIR"], "huggingface")
 
 
 def pytest_unconfigure(config):

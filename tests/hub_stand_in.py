@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,7 +46,8 @@ class Repository:
 
     def add(self, files: dict[str, bytes], title: str) -> str:
         self.titles.append(title)
-        commit = hashlib.sha1(f"{len(self.titles)} {title}".encode()).hexdigest()
+        # Never the same twice, as on the hub, where time goes into it: clients keep files by commit.
+        commit = secrets.token_hex(20)
         self.commits[commit] = files
         return commit
 

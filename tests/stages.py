@@ -118,6 +118,15 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     return folder
 
 
+def write_artifact(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) -> Path:
+    """The recipe and the weights of an artifact; of its records, those that training left."""
+    weights = loading.weights_folder(write_trained(folder, recipe, dataset, steps))
+    shutil.copytree(weights, folder, dirs_exist_ok=True)
+    shutil.rmtree(weights)
+    (folder / "recipe.yaml").write_text(recipe.to_yaml())
+    return folder
+
+
 def training_result(steps: int, seed: int = 0) -> TrainingResult:
     """A loss that falls, a learning rate that warms up and decays; made up."""
     draw = random.Random(seed)

@@ -84,14 +84,14 @@ def test_adapters_of_different_bases_are_not_put_onto_one(store, tmp_path):
     assert "b: " in str(error.value)
     assert "nf4, computing in float32" in str(error.value)
     other = shutil.copytree(store / "long", tmp_path / "other")
-    config = other / "adapter" / "adapter_config.json"
+    config = other / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123abc"}))
     with pytest.raises(ExportError, match="b: .* at revision 0123abc, float32"):
         adapters.load({"a": store / "short", "b": other})
 
 
 def test_what_cannot_be_loaded_says_why(store, tmp_path):
-    with pytest.raises(ExportError, match="has no adapter/; a model that was trained whole stands alone"):
+    with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole stands alone"):
         adapters.load({"a": store / "whole"})
     for name in ("base", "a.b", ""):
         with pytest.raises(ExportError, match=f"'{name}' cannot be an adapter's name"):
@@ -101,7 +101,7 @@ def test_what_cannot_be_loaded_says_why(store, tmp_path):
     from safetensors.torch import load_file, save_file
 
     cut = shutil.copytree(store / "short", tmp_path / "cut")
-    file = cut / "adapter" / "adapter_model.safetensors"
+    file = cut / "adapter_model.safetensors"
     tensors = load_file(file)
     tensors.pop(next(iter(tensors)))
     save_file(tensors, file, metadata={"format": "pt"})
@@ -147,7 +147,7 @@ def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):
     assert (recipe.method.name, recipe.method.r, recipe.method.lora_alpha) == ("qlora", 16, 16)
     files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert {stored.file for stored in Contents.read(out / CONTENTS).files} == files - {CONTENTS}
-    assert "adapter/tokenizer.json" in files
+    assert "tokenizer.json" in files
     assert [path.name for path in out.parent.iterdir()] == ["both"]
     assert merging.merge(out, tmp_path / "merged").candidates[0].divergence < 1e-7
     (entry,) = catalog.listed(str(out))
@@ -182,7 +182,7 @@ def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
     with pytest.raises(ExportError, match="1 adapter is nothing to combine"):
         combining.combine([store / "short"], tmp_path / "out")
     dora = shutil.copytree(store / "long", tmp_path / "dora")
-    config = dora / "adapter" / "adapter_config.json"
+    config = dora / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
     with pytest.raises(ExportError, match="dora: its adapter has use_dora, which PEFT does not combine right"):
         combining.combine([store / "short", dora], tmp_path / "out")

@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
     (store / "adds" / "metrics.json").write_text("{")
     (store / "whole" / "manifest.json").unlink()
     (store / "whole" / "artifact.json").unlink()
-    config = store / "adds" / "adapter" / "adapter_config.json"
+    config = store / "adds" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123456789abcdef"}))
     adds, whole = catalog.listed(str(store))
     assert adds.problems[0].startswith("metrics.json: JSONDecodeError: ")
@@ -100,10 +100,8 @@ def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypa
     assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
     assert all(entry.stored is not None and entry.problems == [] for entry in entries)
     found = fetching.fetched(f"{bucket}/team/adds")
-    assert (found / "adapter" / "adapter_model.safetensors").read_bytes() == (
-        made[1] / "adapter" / "adapter_model.safetensors"
-    ).read_bytes()
-    assert not (found / "report.html").exists()
+    assert (found / "adapter_model.safetensors").read_bytes() == (made[1] / "adapter_model.safetensors").read_bytes()
+    assert (found / "report.html").exists()
     assert fetching.fetched(f"{bucket}/team/adds/") == found
     with pytest.raises(ExportError, match="none: no artifact.json, so no artifact lies there, or not a whole one"):
         fetching.fetched(f"{bucket}/team/none")

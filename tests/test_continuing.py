@@ -62,7 +62,7 @@ def trained(inputs, tmp_path_factory):
 )
 def test_a_run_goes_on_from_the_adapter(name, sharding, inputs, trained, tmp_path):
     before, result = trained(name)
-    recipe = recipe_for(inputs, sharding, name, adapter=str(before))
+    recipe = recipe_for(inputs, sharding, name, adapter=str(before / "adapter"))
     world_size = planner.make(recipe).world_size
     again = ranks.run(world_size, fit, still(recipe), inputs, tmp_path / "again")
     assert again.heldout_loss == pytest.approx(result.heldout_loss, abs=1e-5)
@@ -102,7 +102,9 @@ def test_another_adapter_than_the_recipe_s_is_refused_at_plan_time(adapter, reci
 
 
 def test_an_address_without_an_adapter_is_refused_at_plan_time(inputs, tmp_path):
-    with pytest.raises(RecipeError, match=r"method\.adapter: .*: no adapter_config\.json there, nor in an adapter/ below it"):
+    with pytest.raises(
+        RecipeError, match=r"method\.adapter: .*: no adapter_config\.json there; name the artifact of an adapter"
+    ):
         planner.make(recipe_for(inputs, "none", adapter=str(tmp_path)))
 
 
@@ -148,7 +150,7 @@ def test_an_adapter_is_read_from_an_address(bucket, inputs, trained):
 
     filesystem = fsspec.filesystem("s3")
     for file in (continuing.CONFIG, continuing.WEIGHTS):
-        filesystem.pipe_file(f"models/run/adapter/{file}", (trained("lora")[0] / "adapter" / file).read_bytes())
+        filesystem.pipe_file(f"models/run/{file}", (trained("lora")[0] / "adapter" / file).read_bytes())
     assert continuing.problems(recipe_for(inputs, "none", adapter="s3://models/run")) == []
-    assert continuing.problems(recipe_for(inputs, "none", adapter="s3://models/run/adapter/", r=2))
+    assert continuing.problems(recipe_for(inputs, "none", adapter="s3://models/run/", r=2))
     assert len(continuing._read("s3://models/run", continuing.WEIGHTS)) > 1000

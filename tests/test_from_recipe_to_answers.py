@@ -56,7 +56,7 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
         (score,) = Metrics.read(artifact / "metrics.json").tasks
         assert (score.task, score.documents) == ("twice", 6)
         assert json.loads((artifact / "harness" / "tuned.json").read_text())["results"]["twice"]["acc,none"] == score.tuned
-        assert (artifact / "adapter" / "adapter_model.safetensors").is_file()
+        assert (artifact / "adapter_model.safetensors").is_file()
         assert f"hf://ada/{name}" in (artifact / "recipe.yaml").read_text()
 
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))

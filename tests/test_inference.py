@@ -83,7 +83,7 @@ def said_alone(model, tokenizer, prompt, count, ends):
 
 def expected(store, lines, more_ends=()):
     """What each row's speaker says, loaded by itself and asked one by one."""
-    tokenizer = AutoTokenizer.from_pretrained(store / "short" / "adapter")
+    tokenizer = AutoTokenizer.from_pretrained(store / "short")
     models = {}
     for name, folder in ((None, "short"), ("long", "long")):
         recipe = Recipe.from_yaml(store / folder / "recipe.yaml")
@@ -127,7 +127,7 @@ def run(store, file, folder, shards=3, keep=None, **generation):
 
 def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_path, monkeypatch):
     # So little trained a model hardly ever ends an answer; a full stop does it here.
-    markers, stop = answering.end_markers, AutoTokenizer.from_pretrained(store / "short" / "adapter").convert_tokens_to_ids(".")
+    markers, stop = answering.end_markers, AutoTokenizer.from_pretrained(store / "short").convert_tokens_to_ids(".")
     monkeypatch.setattr(inference, "end_markers", lambda *arguments: [*markers(*arguments), stop])
     lines = rows()
     wanted = expected(store, lines, [stop])

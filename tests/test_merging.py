@@ -7,7 +7,7 @@ import torch
 
 from flytune import cli, loading, merging, probing
 from flytune.errors import ExportError
-from tests.stages import recipe_for, write_dataset, write_trained
+from tests.stages import recipe_for, write_artifact, write_dataset, write_trained
 from tests.tiny import tiny_base
 
 
@@ -23,8 +23,7 @@ def artifacts(base, tmp_path_factory):
     made = {}
     for method in ("lora", "qlora", "full"):
         recipe = recipe_for(base, method, **{"model.dtype": "float32"})
-        folder = write_trained(tmp_path_factory.mktemp(method), recipe, dataset, steps=30)
-        (folder / "recipe.yaml").write_text(recipe.to_yaml())
+        folder = write_artifact(tmp_path_factory.mktemp(method), recipe, dataset, steps=30)
         made[method] = recipe, folder
     return made
 
@@ -40,7 +39,7 @@ def reloaded(folder):
 def trained_logits(recipe, artifact):
     from transformers import AutoTokenizer
 
-    prompts = probing.tokenized(AutoTokenizer.from_pretrained(artifact / "adapter"))
+    prompts = probing.tokenized(AutoTokenizer.from_pretrained(artifact))
     return torch.cat([logits for _, logits in probing.logits_of(loading.exported_model(recipe, artifact), prompts)])
 
 
@@ -92,7 +91,7 @@ def test_the_dtype_is_the_bases_whatever_was_computed_in(base, artifacts, tmp_pa
     artifact = shutil.copytree(artifact, tmp_path / "artifact")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": str(half)})})
     (artifact / "recipe.yaml").write_text(recipe.to_yaml())
-    config = artifact / "adapter" / "adapter_config.json"
+    config = artifact / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(half)}))
     assert merging.merge(artifact, tmp_path / "merged").dtype == "bfloat16"
     assert reloaded(tmp_path / "merged")[0].dtype == torch.bfloat16
@@ -136,7 +135,7 @@ def test_nothing_is_overwritten(artifacts, tmp_path):
 
 
 def test_a_model_that_was_trained_whole_has_nothing_to_merge(artifacts, tmp_path):
-    with pytest.raises(ExportError, match="has no adapter/; a model that was trained whole is not merged"):
+    with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole is not merged"):
         merging.merge(artifacts["full"][1], tmp_path / "merged")
 
 

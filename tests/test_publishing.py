@@ -86,10 +86,11 @@ def test_a_run_is_a_commit_and_a_tag(hub, adapter):
     assert repository.tags == {"sums-1": repository.branches["main"]}
     assert repository.titles == ["initial commit", "sums-1"]
     files = repository.files()
-    weights = {path.name for path in (adapter / "adapter").iterdir()}
-    beside = {path.name for path in adapter.iterdir() if path.is_file()}
-    assert files.keys() == weights | beside | {".gitattributes"}
-    assert files["adapter_model.safetensors"] == (adapter / "adapter" / "adapter_model.safetensors").read_bytes()
+    assert files.keys() == {file.file for file in artifact.Contents.read(adapter / "artifact.json").files} | {
+        "artifact.json",
+        ".gitattributes",
+    }
+    assert files["adapter_model.safetensors"] == (adapter / "adapter_model.safetensors").read_bytes()
     assert files["plan.json"] == (adapter / "plan.json").read_bytes()
 
 
@@ -138,9 +139,9 @@ def test_a_broken_upload_goes_on(hub, base, dataset, tmp_path):
 
     stored = artifact_of("full", base, dataset, tmp_path)
     for number in (2, 3):
-        save_file({"x": torch.full((4,), float(number))}, stored / "model" / f"extra-{number}.safetensors")
+        save_file({"x": torch.full((4,), float(number))}, stored / f"extra-{number}.safetensors")
     contents = json.loads((stored / "artifact.json").read_text())
-    contents["files"] += [{"file": f"model/extra-{n}.safetensors", "size": 0, "sha256": ""} for n in (2, 3)]
+    contents["files"] += [{"file": f"extra-{n}.safetensors", "size": 0, "sha256": ""} for n in (2, 3)]
     (stored / "artifact.json").write_text(json.dumps(contents))
 
     def broken(route):
@@ -154,7 +155,7 @@ def test_a_broken_upload_goes_on(hub, base, dataset, tmp_path):
     hub.broken, hub.asked["put"] = lambda route: None, 0
     publish(stored)
     assert hub.asked["put"] == 3
-    assert {"probe.safetensors", "model.safetensors", "extra-2.safetensors", "extra-3.safetensors"} <= hub.repositories[
+    assert {"gate/probe.safetensors", "model.safetensors", "extra-2.safetensors", "extra-3.safetensors"} <= hub.repositories[
         REPOSITORY
     ].files().keys()
 
@@ -335,9 +336,9 @@ def test_what_the_page_says_works(hub, adapter, model, tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
     out = tmp_path / "out"
     listed = [file["file"] for file in json.loads((out / "artifact.json").read_text())["files"]]
-    assert {"recipe.yaml", "model/model.safetensors", "model/config.json"} <= set(listed)
+    assert listed == [file.file for file in artifact.Contents.read(model / "artifact.json").files]
     assert all((out / name).is_file() for name in listed)
-    assert {file.name for file in (out / "model").iterdir()} == {file.name for file in (model / "model").iterdir()}
+    assert (out / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
 def test_nothing_is_written_outside_of_what_is_fetched(hub, adapter, tmp_path):
@@ -347,9 +348,9 @@ def test_nothing_is_written_outside_of_what_is_fetched(hub, adapter, tmp_path):
     repository = hub.repositories[REPOSITORY]
     files = repository.commits[repository.branches["main"]]
     contents = json.loads(files["artifact.json"])
-    contents["moved"]["recipe.yaml"] = "../../recipe.yaml"
+    next(file for file in contents["files"] if file["file"] == "recipe.yaml")["file"] = "../../recipe.yaml"
     files["artifact.json"] = json.dumps(contents).encode()
-    with pytest.raises(ExportError, match=r"names \.\./\.\./recipe\.yaml, which lies outside of the artifact"):
+    with pytest.raises(ExportError, match=r"names \.\./\.\./recipe\.yaml, outside of the artifact"):
         fetching.fetch(ADDRESS, tmp_path / "deep" / "er" / "out")
     assert not list(tmp_path.rglob("recipe.yaml"))
 

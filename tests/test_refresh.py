@@ -82,7 +82,7 @@ def test_it_goes_on_from_the_accepted_model_of_its_method(place):
     assert (turn.recipe.method.adapter, turn.champion) == (None, "/m/2")
     assert "/m/2 is of method full: from the base model" in turn.reason
     full = Recipe.model_validate(recipe.model_dump() | {"method": "full"})
-    assert decide(place, full).recipe.model.name_or_path == "/m/2/model"
+    assert decide(place, full).recipe.model.name_or_path == "/m/2"
 
 
 def test_without_a_frozen_set_nothing_is_compared(place):
@@ -191,19 +191,18 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path):
     import json
 
     from flytune import comparing
-    from tests.stages import recipe_for, write_dataset, write_trained
+    from tests.stages import recipe_for, write_artifact, write_dataset
 
     base = tiny_base(tmp_path)
     dataset, recipe = write_dataset(tmp_path / "dataset", base), recipe_for(base, "lora")
     for name in ("champion", "challenger"):
-        write_trained(tmp_path / name, recipe, dataset, steps=2 if name == "champion" else 8)
-        (tmp_path / name / "recipe.yaml").write_text(recipe.to_yaml())
+        write_artifact(tmp_path / name, recipe, dataset, steps=2 if name == "champion" else 8)
     better = comparing.duel(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
     assert better.difference == pytest.approx(better.challenger - better.champion)
     assert better.is_won
     same = comparing.duel(recipe, tmp_path / "champion", dataset, str(tmp_path / "champion"))
     assert (same.difference, same.difference_high, same.is_won) == (0, 0, False)
-    file = tmp_path / "champion" / "adapter" / "tokenizer.json"
+    file = tmp_path / "champion" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     last = max(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
     tokenizer["model"]["vocab"]["never-seen"] = tokenizer["model"]["vocab"].pop(last)

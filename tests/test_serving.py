@@ -42,12 +42,12 @@ def artifacts(base, tmp_path_factory):
 
 @pytest.fixture
 def model(artifacts):
-    return artifacts["full"] / "model"
+    return artifacts["full"]
 
 
 @pytest.fixture
 def adapter(artifacts):
-    return artifacts["lora"] / "adapter"
+    return artifacts["lora"]
 
 
 def read(path):

@@ -46,8 +46,8 @@ def pyflyte(recipe, folder, seen=None):
 @pytest.mark.parametrize(
     ("changes", "weights"),
     [
-        ({"sharding": "zero2", "hardware.shape": "cpu-2"}, "model/model.safetensors"),
-        ({"method": "qlora", "sharding": "device_map", "model.dtype": "bfloat16"}, "adapter/adapter_model.safetensors"),
+        ({"sharding": "zero2", "hardware.shape": "cpu-2"}, "model.safetensors"),
+        ({"method": "qlora", "sharding": "device_map", "model.dtype": "bfloat16"}, "adapter_model.safetensors"),
     ],
     ids=["full-zero2-elastic", "qlora-one-process"],
 )

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     selftest.add_argument("--json", action="store_true", help="the matrix as JSON")
     selftest.add_argument("--keep", metavar="DIR", help="a new folder in which every run's export and log stay")
     merge = commands.add_parser("merge", help="merge an artifact's adapter into its base, and say what that changes")
-    merge.add_argument("artifact", help="a folder, fsspec address or hf://owner/name of an artifact with adapter/")
+    merge.add_argument("artifact", help="a folder, fsspec address or hf://owner/name of an adapter's artifact")
     merge.add_argument("--out", required=True, help="a new folder for the merged model")
     merge.add_argument("--json", action="store_true", help="what was measured as JSON")
     listed = commands.add_parser("adapters", help="list the artifacts in a store: base, data, perplexity, when stored")

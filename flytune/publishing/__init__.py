@@ -52,9 +52,9 @@ def attempt(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
 def publish(artifact: Path, address: str, name: str) -> str:
     """Publishes a whole artifact under `name`, and returns where it is now. Nothing is ever lost of what was there.
 
-    Below a folder or fsspec address it is the folder `address`/`name`, file by file as in the artifact. In a repository on
-    the hub (hf://owner/name) `name` is a revision, and main is what was published last; what lies in model/ or adapter/ stands
-    at its root there, where from_pretrained and servers look.
+    Below a folder or fsspec address it is the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name` is a
+    revision, and main is what was published last. The files are the artifact's in both; on the hub the card names the
+    repository.
 
     An equal artifact that is there already, or the equal part of one, is left as it is.
 

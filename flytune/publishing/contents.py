@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from flytune.errors import ExportError
 from flytune.records import StoredFile
@@ -19,8 +19,6 @@ class Contents(Record):
     """artifact.json, written last: an artifact without one is not whole."""
 
     files: list[StoredFile]
-    moved: dict[str, str] = Field(default={}, exclude_if=lambda moved: not moved)
-    """In a repository on the hub: what stands at its root to where it stands in the artifact's folder."""
 
 
 def record(kind: type[_Kind], path: Path) -> _Kind:

@@ -49,10 +49,10 @@ def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
     return f"{address}@{name}"
 
 
-def listed(files: Mapping[str, Path], made: Path, moved: Mapping[str, str] | None = None) -> dict[str, Path]:
+def listed(files: Mapping[str, Path], made: Path) -> dict[str, Path]:
     """`files` and the artifact.json that lists them as they lie in the repository; it is written into the folder `made`."""
     entries = [stored(path, name) for name, path in sorted(files.items())]
-    Contents(files=entries, moved=dict(moved or {})).write(made / CONTENTS)
+    Contents(files=entries).write(made / CONTENTS)
     return {**files, CONTENTS: made / CONTENTS}
 
 
@@ -108,19 +108,17 @@ class Repository:
         return [*added, *(CommitOperationDelete(path_in_repo=name) for name in sorted(ours & there - set(files)))]
 
     def _published(self, commit: str) -> set[str]:
-        """What the run before has published, by its artifact.json."""
+        """What the run before has published, by its artifact.json; an older or newer Flytune's may have other keys beside."""
         with tempfile.TemporaryDirectory(prefix="flytune-publish-") as folder:
-            contents = Contents.read(Path(self.api.hf_hub_download(self.name, CONTENTS, revision=commit, local_dir=folder)))
-        return {file.file for file in contents.files} | {CONTENTS}
+            file = Path(self.api.hf_hub_download(self.name, CONTENTS, revision=commit, local_dir=folder))
+            contents = json.loads(file.read_text(encoding="utf-8"))
+        return {stored["file"] for stored in contents["files"]} | {CONTENTS}
 
 
 def _files(
     artifact: Path, contents: Contents, recipe: Recipe, repository: Repository, revision: str, made: Path
 ) -> dict[str, Path]:
-    """By their names in the repository: the artifact's, with the weights at the root and a card that loads them from there."""
-    names = {file.file: file.file.removeprefix("model/").removeprefix("adapter/") for file in contents.files}
-    files = {name: artifact / file for file, name in names.items()}
-    moved = {name: file for file, name in names.items() if name != file}
+    """By their names in the repository: the artifact's, with a card that loads them from there."""
     text = card.render(
         recipe,
         Plan.read(artifact / "plan.json"),
@@ -130,7 +128,7 @@ def _files(
         published=card.Published(repository.name, revision, base_license(repository.api, recipe)),
     )
     (made / CARD).write_text(text, encoding="utf-8")
-    return listed({**files, CARD: made / CARD}, made, moved)
+    return listed({**{file.file: artifact / file.file for file in contents.files}, CARD: made / CARD}, made)
 
 
 def base_license(api: Any, recipe: Recipe) -> dict[str, str]:
