@@ -106,6 +106,8 @@ def copy_tokenizer(artifact: Path, folder: Path) -> None:
     exported = record(sealing.Export, artifact / sealing.MANIFEST)
     try:
         for name in (file.file for file in exported.files if not file.file.startswith("adapter_")):
+            if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                raise ExportError(f"{artifact}: its {sealing.MANIFEST} names {name}, outside of the artifact; do not use it")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(artifact / name, folder / name)
     except FileNotFoundError as error:

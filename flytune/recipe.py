@@ -5,6 +5,8 @@ Recipes are read here and nowhere else: strict, frozen, all mistakes at once. Th
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -14,7 +16,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_va
 from flytune.errors import RecipeError
 from flytune.run_sections import Checkpoints, Evaluation, Hardware, Notify, Publish, Tracking
 from flytune.sections import Data, Method, Model, Sharding, Training
-from flytune.strict import Strict, load_yaml, mistakes
+from flytune.strict import Strict, dotted, load_yaml, mistakes
 
 _PLANNED = "the planner says it; write training.global_batch_size"
 _SHARDED = "write sharding: fsdp, zero3 ...; the rest follows from it"
@@ -33,6 +35,11 @@ ELSEWHERE = {
     "fp16": "write model.dtype: float16",
 }
 """Keys of other tools, and what a recipe says instead."""
+# user:password@ before the host, or what signed and shared links carry (S3, GCS, Azure, tokens in general).
+_CREDENTIALS = re.compile(
+    r"://[^/@\s]+:[^/@\s]+@|://\S*[?&](?:[\w-]*(?:signature|token|secret|password|credential|apikey|api_key)|sig|key)=",
+    re.IGNORECASE,
+)
 
 
 class Recipe(Strict):
@@ -64,11 +71,18 @@ class Recipe(Strict):
     @classmethod
     def _all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         # Flyte reads recipes too (from files, from JSON, from the console): every way ends here.
+        name = data.get("name") if isinstance(data, dict) else None
+        where = f"recipe {name}" if name else "recipe"
+        if secrets := [
+            f"{dotted(loc)}: an address with credentials, which every artifact and report would show; give them to the "
+            "environment, on a cluster by secrets in cluster.yaml"
+            for loc in _with_credentials(data)
+        ]:
+            raise RecipeError.of(where, secrets)
         try:
             return handler(data)
         except ValidationError as error:
-            name = data.get("name") if isinstance(data, dict) else None
-            raise RecipeError.of(f"recipe {name}" if name else "recipe", mistakes(error, cls)) from None
+            raise RecipeError.of(where, mistakes(error, cls)) from None
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "Recipe":
@@ -93,6 +107,14 @@ class Recipe(Strict):
         """16 hex digits that change when any decision changes; a run's identity."""
         text = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _with_credentials(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
+    """Where texts hold such addresses."""
+    if isinstance(value, str) and _CREDENTIALS.search(value):
+        yield loc
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _with_credentials(part, (*loc, key))
 
 
 class DataRequest(Strict):

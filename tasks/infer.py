@@ -15,6 +15,7 @@ from flytekit.types.file import FlyteFile
 from flytune import bases, catalog, inference, prompts
 from flytune.artifact import CONTENTS
 from flytune.bases import BaseRequest
+from flytune.failures import RETRIES
 from flytune.prompts import Generation, Part
 from flytune.recipe import Recipe
 from flytune.shapes import load_shapes
@@ -96,7 +97,12 @@ def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[Flyte
 INFER: dict[str, Any] = {
     shape.name: array_node_map_task(
         declare(
-            answer_prompts, f"answer_prompts_{shape.identifier}", shape.one_node, globals(), container_image=IMAGE, retries=2
+            answer_prompts,
+            f"answer_prompts_{shape.identifier}",
+            shape.one_node,
+            globals(),
+            container_image=IMAGE,
+            retries=RETRIES,
         ),
         bound_inputs={"folder", "artifact", "adapters", "base", "keep"},
     )

@@ -10,7 +10,7 @@ from flytune import adapters, catalog, cli, combining, loading, merging, probing
 from flytune.artifact import CONTENTS, Contents
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
-from tests.stages import write_dataset
+from tests.stages import copy_tree, write_dataset
 from tests.store import stored
 from tests.tiny import tiny_base
 
@@ -135,6 +135,17 @@ def test_the_other_ways(store, tmp_path):
         assert torch.allclose(svd, a + b, atol=1e-5), "of the rank of both together it loses nothing"
     assert all(torch.equal(x, y) for x, y in zip(deltas(model, "dare"), deltas(model, "again"), strict=True))
     assert not torch.allclose(deltas(model, "ties")[0], deltas(model, "linear")[0])
+
+
+def test_nothing_is_written_outside_of_what_is_combined(store, tmp_path):
+    evil = copy_tree(store / "short", tmp_path / "evil")
+    exported = json.loads((evil / "export.json").read_text())
+    next(file for file in exported["files"] if file["file"] == "tokenizer.json")["file"] = "../stolen.json"
+    (evil / "export.json").write_text(json.dumps(exported))
+    (tmp_path / "stolen.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"its export\.json names \.\./stolen\.json, outside of the artifact"):
+        combining.combine([evil, store / "long"], tmp_path / "new" / "both")
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,30 @@ def mistakes_of(recipe):
     with pytest.raises(RecipeError) as caught:
         Recipe.model_validate(recipe)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://AKIA:pl4nted@bucket/rows.jsonl",
+        "https://me:pl4nted@host/rows.jsonl",
+        "https://bucket.s3.amazonaws.com/rows.jsonl?X-Amz-Date=2026&X-Amz-Signature=pl4nted",
+        "https://me.blob.core.windows.net/c/rows.jsonl?sv=2026&sig=pl4nted",
+        "https://host/rows.jsonl?access_token=pl4nted",
+    ],
+)
+def test_addresses_with_credentials_are_refused_and_not_told(address):
+    for recipe in (content(data={"path": address, "max_lngth": 1}), content(publish={"address": address})):
+        said = mistakes_of(recipe)
+        assert re.search(r"recipe r: 1 mistake\n  (data\.path|publish\.address): an address with credentials", said)
+        assert "pl4nted" not in said
+        with pytest.raises(RecipeError, match="an address with credentials"):
+            Recipe.model_validate_json(json.dumps(recipe))
+
+
+@pytest.mark.parametrize("address", ["hf://owner/name", "s3://bucket/a:b/c@d", "https://host/rows.jsonl?part=1"])
+def test_other_addresses_are_not(address):
+    assert Recipe.model_validate(content(publish={"address": address})).publish.address == address
 
 
 def test_all_mistakes_are_told_at_once_with_dotted_paths_and_suggestions(tmp_path):
