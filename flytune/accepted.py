@@ -65,6 +65,8 @@ class Decision(Record):
     """The address of the model that was decided on; of a rollback, the one that is accepted again."""
     method: str
     """full, lora or qlora: whether the artifact is a model or an adapter."""
+    base: str = ""
+    """The base model that the recipe names, with @ and the revision where it has one."""
     recipe: str
     """The recipe's name and key."""
     fingerprint: str

@@ -78,7 +78,7 @@ def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, s
     if is_hub_id(model):
         matter["base_model"] = model
         matter["base_model_relation"] = "adapter" if adapter else "finetune"
-    matter |= base_license or _license(Path(model).expanduser())
+    matter |= base_license or _license(model)
     if datasets := _datasets(recipe):
         matter["datasets"] = datasets
     matter["tags"] = ["flytune", recipe.method.name, *(["lora"] if recipe.method.name == "qlora" else [])]
@@ -106,12 +106,15 @@ def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
     return results
 
 
-def _license(folder: Path) -> dict[str, str]:
-    """What the card in the base model's folder names, if there is one."""
+def _license(model: str) -> dict[str, str]:
+    """What the card in the base model's folder, or at its address, names, if there is one."""
+    import fsspec
+
     try:
-        front = re.match(r"---\n(.*?)\n---", (folder / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+        with fsspec.open(f"{str(Path(model).expanduser()) if '://' not in model else model.rstrip('/')}/README.md") as card:
+            front = re.match(r"---\n(.*?)\n---", card.read().decode(), flags=re.DOTALL)
         matter = yaml.safe_load(front[1]) if front else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except Exception:  # noqa: BLE001 (each file system has errors of its own; a card that cannot be read is none)
         return {}
     named = matter if isinstance(matter, dict) else {}
     return {key: str(named[key]) for key in LICENSE if named.get(key)}

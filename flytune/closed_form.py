@@ -73,6 +73,10 @@ def memory(workload: Workload) -> Memory:
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.whole}
+    if workload.profile == "flytune":
+        # One held-out sample's whole logits, in bfloat16 and as the float32 that accelerate makes of them (flytune.scoring).
+        row = 6.0 * workload.sequence_length * workload.geometry.vocab_size
+        evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
     written = {"gathered units": max(states.layer_unit(workload), states.root_unit(workload)) if workload.sharded else 0.0}
     phases = {
         "load": lasting.resident | {"loading": lasting.load},

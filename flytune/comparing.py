@@ -9,7 +9,6 @@ from flytune.errors import DataError
 from flytune.gate import trained_folder
 from flytune.heldout import Row, bootstrap, finite_loss, heldout_rows
 from flytune.metrics import Metrics
-from flytune.publishing.contents import record
 from flytune.recipe import Recipe
 
 
@@ -20,19 +19,17 @@ def duel(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> Duel
         recipe: its evaluation section says how many samples are scored.
         challenger: its artifact, on this machine's disk.
         dataset: the challenger's prepared data; its held-out part is what both are asked.
-        champion: the folder or address of its artifact. Empty where there is none: then the challenger is held against its
-            base model, as the evaluation in its artifact has it.
+        champion: the folder or address of its artifact.
 
     Raises:
         DataError: the two have different vocabularies, so that their losses are not of the same tokens.
         ExportError: one is not whole, or does not load.
     """
-    if not champion:
-        return _against_base(record(Metrics, challenger / "metrics.json"))
     return evaluation.afresh(_duel, recipe, challenger, dataset, fetching.fetched(champion), champion)
 
 
-def _against_base(metrics: Metrics) -> Duel:
+def against_base(metrics: Metrics) -> Duel:
+    """Where there is no champion: the challenger against its base model, as its own evaluation has it."""
     return Duel(
         against="base",
         champion=metrics.base.loss,

@@ -42,6 +42,11 @@ def afresh(function: Callable[..., _T], *arguments: Any) -> _T:
     # Only training imports TRL.
     if "trl" not in sys.modules:
         return function(*arguments)
+    import torch
+
+    # What this process keeps of the GPUs' memory, the other one would not have.
+    gc.collect()
+    torch.cuda.empty_cache()
     try:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
             return fresh.submit(function, *arguments).result()
@@ -69,7 +74,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     questions = Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
     if recipe.method.name == "full":
         # One model in memory at a time.
-        base = _measure(_base(recipe), questions, "base model")
+        base = _measure(base_model(recipe), questions, "base model")
         model = tuned_model(recipe, trained)
     else:
         model = tuned_model(recipe, trained)
@@ -78,7 +83,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     tuned = _measure(model, questions, "tuned model")
 
     gate.check_answers(recipe, trained, model)
-    gate.check_loss(recipe, trained, tuned.nll, tuned.tokens)
+    gate.check_loss(recipe, trained, dataset, tuned.nll, tuned.tokens)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     answers = questions.side_by_side(base.answers, tuned.answers)
@@ -118,8 +123,12 @@ def _measure(model: Any, questions: Questions, label: str) -> _Measured:
     return _Measured(nll, tokens, answers)
 
 
-def _base(recipe: Recipe) -> Any:
-    """The base model as it was published."""
+def base_model(recipe: Recipe) -> Any:
+    """The base model as it was published.
+
+    Raises:
+        ExportError: it does not load.
+    """
     try:
         return loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map())
     except (OSError, ValueError, RuntimeError) as error:
@@ -143,7 +152,7 @@ def tuned_model(recipe: Recipe, trained: Path) -> Any:
             return loading.exported_model(recipe, trained, device_map=loading.device_map())
     except (UserWarning, OSError, ValueError, RuntimeError, SafetensorError) as error:
         what = "tuned model" if recipe.method.name == "full" else f"adapter on base model {recipe.model.name_or_path}"
-        raise ExportError(f"{what}: cannot be loaded: {_line(error)}") from error
+        raise ExportError(f"{trained}: {what}: cannot be loaded: {_line(error)}") from error
 
 
 def _tokenizer(dataset: Path) -> Any:

@@ -93,6 +93,13 @@ KINDS = (
         _STATUS.format("40[13]"),
     ),
     Kind(
+        "not handed on",
+        False,
+        "pods with GPUs ask no hub: whatever they load must be the recipe's base model, or lie in a folder or at an address",
+        ("huggingface_hub.errors.OfflineModeIsEnabled",),
+        r"outgoing traffic has been disabled",
+    ),
+    Kind(
         "hub busy",
         True,
         "nothing; if it stays, a model folder of your own",

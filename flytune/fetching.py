@@ -3,7 +3,6 @@
 import hashlib
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,18 +25,19 @@ class _Place(NamedTuple):
 def fetched(address: str | Path) -> Path:
     """A folder of this machine with the whole artifact; a folder is taken as it is.
 
-    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, what main holds. It is kept in
-    the temporary directory.
+    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, what main holds. It is kept
+    beside the hub's cache, which is the user's own.
 
     Raises:
         ExportError: it is no whole artifact, cannot be read, or is not what its artifact.json says.
     """
     from filelock import FileLock
+    from huggingface_hub import constants
 
     if (place := _place(address)) is None:
         return Path(str(address).removeprefix("file://"))
     content = _contents(place, address)
-    folder = Path(tempfile.gettempdir()) / "flytune-artifacts" / hashlib.sha256(content).hexdigest()[:16]
+    folder = Path(constants.HF_HUB_CACHE) / "artifacts" / hashlib.sha256(content).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / CONTENTS).exists():

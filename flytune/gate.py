@@ -12,7 +12,7 @@ from flytune.data.shards import sha256_of
 from flytune.errors import ExportError
 from flytune.heldout import GATE_SAMPLES
 from flytune.recipe import Recipe
-from flytune.records import TrainingResult
+from flytune.records import Manifest, TrainingResult
 from flytune.sealing import MANIFEST, Export
 from flytune.tensors import verify
 
@@ -79,16 +79,17 @@ def check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
         )
 
 
-def check_loss(recipe: Recipe, trained: Path, nll: Any, tokens: Any) -> None:
+def check_loss(recipe: Recipe, trained: Path, dataset: Path, nll: Any, tokens: Any) -> None:
     """Holds the reloaded export's held-out loss against the live model's, as training.json recorded it before the export.
 
-    `nll` and `tokens` are those of the reloaded model, in stored order: summed nats and scored tokens of each sample.
+    `nll` and `tokens` are those of the reloaded model, in stored order: summed nats and scored tokens of each sample. Of an
+    artifact that is evaluated on other samples than it was when it was stored, there is nothing to hold this against.
 
     Raises:
         ExportError: they differ by more than rounding the weights to the recipe's dtype can explain.
     """
     live = TrainingResult.read(trained / "training.json").heldout_loss
-    if live is None:
+    if live is None or _asked(trained, dataset, recipe) != _asked(dataset, dataset, recipe):
         return
     found = float(nll[:GATE_SAMPLES].sum() / tokens[:GATE_SAMPLES].sum())
     if not abs(found - live) <= LOSS_BOUND[recipe.model.dtype]:
@@ -97,6 +98,16 @@ def check_loss(recipe: Recipe, trained: Path, nll: Any, tokens: Any) -> None:
             f"model's was {live:.4f} (bound {LOSS_BOUND[recipe.model.dtype]}): what was exported is not what was trained; "
             "nothing was stored"
         )
+
+
+def _asked(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int]:
+    """The samples that the loss is of: those of an artifact's own records, else of the data set and the recipe."""
+    manifest = folder / "manifest.json"
+    own = folder / "recipe.yaml"
+    return (
+        Manifest.read(manifest if manifest.is_file() else dataset / "manifest.json").heldout,
+        min(GATE_SAMPLES, (Recipe.from_yaml(own) if own.is_file() else recipe).evaluation.max_samples),
+    )
 
 
 def trained_folder(recipe: Recipe, trained: Path) -> Path:

@@ -1,5 +1,7 @@
 """What training must not make worse: a recipe's evaluation.must_not_fall, held against what was measured."""
 
+from collections.abc import Mapping, Sequence
+
 from flytune.metrics import Metrics, TaskScore
 from flytune.recipe import Recipe
 from flytune.run_sections import Guard
@@ -15,6 +17,26 @@ def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
     held against the difference itself: standard errors are told, not allowed for.
     """
     return [found for guard in recipe.evaluation.must_not_fall if (found := _fault(guard, metrics.tasks))]
+
+
+def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None]) -> list[str]:
+    """A sentence for each guard that nothing would be held against.
+
+    `measured` has the metrics of each task and group; None where they are known only once it has run.
+    """
+    problems = []
+    for guard in recipe.evaluation.must_not_fall:
+        metrics = measured.get(guard.task, [])
+        if (
+            metrics is None
+            or (guard.metric is None and metrics)
+            or any(_is_meant(metric, guard.metric or "") for metric in metrics)
+        ):
+            continue
+        there = ", ".join(f"{name} ({', '.join(found)})" for name, found in measured.items() if found)
+        name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
+        problems.append(f"evaluation.must_not_fall: {name}: not among what evaluation.tasks measures: {there}")
+    return problems
 
 
 def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:

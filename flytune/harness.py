@@ -55,7 +55,7 @@ class _Kept:
         self.answers = {key: iter(responses) for key, responses in answers.items()}
 
     def _said(self, instances: list[Any]) -> list[Any]:
-        return [_plain(next(self.answers[_key(instance)])) for instance in instances]
+        return [_plain(next(self.answers[_key(instance)]), instance.request_type) for instance in instances]
 
     loglikelihood = loglikelihood_rolling = generate_until = _said
 
@@ -75,22 +75,10 @@ def jobs(recipe: Recipe) -> list[Job]:
     return [Job(task=task, shard=shard, shards=shards) for task in recipe.evaluation.tasks for shard in range(shards)]
 
 
-def keep_data(recipe: Recipe, folder: Path) -> None:
-    """Loads each task here, where the hub may be asked, so that `folder` has its data for pods that may not.
-
-    Raises:
-        RecipeError: a task cannot be loaded.
-    """
-    with harness_tasks.data_in(folder):
-        for task in recipe.evaluation.tasks:
-            with harness_tasks.quiet(f"{task.name}: data"):
-                harness_tasks.load(recipe, task)
-
-
 def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> JobResult:
     """Asks base and tuned model. An adapter's base is loaded once and asked with the adapter switched off.
 
-    `data` is what keep_data has made.
+    `data` is what flytune.harness_data has kept.
 
     Raises:
         RecipeError: the task cannot be loaded.
@@ -109,7 +97,7 @@ def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> Jo
 
     if recipe.method.name == "full":
         # One model in memory at a time.
-        base = answers(loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map()), "base")
+        base = answers(evaluation.base_model(recipe), "base")
         gc.collect()
         return JobResult(job=job, base=base, tuned=answers(evaluation.tuned_model(recipe, trained), "tuned"))
     model = evaluation.tuned_model(recipe, trained)
@@ -121,7 +109,7 @@ def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> Jo
 def combine(recipe: Recipe, results: list[JobResult], out: Path, data: Path | None = None) -> list[TaskScore]:
     """Scores over the documents of all parts; the harness's own results go to `out`, as base.json and tuned.json.
 
-    `data` is what keep_data has made.
+    `data` is what flytune.harness_data has kept.
 
     Raises:
         RecipeError: a task cannot be loaded.
@@ -157,11 +145,11 @@ def _key(request: Any) -> str:
     return f"{request.task_name} {request.doc_id} {request.request_type} {request.idx}"
 
 
-def _plain(response: Any) -> Any:
-    """As the model gave it: JSON has no tuples, and no infinity."""
+def _plain(response: Any, kind: str) -> Any:
+    """As the model gave it: JSON has no tuples, and no infinity. What is generated may say NaN, and stays text."""
     if isinstance(response, list):
         return tuple(float(part) if part in _NO_JSON else part for part in response)
-    return response
+    return float(response) if kind == "loglikelihood_rolling" else response
 
 
 def _told(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:

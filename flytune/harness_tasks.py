@@ -50,10 +50,6 @@ def check(recipe: Recipe) -> None:
             owners[leaf] = asked.name
             config = (index[leaf].cfg if leaf in index else None) or {}
             problems += [f"evaluation.tasks: {leaf} {why}" for key, why in _REFUSED.items() if config.get(key)]
-    asked_names = {*owners, *(asked.name for asked in recipe.evaluation.tasks)}
-    for guard in recipe.evaluation.must_not_fall:
-        if guard.task not in asked_names:
-            problems.append(f"evaluation.must_not_fall: {guard.task}: not among what evaluation.tasks asks")
     if problems:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
 

@@ -57,13 +57,19 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
                 bar.update(len(batch))
                 if not len(positions):
                     continue
-                keep = {"logits_to_keep": positions} if slices else {}
+                # Numbers and not a tensor: the states that they index may lie on another GPU than the tokens.
+                keep = {"logits_to_keep": positions.tolist()} if slices else {}
                 logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False, **keep).logits
                 if not slices:
                     logits = logits[:, positions]
                 targets = targets[:, positions].to(logits.device)
                 labelled = targets != IGNORED
-                losses = _cross_entropy(logits[labelled], targets[labelled]).double().cpu().numpy()
+                # Row by row, and as they are where all are wanted: a copy is as large as the logits.
+                by_row = [
+                    _cross_entropy(row if wanted.all() else row[wanted], target[wanted])
+                    for row, target, wanted in zip(logits, targets, labelled, strict=True)
+                ]
+                losses = torch.cat(by_row).double().cpu().numpy()
                 owner = labelled.nonzero()[:, 0].cpu().numpy()
                 nll[batch] = numpy.bincount(owner, weights=losses, minlength=len(batch))
                 tokens[batch] = numpy.bincount(owner, minlength=len(batch))
@@ -175,6 +181,8 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
     import torch
     from torch.nn.functional import cross_entropy
 
+    if not len(targets):
+        return logits.new_zeros(0, dtype=torch.float32)
     blocks = zip(logits.split(_LOGIT_ROWS), targets.split(_LOGIT_ROWS), strict=True)
     return torch.cat([cross_entropy(part.float(), target, reduction="none") for part, target in blocks])
 

@@ -115,6 +115,11 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
         use_safetensors=True,
         device_map=loading.device_map(),
     ).eval()
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ExportError(
+            f"base model {recipe.model.name_or_path}: does not fit into the GPUs beside the trained model; merge in "
+            "host memory (CUDA_VISIBLE_DEVICES= flytune merge ...)"
+        )
     head = model.get_output_embeddings()
     tied = head.weight if head is not None and head.weight is model.get_input_embeddings().weight else None
     with torch.no_grad():

@@ -35,9 +35,10 @@ ELSEWHERE = {
     "fp16": "write model.dtype: float16",
 }
 """Keys of other tools, and what a recipe says instead."""
-# user:password@ before the host, or what signed and shared links carry (S3, GCS, Azure, tokens in general).
+# user:password@ or a token before the host, or what signed and shared links carry (S3, GCS, Azure, tokens in general).
 _CREDENTIALS = re.compile(
-    r"://[^/@\s]+:[^/@\s]+@|://\S*[?&](?:[\w-]*(?:signature|token|secret|password|credential|apikey|api_key)|sig|key)=",
+    r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s]+@|"
+    r"://\S*[?&#](?:[\w-]*(?:signature|token|secret|passw(?:or)?d|pwd|credential|(?:api|access|secret|account)[-_]?key)|sig|key|auth)=",
     re.IGNORECASE,
 )
 
@@ -102,6 +103,11 @@ class Recipe(Strict):
     def to_yaml(self) -> str:
         """The recipe as a file that `from_yaml` reads back to an equal one."""
         return yaml.safe_dump(self.model_dump(exclude_defaults=True), sort_keys=False, allow_unicode=True)
+
+    def what_is_trained(self) -> Self:
+        """Less the machines and who is told: what changes no model."""
+        anywhere = self.evaluation.model_copy(update={"shape": None})
+        return self.model_copy(update={"hardware": Hardware(), "notify": Notify(), "evaluation": anywhere})
 
     def key(self) -> str:
         """16 hex digits that change when any decision changes; a run's identity."""

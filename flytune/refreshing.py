@@ -1,5 +1,6 @@
 """A run on fresh data: whether there is any, what it goes on from, and what becomes of its model."""
 
+import logging
 import re
 import tempfile
 from datetime import UTC, datetime
@@ -11,7 +12,8 @@ from flytune.accepted import Decision, Duel
 from flytune.errors import AcceptedError, RecipeError
 from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from flytune.run_sections import Hardware, Notify
+
+log = logging.getLogger(__name__)
 
 
 class Turn(NamedTuple):
@@ -33,13 +35,19 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Turn:
     Nothing is trained where the window is empty, or the newest decision was on the same recipe and data, whatever it was.
 
     Raises:
-        RecipeError: the recipe names no data.heldout_path.
+        RecipeError: the recipe names no data.heldout_path; or another base than the accepted adapter's.
         DataError, AcceptedError: an address cannot be read.
     """
     check(recipe)
     window = windows.look(recipe, kickoff, days)
     decisions = accepted.history(address)
     standing = accepted.current(decisions)
+    if standing and standing.method != "full" and standing.base not in ("", _base(recipe)):
+        raise RecipeError(
+            f"recipe {recipe.name}: model: {_base(recipe)}, but the accepted adapter ({standing.artifact}) was trained on "
+            f"{standing.base}, which pods that compare would not have; keep accepted models of different bases at different "
+            "addresses"
+        )
     champion = standing.artifact if standing else ""
     without = f"; nothing at {', '.join(window.missing)}" if window.missing else ""
     if window.recipe is None:
@@ -75,12 +83,14 @@ def check(recipe: Recipe) -> None:
 
 def identity(recipe: Recipe) -> str:
     """The recipe as a person wrote it, less what changes no model."""
-    return f"{recipe.name}-{recipe.model_copy(update={'hardware': Hardware(), 'notify': Notify()}).key()}"
+    return f"{recipe.name}-{recipe.what_is_trained().key()}"
 
 
 def _going_on(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]:
     if champion is None:
         return recipe, "no model is accepted yet: from the base model"
+    if champion.base not in ("", _base(recipe)):
+        return recipe, f"{champion.artifact} was trained from {champion.base}: from the base model"
     if champion.method != recipe.method.name:
         return recipe, f"{champion.artifact} is of method {champion.method}: from the base model"
     if recipe.method.name == "full":
@@ -88,6 +98,10 @@ def _going_on(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]:
         return recipe.model_copy(update={"model": model}), f"going on from {champion.artifact}"
     method = recipe.method.model_copy(update={"adapter": champion.artifact})
     return recipe.model_copy(update={"method": method}), f"going on from {champion.artifact}"
+
+
+def _base(recipe: Recipe) -> str:
+    return f"{recipe.model.name_or_path}@{recipe.model.revision or ''}".rstrip("@")
 
 
 def settle(
@@ -109,6 +123,7 @@ def settle(
         outcome="accepted" if duel.is_won and not broken else "refused",
         artifact=challenger,
         method=recipe.method.name,
+        base=_base(recipe),
         recipe=identity(recipe),
         fingerprint=fingerprint,
         duel=duel,
@@ -120,7 +135,8 @@ def settle(
 def stays_at(found: str, recipe: Recipe, metrics: Metrics) -> str:
     """Where the artifact at the address `found` stays: below publish.address, where the recipe has it published, else there.
 
-    A repository on the hub is no such place: what lies there is laid out for who loads it, not for who compares it.
+    A repository on the hub is no such place: pods with GPUs, which compare, see no hub. Nor is an address that publishing
+    failed to reach: an accepted model must be where the history says.
 
     Raises:
         AcceptedError: it cannot be read.
@@ -136,4 +152,11 @@ def stays_at(found: str, recipe: Recipe, metrics: Metrics) -> str:
             filesystem.get_file(f"{root}/{artifact.CONTENTS}", f"{folder}/{artifact.CONTENTS}")
         except Exception as error:
             raise AcceptedError(f"{found}: {artifact.CONTENTS} cannot be read: {type(error).__name__}: {error}") from error
-        return f"{address.rstrip('/')}/{artifact.published_name(Path(folder), recipe)}"
+        published = f"{address.rstrip('/')}/{artifact.published_name(Path(folder), recipe)}"
+    try:
+        filesystem, root = fsspec.core.url_to_fs(published)
+        filesystem.invalidate_cache()
+        return published if filesystem.exists(f"{root}/{artifact.CONTENTS}") else found
+    except Exception as error:  # noqa: BLE001 (each file system has errors of its own; what refuses to be read was not published)
+        log.warning("%s: cannot be read (%s), so the artifact stays at %s", published, type(error).__name__, found)
+        return found

@@ -14,15 +14,13 @@ class Scorer:
     def __init__(self, recipe: Recipe, dataset: Path) -> None:
         """Reads the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
         self.eval_steps = recipe.evaluation.eval_steps
-        self.batch_size = recipe.evaluation.batch_size
         self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
 
     def is_due(self, step: int, is_last: bool) -> bool:
         return self.eval_steps is not None and (is_last or step % self.eval_steps == 0)
 
     def score(self, trainer: Any) -> float:
-        # No larger a batch than training has room for.
-        return live_loss(trainer, self.rows, min(self.batch_size, trainer.args.per_device_train_batch_size))
+        return live_loss(trainer, self.rows)
 
 
 def scored_rows(dataset: Path, limit: int) -> list[Row]:
@@ -34,8 +32,11 @@ def scored_rows(dataset: Path, limit: int) -> list[Row]:
     return [row for row in heldout_rows(dataset, limit) if any(label != IGNORED for label in row["labels"][1:])]
 
 
-def live_loss(trainer: Any, rows: Sequence[Row], batch_size: int) -> float:
+def live_loss(trainer: Any, rows: Sequence[Row]) -> float:
     """Loss on `rows` in nats a trained token; every process calls it and gets the same.
+
+    One row at a time: beside the training's memory there may be no room for more, and whole logits are larger than what
+    TRL's chunked loss keeps.
 
     Each row is scored by one process. All make the same number of forward passes, since these gather parameters (ZeRO-3,
     FSDP) and a process that had one fewer would leave the others waiting for ever: the shorter shares are filled up with a
@@ -50,7 +51,7 @@ def live_loss(trainer: Any, rows: Sequence[Row], batch_size: int) -> float:
         trainer.model_wrapped,
         [*share, rows[0]] if is_short else share,
         trainer.processing_class.pad_token_id,
-        batch_size,
+        1,
         label="held-out loss",
     )
     mine = torch.tensor([nll[: len(share)].sum(), tokens[: len(share)].sum()], dtype=torch.float64, device=trainer.args.device)

@@ -105,7 +105,7 @@ def _fit(
 
     recorder.peaks.enter(peaks.EVALUATE)
     rows = scored_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
-    heldout_loss = live_loss(trainer, rows, min(4, plan.per_device_train_batch_size))
+    heldout_loss = live_loss(trainer, rows)
     probing.record(trainer, trainer.processing_class, out / probing.PROBE)
     recorder.peaks.enter(peaks.EXPORT)
     # Known where the last step was saved: an export that is cut off goes on from there.

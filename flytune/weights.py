@@ -75,7 +75,8 @@ _AGAIN = "download or export the model again"
 def _index(folder: Path) -> dict[str, str]:
     """Names of tensors and of their files from the index; empty where one file holds all."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    # As transformers chooses where both are there.
+    if index.is_file() and not (folder / "model.safetensors").is_file():
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     if not (folder / "model.safetensors").is_file():
         others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf"))

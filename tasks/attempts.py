@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from flytekit.core.base_task import IgnoreOutputs
-from flytekit.exceptions.base import FlyteException
-from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekitplugins.kfpytorch import Elastic
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
@@ -20,22 +18,7 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from flytune import causes
 from flytune.causes import Failure
 from flytune.errors import Preempted
-from flytune.failures import RETRIES
-
-
-class RunFailed(FlyteException):
-    """Final: no attempt is made after it. Says nothing around its message."""
-
-    _ERROR_CODE = "RunFailed"
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class AttemptFailed(RunFailed, FlyteRecoverableException):
-    """Recoverable: Flyte starts another attempt, while any is left."""
-
-    _ERROR_CODE = "AttemptFailed"
+from tasks.retrying import RunFailed, raised
 
 
 @contextmanager
@@ -46,7 +29,7 @@ def told() -> Iterator[None]:
     except Exception as error:
         failure = causes.of_error(error, int(os.environ.get("RANK", "0")))
         causes.report(failure)
-        raise _raised(failure) from error
+        raise raised(failure, str(failure)) from error
 
 
 class Ranks(Elastic):
@@ -65,14 +48,19 @@ class RanksTask(PytorchElasticFunctionTask):
                 if not isinstance(error.__context__, _signal_exception()):  # another node than rank 0's has finished
                     raise
                 found = causes.reported(Path(folder)) or [causes.of_error(_unsaid(), rank=_first_rank())]
-                raise _raised(causes.first(found)) from None
+                raise _judged(found) from None
             except Exception as error:  # noqa: BLE001 (raised again, with its cause named)
-                raise _raised(causes.first(_all(error, Path(folder)))) from None
+                raise _judged(_all(error, Path(folder))) from None
             finally:
                 del os.environ[causes.FOLDER]
 
 
 TaskPlugins.register_pythontask_plugin(Ranks, RanksTask)
+
+
+def _judged(found: list[Failure]) -> RunFailed:
+    cause = causes.first(found)
+    return raised(cause, str(cause))
 
 
 def _all(error: Exception, folder: Path) -> list[Failure]:
@@ -108,17 +96,3 @@ def _unsaid() -> Preempted:
 def _first_rank() -> int:
     """The node's, for errors of the process that starts the ranks."""
     return int(os.environ.get("PET_NODE_RANK", "0"))
-
-
-def _raised(failure: Failure) -> RunFailed:
-    """The exception with which Flyte does what the failure says. The earliest of several nodes' is shown."""
-    if failure.recoverable:
-        return AttemptFailed(f"{failure}\n{_next()}", timestamp=failure.time)
-    return RunFailed(f"{failure}\nthe run does not go on by itself", timestamp=failure.time)
-
-
-def _next() -> str:
-    if not (attempt := os.environ.get("FLYTE_ATTEMPT_NUMBER")):
-        return "recoverable: on a cluster, Flyte starts another attempt; here, run it again"
-    done, most = int(attempt) + 1, RETRIES + 1
-    return f"recoverable: attempt {done} of {most}; " + ("Flyte starts another" if done < most else "none is left")

@@ -5,8 +5,10 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune import bases
 from flytune.bases import BaseRequest
+from flytune.failures import RETRIES
 from images import LIGHT
 from tasks.folders import fresh, is_local
+from tasks.retrying import retried
 from tasks.secrets import secrets
 
 # Raise it when the same request would store other files. One file of weights at a time is on the pod's disk.
@@ -19,7 +21,7 @@ _PODS = Resources(cpu="2", mem="4Gi", ephemeral_storage="24Gi")
     cache=Cache(version=CACHE_VERSION),
     requests=_PODS,
     limits=_PODS,
-    retries=2,
+    retries=RETRIES,
     secret_requests=secrets("hub"),
 )
 def fetch_base_model(base: BaseRequest) -> FlyteDirectory:
@@ -31,5 +33,6 @@ def fetch_base_model(base: BaseRequest) -> FlyteDirectory:
         return FlyteDirectory(str(folder))
     files = FlyteContextManager.current_context().file_access
     place = files.get_random_remote_directory()
-    bases.hand_over(base, lambda file, name: files.put_data(str(file), f"{place}/{name}"), fresh("hub"))
+    with retried():
+        bases.hand_over(base, lambda file, name: files.put_data(str(file), f"{place}/{name}"), fresh("hub"))
     return FlyteDirectory(place)

@@ -11,7 +11,7 @@ from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune import harness
+from flytune import evaluation, harness, harness_data
 from flytune.failures import RETRIES
 from flytune.harness import Job, JobResult
 from flytune.metrics import Metrics
@@ -21,6 +21,7 @@ from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, fresh, is_local, unpack
 from tasks.pods import declare
+from tasks.retrying import retried
 from tasks.secrets import secrets
 
 _KEPT = "datasets"
@@ -41,14 +42,15 @@ class Scored(NamedTuple):
     results: FlyteDirectory
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), secret_requests=secrets("hub"))
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES, secret_requests=secrets("hub"))
 def list_jobs(recipe: Recipe) -> Asked:
     """The parts of the recipe's tasks; what the harness does not know or cannot load is refused before anything is trained."""
-    jobs, folder = harness.jobs(recipe), fresh("data")
+    folder = fresh("data")
     (folder / _KEPT).mkdir(parents=True)
+    with retried():
+        jobs = harness.jobs(recipe)
+        harness_data.keep(recipe, None if is_local() else folder / _KEPT)
     (folder / "tasks.json").write_text(json.dumps([job.task.name for job in jobs]), encoding="utf-8")
-    if not is_local():
-        harness.keep_data(recipe, folder / _KEPT)
     return Asked(jobs, FlyteDirectory(str(folder)), recipe)
 
 
@@ -59,9 +61,10 @@ def _kept(data: FlyteDirectory) -> Path | None:
 
 def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory, data: FlyteDirectory) -> FlyteFile:
     """What base and tuned model answer to one part of a task."""
-    unpack(base)
     path = fresh("answers.json")
-    harness.run(recipe, fetch(trained), job, _kept(data)).write(path)
+    with retried():
+        unpack(base)
+        evaluation.afresh(harness.run, recipe, fetch(trained), job, _kept(data)).write(path)
     return FlyteFile(str(path))
 
 
@@ -78,9 +81,11 @@ EVALUATE_TASKS: dict[str, Any] = {
 }
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), secret_requests=secrets("hub"))
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES, secret_requests=secrets("hub"))
 def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], data: FlyteDirectory) -> Scored:
     """The harness's own figures over all parts."""
     out = fresh("harness")
-    scores = harness.combine(recipe, [JobResult.read(Path(answer.download())) for answer in answers], out, _kept(data))
+    with retried():
+        found = [JobResult.read(Path(answer.download())) for answer in answers]
+        scores = harness.combine(recipe, found, out, _kept(data))
     return Scored(metrics.model_copy(update={"tasks": scores}), FlyteDirectory(str(out)))

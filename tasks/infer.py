@@ -23,6 +23,7 @@ from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, fetch_file, fresh, lasting, unpack, uploaded
 from tasks.pods import declare
+from tasks.retrying import retried
 from tasks.secrets import secrets
 
 
@@ -78,9 +79,10 @@ def answer_prompts(
     keep: str,
 ) -> FlyteFile:
     """One part's answers, or those that an earlier execution has left at `keep`."""
-    unpack(base)
-    others = {name: fetch(found) for name, found in adapters.items()}
-    found = inference.answer_part(part, fetch(folder) / part.file, fetch(artifact), others, keep, fresh("answers.jsonl"))
+    with retried():
+        unpack(base)
+        others = {name: fetch(found) for name, found in adapters.items()}
+        found = inference.answer_part(part, fetch(folder) / part.file, fetch(artifact), others, keep, fresh("answers.jsonl"))
     return FlyteFile(str(found))
 
 

@@ -12,9 +12,11 @@ from flytune import data
 from flytune.data.progress import PROGRESS, Progress, digest_of
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
+from flytune.failures import RETRIES
 from flytune.recipe import DataRequest
 from images import LIGHT
 from tasks.folders import fresh
+from tasks.retrying import retried
 from tasks.secrets import secrets
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ _PODS = Resources(cpu="4", mem="16Gi")
     cache=Cache(version=CACHE_VERSION, ignored_inputs=("keep",)),
     requests=_PODS,
     limits=_PODS,
-    retries=2,
+    retries=RETRIES,
     secret_requests=secrets("hub"),
 )
 def prepare_data(request: DataRequest, keep: str) -> FlyteDirectory:
@@ -46,11 +48,13 @@ def prepare_data(request: DataRequest, keep: str) -> FlyteDirectory:
         lock.acquire(timeout=0)
     except (OSError, Timeout) as error:  # no such mount in this pod; or somebody prepares the same at this moment
         logger.warning("%s: %s; nothing is kept should this attempt be killed", keep, error)
-        data.prepare(request, folder)
+        with retried():
+            data.prepare(request, folder)
         return FlyteDirectory(str(folder))
     try:
         if not (work / MANIFEST).exists() or (work / PROGRESS).exists():
-            data.prepare(request, work)
+            with retried():
+                data.prepare(request, work)
         shutil.move(work, folder)
     except DataError:
         if (work / PROGRESS).exists() and len(Progress.read(work / PROGRESS).train.shards) < 2:  # soon made again

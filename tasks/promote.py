@@ -1,4 +1,4 @@
-"""Champion and challenger: held against each other on one node of the shape that trained; then the pointer, on a CPU.
+"""Champion and challenger: held against each other on one node of the shape that evaluates; then the pointer, on a CPU.
 
 COMPARE maps shapes to tasks.
 """
@@ -19,6 +19,7 @@ from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, fetch_file, unpack
 from tasks.pods import declare
+from tasks.retrying import retried
 
 _POD = Resources(cpu="1", mem="2Gi")
 
@@ -27,8 +28,11 @@ def compare_models(
     recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory, champion: str
 ) -> Duel:
     """Challenger and champion on the same held-out tokens; against its base model where there is no champion."""
-    unpack(base)
-    return comparing.duel(recipe, fetch(artifact), fetch(dataset), champion)
+    with retried():
+        if not champion:
+            return comparing.against_base(Metrics.read(fetch_file(artifact, "metrics.json")))
+        unpack(base)
+        return comparing.duel(recipe, fetch(artifact), fetch(dataset), champion)
 
 
 COMPARE: dict[str, Any] = {
@@ -44,13 +48,14 @@ COMPARE: dict[str, Any] = {
 }
 
 
-@task(container_image=LIGHT, requests=_POD)
+@task(container_image=LIGHT, requests=_POD, retries=RETRIES)
 def promote_challenger(
     recipe: Recipe, accepted: str, champion: str, fingerprint: str, changed: Recipe, artifact: FlyteDirectory, duel: Duel
 ) -> str:
     """Accepts the challenger where it is better beyond doubt, and records the decision with its figures in any case."""
-    metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
-    place = refreshing.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
+    with retried():
+        metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
+        place = refreshing.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
     broken = guards.broken(changed, metrics)
     decision = refreshing.settle(recipe, accepted, champion, fingerprint, place, duel, broken)
     return f"{decision.outcome}: {decision.reason}"

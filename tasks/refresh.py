@@ -7,8 +7,10 @@ from typing import NamedTuple
 from flytekit import Resources, task
 
 from flytune import refreshing
+from flytune.failures import RETRIES
 from flytune.recipe import Recipe
 from images import LIGHT
+from tasks.retrying import retried
 from tasks.secrets import secrets
 
 logger = logging.getLogger(__name__)
@@ -25,10 +27,11 @@ class Decided(NamedTuple):
     reason: str
 
 
-@task(container_image=LIGHT, requests=_POD, secret_requests=secrets("hub"))
+@task(container_image=LIGHT, requests=_POD, retries=RETRIES, secret_requests=secrets("hub"))
 def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
     """Looks at the window's data and at the history of accepted models."""
-    turn = refreshing.decide(recipe, kickoff, accepted, days)
+    with retried():
+        turn = refreshing.decide(recipe, kickoff, accepted, days)
     return Decided("train" if turn.trains else "skip", *turn[1:])
 
 

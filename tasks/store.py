@@ -1,6 +1,7 @@
 """Store: one artifact, whole or not at all."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,13 +9,17 @@ from flytekit import Artifact, Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import artifact, checkpoints, notifying, publishing
+from flytune.failures import RETRIES
 from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
 from images import LIGHT
 from tasks.folders import fetch, fresh, placed, uploaded
+from tasks.retrying import retried
 from tasks.secrets import secrets
+
+log = logging.getLogger(__name__)
 
 ARTIFACT = Artifact(name="flytune", partition_keys=["recipe", "base_model", "data"])
 """Its name in Union's catalogue; open-source Flyte keeps the same as metadata of the output, and asks nothing."""
@@ -39,6 +44,7 @@ class Facts:
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="2", mem="8Gi"),
+    retries=RETRIES,
     secret_requests=[*secrets("hub"), *secrets("notify")],
     enable_deck=True,
     deck_fields=(),
@@ -52,12 +58,18 @@ def store_artifact(
     harness: FlyteDirectory,
 ) -> Annotated[FlyteDirectory, ARTIFACT]:
     """The artifact, with its report as a file and as this task's deck; published where the recipe says."""
-    results = fetch(harness) if recipe.evaluation.tasks else None
-    folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
+    with retried():
+        results = fetch(harness) if recipe.evaluation.tasks else None
+        folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
-    stored = uploaded(folder)
+    with retried():
+        stored = uploaded(folder)
     published = publishing.attempt(folder, recipe, metrics)
-    checkpoints.clear(placed(recipe), Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json"))
+    records = Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json")
+    try:
+        checkpoints.clear(placed(recipe), *records)
+    except Exception as error:  # noqa: BLE001 (the artifact is stored, and must not be lost for it)
+        log.warning("%s: its checkpoints stay, for they cannot be removed: %s", recipe.name, error)
     notifying.tell(recipe, "succeeded", notifying.succeeded(recipe, metrics, published or stored.path))
     facts = Facts(folder, recipe, metrics)
     return ARTIFACT.create_from(stored, facts, **facts.partitions)

@@ -7,6 +7,7 @@ a second task of one process, without Elastic, for device_map. TRAIN maps routes
 from typing import Any
 
 from flytekit.types.directory import FlyteDirectory
+from flytekitplugins.kfpytorch import CleanPodPolicy, RunPolicy
 
 from flytune import training
 from flytune.cluster import load_cluster
@@ -44,6 +45,8 @@ def _ranks(shape: Shape) -> Ranks:
         rdzv_configs=rendezvous(load_cluster()),
         # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
         increase_shared_mem=False,
+        # Once one pod is lost, the operator would let the others wait for it, on their GPUs, beside the next attempt's.
+        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytune import artifact, evaluation
+from flytune import artifact, card, evaluation
 from flytune.errors import ExportError
 from flytune.metrics import Metrics
 from flytune.plans import Plan
@@ -263,6 +263,26 @@ def test_publish_goes_on_where_it_was_cut_off(stored, tmp_path):
     assert (tmp_path / "tiny" / "plan.json").stat().st_mtime_ns == kept
 
 
+def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkeypatch):
+    from fsspec.implementations.local import LocalFileSystem
+
+    put_file = LocalFileSystem.put_file
+
+    def cut(self, source, target, **more):
+        if source.endswith("adapter_model.safetensors"):
+            Path(target).write_bytes(Path(source).read_bytes()[:100])
+            raise OSError(5, "Input/output error")
+        put_file(self, source, target, **more)
+
+    with monkeypatch.context() as broken, pytest.raises(ExportError, match="cannot be written to: OSError"):
+        broken.setattr(LocalFileSystem, "put_file", cut)
+        artifact.publish(stored, str(tmp_path), "tiny")
+    artifact.publish(stored, str(tmp_path), "tiny")
+    assert names(tmp_path / "tiny") == names(stored)
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "tiny" / weights).read_bytes() == (stored / weights).read_bytes()
+
+
 @pytest.mark.parametrize("file", ["artifact.json", "plan.json", "notes.txt"])
 def test_publish_overwrites_nothing(file, stored, tmp_path):
     (tmp_path / "tiny").mkdir()
@@ -310,3 +330,11 @@ def test_publish_to_an_address_that_is_none(stored):
 def test_publish_what_is_not_whole(tmp_path):
     with pytest.raises(ExportError, match=r"artifact.json: not there"):
         artifact.publish(tmp_path, str(tmp_path / "out"), "tiny")
+
+
+def test_the_licence_of_a_base_at_an_address_is_carried_over():
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/models/accepted/README.md", b"---\nlicense: llama3\n---\n# x\n")
+    assert card._license("memory://models/accepted") == {"license": "llama3"}
+    assert card._license("memory://models/none") == {}

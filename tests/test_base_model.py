@@ -264,3 +264,15 @@ def test_the_tokenizer_of_a_folder_is_part_of_the_data_s_key(tmp_path):
     text = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(text.replace("a", "b", 1))
     assert bases.tokenizer_identity(model) != before
+
+
+def test_an_artifact_is_a_base_model_and_only_its_model_is_fetched(bucket, cache, tmp_path):
+    from tests.stages import write_dataset
+    from tests.store import stored
+
+    base = tiny_base(tmp_path)
+    artifact = stored(tmp_path / "store", base, write_dataset(tmp_path / "dataset", base), "whole", "full", steps=1)
+    upload(artifact, f"{bucket}/run")
+    place = Path(bases.local_name(Model(name_or_path=f"{bucket}/run")))
+    assert [path.relative_to(place).as_posix() for path in place.rglob("*.safetensors")] == ["model.safetensors"]
+    assert (place / "model.safetensors").read_bytes() == (artifact / "model.safetensors").read_bytes()

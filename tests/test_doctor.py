@@ -191,7 +191,12 @@ T4 = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
     ("shape", "found", "level", "told"),
     [
         ("t4-8", [node(labels=T4)], "OK", "1 nodes"),
-        ("t4-8", [node(labels={"nvidia.com/gpu.product": "Tesla-T4"})], "OK", "1 nodes"),
+        (
+            "t4-8",
+            [node(labels={"nvidia.com/gpu.product": "Tesla-T4"})],
+            "WARN",
+            "Flyte asks for nodes labelled nvidia-tesla-t4",
+        ),
         ("t4-8", [node()], "WARN", "no node has T4 in its label"),
         ("t4-8", [node(labels=T4, resources={})], "FAIL", "n1 lacks nvidia.com/gpu (0 of 8)"),
         ("t4-8", [node(labels=T4, disk_gib=100, cpu=4)], "FAIL", "cpu (4 of 90), ephemeral-storage (100 GiB of 800 GiB)"),
@@ -200,12 +205,26 @@ T4 = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
         ("t4-8x3", [node(labels=T4)], "WARN", "1 of its 3 nodes"),
         ("cpu-1", [node(resources={})], "OK", "1 nodes"),
         ("cpu-1", [], "WARN", "no node"),
+        ("cpu-1", [node(taints=[nodes.GPU])], "WARN", "keeps its pods off by the taint nvidia.com/gpu"),
     ],
 )
 def test_a_row_is_held_against_the_nodes(shape, found, level, told):
     finding = nodes.machines(found, shape_named(shape), Cluster())
     assert (finding.level, told in finding.said) == (level, True), finding
     assert finding.do or level == "OK"
+
+
+def test_devices_are_flyte_s():
+    from flytekit.extras import accelerators
+
+    known = {
+        name: value.to_flyte_idl().device
+        for name, value in vars(accelerators).items()
+        if isinstance(value, accelerators.GPUAccelerator)
+    }
+    assert known.items() <= {name.replace("-", "_"): device for name, device in nodes.DEVICES.items()}.items()
+    for name, device in nodes.DEVICES.items():
+        assert getattr(accelerators, name.replace("-", "_")).to_flyte_idl().device == device
 
 
 def test_spot_taints_networks_and_memory_sizes():

@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import sys
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flytune import evaluation, gate, heldout, loading, probing, sealing
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.questions import Questions
+from flytune.recipe import Recipe
 from tests.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.tiny import tiny_base
 
@@ -64,6 +66,23 @@ def test_padding_and_batches_change_nothing(base, rows):
     for pad in (0, 3):
         together, _ = heldout.heldout_loss(model, rows, pad_token_id=pad, batch_size=len(rows))
         assert numpy.abs(alone - together).max() < 1e-3
+
+
+def test_nothing_that_the_last_layers_index_with_lies_on_the_device_of_the_tokens(base, rows):
+    """A model over several GPUs: transformers' forward indexes the last GPU's states with what is given as logits_to_keep."""
+    given = []
+
+    class Watched(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = AutoModelForCausalLM.from_pretrained(base)
+
+        def forward(self, input_ids, attention_mask, use_cache, logits_to_keep):
+            given.append(logits_to_keep)
+            return self.inner(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
+
+    heldout.heldout_loss(Watched(), rows[:4], pad_token_id=3, batch_size=2)
+    assert {type(kept) for kept in given} == {list}
 
 
 def test_models_that_cannot_slice_logits_give_the_same(base, rows):
@@ -247,7 +266,7 @@ def test_a_base_that_is_gone(base, dataset, tmp_path):
     with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
         evaluation.tuned_model(recipe_for(gone, "lora"), trained)
     with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
-        evaluation._base(recipe_for(gone, "full"))
+        evaluation.base_model(recipe_for(gone, "full"))
 
 
 def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
@@ -278,9 +297,25 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
     model = loading.exported_model(recipe, tmp_path)
     rows = heldout.heldout_rows(dataset, heldout.GATE_SAMPLES)
     with pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"):
-        gate.check_loss(recipe, tmp_path, *heldout.heldout_loss(model, rows, 0, 4))
+        gate.check_loss(recipe, tmp_path, dataset, *heldout.heldout_loss(model, rows, 0, 4))
     with pytest.raises(ExportError, match="probe.safetensors: missing, cut short or damaged"):
         evaluation.score(recipe, tmp_path, dataset)
+
+
+def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base, dataset, tmp_path):
+    from tests.store import stored
+
+    artifact = stored(tmp_path, base, dataset, "adds", steps=1)
+    recipe = Recipe.from_yaml(artifact / "recipe.yaml")
+    again = evaluation.score(recipe, artifact, dataset)
+    other = evaluation.score(recipe, artifact, write_dataset(tmp_path / "other", base, heldout=6))
+    fewer = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_samples": 3})})
+    assert (again.samples, other.samples, evaluation.score(fewer, artifact, dataset).samples) == (8, 6, 3)
+    # On the same samples, the loss is held against the live model's.
+    told = json.loads((artifact / "training.json").read_text())
+    (artifact / "training.json").write_text(json.dumps(told | {"heldout_loss": told["heldout_loss"] + 1}))
+    with pytest.raises(ExportError, match="the exported model's loss on the first 8 held-out samples is"):
+        evaluation.score(recipe, artifact, dataset)
 
 
 def test_weights_that_diverged(base, dataset, tmp_path):

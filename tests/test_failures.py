@@ -31,6 +31,18 @@ def fill_a_full_disk():
         full.flush()
 
 
+def load_what_is_not_in_an_offline_cache():
+    from huggingface_hub import constants
+    from transformers import AutoConfig
+
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        AutoConfig.from_pretrained("no/such-model")
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
 def hub_answers(status):
     import httpx
     from huggingface_hub import hf_raise_for_status
@@ -105,6 +117,7 @@ CASES = {
     ],
     "credentials expired": [lambda: storage_answers("ExpiredToken")],
     "hub refused": [lambda: hub_answers(403), lambda: hub_answers(401)],
+    "not handed on": [load_what_is_not_in_an_offline_cache],
     "hub busy": [lambda: hub_answers(429), lambda: hub_answers(503)],
     "storage refused": [lambda: storage_answers("AccessDenied"), lambda: throw(PermissionError(13, "Permission denied"))],
     "collective timeout": [lambda: throw(RuntimeError(NCCL_TIMEOUT))],
@@ -114,7 +127,17 @@ CASES = {
     "refused": [lambda: throw(TrainingError("the plan is for 2 processes"))],
     "bug": [lambda: throw(KeyError("x")), lambda: throw(RuntimeError("shape mismatch"))],
 }
-FINAL = {"bad loss", "out of GPU memory", "storage full", "hub refused", "storage refused", "bad data", "refused", "bug"}
+FINAL = {
+    "bad loss",
+    "out of GPU memory",
+    "storage full",
+    "hub refused",
+    "not handed on",
+    "storage refused",
+    "bad data",
+    "refused",
+}
+FINAL |= {"bug"}
 
 
 @pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
@@ -280,3 +303,19 @@ def test_the_plan_keeps_its_global_batch(tmp_path):
     assert (smaller.per_device_train_batch_size, smaller.gradient_accumulation_steps) == (2, 3)
     assert Notes().applied(plan) is plan
     assert Notes(per_device_train_batch_size=8).applied(plan) is plan
+
+
+def test_tasks_of_one_process_raise_as_recoverable_what_another_attempt_can_mend(monkeypatch):
+    from flytekit.exceptions.user import FlyteRecoverableException
+
+    from tasks.retrying import retried
+
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "1")
+    with (
+        pytest.raises(FlyteRecoverableException, match="(?s)^hub busy: .*503.*recoverable: attempt 2 of 4") as caught,
+        retried(),
+    ):
+        hub_answers(503)
+    assert caught.value.__cause__ is not None
+    with pytest.raises(DataError, match="^no EOS$"), retried():
+        raise DataError("no EOS")

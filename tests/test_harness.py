@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import yaml
 from flytekit import workflow
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import harness, harness_tasks
-from flytune.errors import RecipeError
+from flytune import harness, harness_data, harness_tasks
+from flytune.errors import DataError, RecipeError
 from flytune.harness import Job, JobResult
 from flytune.metrics import Metrics
 from flytune.recipe import Recipe
@@ -302,11 +303,11 @@ def test_jobs_are_the_same_after_a_pod(base, own):
 HUB = """
 import sys
 from pathlib import Path
-from flytune import harness
+from flytune import harness, harness_data
 from flytune.recipe import Recipe
 recipe, where, folder = Recipe.from_yaml(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 if where == "cpu":
-    harness.keep_data(recipe, folder)
+    harness_data.keep(recipe, folder)
 else:
     (job,) = harness.jobs(recipe)
     result = harness.run(recipe, Path(sys.argv[4]), job, folder)
@@ -336,16 +337,55 @@ def test_data_of_the_hub_reaches_pods_that_see_none(hub, base, trained, tmp_path
     assert ran("gpu", tmp_path / "fetched", HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="1") == ["5"]
 
 
-@pytest.mark.parametrize("answer", [(float("-inf"), False), (-1.5, True), "text"])
-def test_an_answer_comes_back_as_it_was(base, own, answer):
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("loglikelihood", (float("-inf"), False)),
+        ("loglikelihood", (-1.5, True)),
+        ("loglikelihood_rolling", float("-inf")),
+        ("loglikelihood_rolling", -2.5),
+        ("generate_until", "text"),
+        ("generate_until", "NaN"),
+    ],
+)
+def test_an_answer_comes_back_as_it_was(base, own, kind, answer):
     (job,) = harness.jobs(asking(base, own, ["choose"]))
     result = JobResult(job=job, base={"a": [answer]}, tuned={})
-    assert harness._plain(JobResult.model_validate_json(result.model_dump_json()).base["a"][0]) == answer
+    assert harness._plain(JobResult.model_validate_json(result.model_dump_json()).base["a"][0], kind) == answer
 
 
-def test_a_guard_of_what_is_not_asked_is_refused(base, own):
-    recipe = asking(base, own, ["both"], must_not_fall=[{"task": "choose"}])
+@pytest.mark.parametrize(
+    "guard", [{"task": "choose"}, {"task": "choose", "metric": "acc"}, {"task": "choose", "metric": "acc,none"}]
+)
+def test_a_guard_of_what_is_measured(base, own, guard):
+    harness_data.keep(asking(base, own, ["both"], must_not_fall=[guard]), None)
+
+
+@pytest.mark.parametrize("guard", [{"task": "chose"}, {"task": "choose", "metric": "accuracy"}])
+def test_a_guard_of_what_is_not_measured_is_refused_before_training(base, own, guard):
+    recipe = asking(base, own, ["both"], must_not_fall=[guard])
+    with pytest.raises(
+        RecipeError, match=rf"must_not_fall: {' '.join(guard.values())}: not among what .* measures: .*choose \(acc"
+    ):
+        harness_data.keep(recipe, None)
+
+
+def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
+    task = yaml.safe_load((own / "choose.yaml").read_text())
+    task |= {"task": "gone", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "none.jsonl")}}}
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "gone.yaml").write_text(yaml.safe_dump(task))
+    recipe = asking(base, folder, ["gone"])
     assert len(harness.jobs(recipe)) == 1
-    recipe = asking(base, own, ["both"], must_not_fall=[{"task": "chose"}])
-    with pytest.raises(RecipeError, match="evaluation.must_not_fall: chose: not among what evaluation.tasks asks"):
-        harness.jobs(recipe)
+    with pytest.raises(RecipeError, match=r"evaluation\.tasks: gone: cannot be loaded: .*none\.jsonl"):
+        harness_data.keep(recipe, None)
+
+
+def test_chats_without_a_template_are_refused_before_training(base, own, tmp_path):
+    bare = shutil.copytree(base, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    recipe = asking(bare, own, ["both"], apply_chat_template=True)
+    with pytest.raises(DataError, match=r"data\.chat_template: the tokenizer of .*bare has no chat template"):
+        harness_data.keep(recipe, None)
+    harness_data.keep(asking(base, own, ["both"], apply_chat_template=True), None)

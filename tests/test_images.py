@@ -188,6 +188,7 @@ def test_pods_get_what_they_read_and_nothing_else():
     assert [path for path in [*needed, "tasks/train.py", "workflows/finetune.py", "images/__init__.py"] if ignored(path)] == []
     left_out = [".venv/bin/python", ".git/config", ".demo/models/x", "tests/test_recipe.py", "docs/design.md", ".checkpoints/a"]
     left_out += ["flytune/__pycache__/a.pyc", ".mypy_cache/a", "benchmarks/a.py", "flytune.egg-info/PKG-INFO", "Dockerfile"]
+    left_out += [".xray/report.html", "wandb/run-1/a.log", "flytune-package.tgz"]
     assert [path for path in left_out if not ignored(path)] == []
     assert not DockerIgnore(images.ROOT).is_ignored("requirements.lock")
 

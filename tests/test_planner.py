@@ -17,7 +17,7 @@ from flytune.strategies import ONE_PROCESS, STRATEGIES, pair_problem, route, str
 from tests.test_recipe import RECIPES, content
 
 CONFIGS = Path(__file__).parent / "configs"
-LLAMA_8B = json.loads((CONFIGS / "meta-llama--Llama-3.1-8B-Instruct.json").read_text())
+LLAMA_8B = json.loads((Path(__file__).parent / "configs" / "meta-llama--Llama-3.1-8B-Instruct.json").read_text())
 SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 
@@ -364,3 +364,28 @@ def test_the_command_line_plans_and_refuses(capsys, hub, tmp_path):
     assert "RecipeError: " in capsys.readouterr().err
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "Recipe"
+
+
+def test_the_machine_that_evaluates_must_hold_the_model(caplog):
+    from flytune import evaluating
+
+    recipe = Recipe.from_yaml(RECIPES[0].parent / "llama-3.3-70b-qlora-fsdp.yaml")
+    geometry = models.geometry(
+        json.loads((Path(__file__).parent / "configs" / "meta-llama--Llama-3.3-70B-Instruct.json").read_text()), "x"
+    )
+    plan = planner.make(recipe, geometry=geometry)
+
+    def on(name, **changes):
+        section = recipe.evaluation.model_copy(update={"shape": name})
+        return evaluating.shape_for(recipe.model_copy(update={"evaluation": section, **changes}), plan, geometry)
+
+    assert evaluating.shape_for(recipe, plan, geometry).name == plan.shape
+    told = r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write evaluation\.shape: a"
+    with pytest.raises(DoesNotFit, match=told):
+        on("l4-1")
+    # In 16 bits some of it may lie in host memory, which is told.
+    lora = recipe.method.model_copy(update={"name": "lora"})
+    assert on("a10g-8", method=lora).name == "a10g-8"
+    assert not caplog.text
+    assert on("t4-8", method=lora).name == "t4-8"
+    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest lies in host memory", caplog.text)

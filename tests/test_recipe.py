@@ -42,6 +42,10 @@ def mistakes_of(recipe):
         "https://bucket.s3.amazonaws.com/rows.jsonl?X-Amz-Date=2026&X-Amz-Signature=pl4nted",
         "https://me.blob.core.windows.net/c/rows.jsonl?sv=2026&sig=pl4nted",
         "https://host/rows.jsonl?access_token=pl4nted",
+        "https://pl4nted@host/rows.jsonl",
+        "https://:pl4nted@host/rows.jsonl",
+        "https://host/rows.jsonl?api-key=pl4nted",
+        "https://host/rows.jsonl#token=pl4nted",
     ],
 )
 def test_addresses_with_credentials_are_refused_and_not_told(address):
@@ -53,7 +57,9 @@ def test_addresses_with_credentials_are_refused_and_not_told(address):
             Recipe.model_validate_json(json.dumps(recipe))
 
 
-@pytest.mark.parametrize("address", ["hf://owner/name", "s3://bucket/a:b/c@d", "https://host/rows.jsonl?part=1"])
+@pytest.mark.parametrize(
+    "address", ["hf://owner/name", "s3://bucket/a:b/c@d", "https://host/rows.jsonl?part=1&author=x", "sftp://me@host/x"]
+)
 def test_other_addresses_are_not(address):
     assert Recipe.model_validate(content(publish={"address": address})).publish.address == address
 

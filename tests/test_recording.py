@@ -225,3 +225,19 @@ def test_a_run_that_starts_anew_starts_its_log_anew(tmp_path):
     file.write_text("left by a run that failed before its first checkpoint\n")
     recording._cut(file, 0)
     assert file.read_text() == ""
+
+
+def test_peaks_ask_nothing_of_gpus_that_have_not_begun(monkeypatch):
+    """A stand-in for a machine with a GPU: torch's own reset_peak_memory_stats raises before CUDA is initialized."""
+    import torch
+
+    def raises(gpu):
+        raise RuntimeError("Invalid device argument 0: did you call init?")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", raises)
+    peaks._reset()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="did you call init"):
+        peaks._reset()

@@ -8,7 +8,7 @@ import pytest
 from flytekit.tools.translator import get_serializable
 
 from flytune import accepted, refreshing
-from flytune.artifact import CONTENTS
+from flytune.artifact import CONTENTS, published_name
 from flytune.errors import AcceptedError, DataError, RecipeError
 from flytune.recipe import Recipe
 from flytune.run_sections import Publish
@@ -83,6 +83,25 @@ def test_it_goes_on_from_the_accepted_model_of_its_method(place):
     assert "/m/2 is of method full: from the base model" in turn.reason
     full = Recipe.model_validate(recipe.model_dump() | {"method": "full"})
     assert decide(place, full).recipe.model.name_or_path == "/m/2"
+    # The person has changed to another base, or to another commit of it.
+    base = full.model.name_or_path
+    accepted.record(address, decision("/m/3", method="full").model_copy(update={"base": base}), expected="/m/2")
+    assert decide(place, full).recipe.model.name_or_path == "/m/3"
+    for change in ({"name_or_path": f"{base}/"}, {"revision": "1" * 40}):
+        changed = full.model_copy(update={"model": full.model.model_copy(update=change)})
+        turn = decide(place, changed)
+        assert turn.recipe.model == changed.model
+        assert f"/m/3 was trained from {base}: from the base model" in turn.reason
+
+
+def test_an_accepted_adapter_of_another_base_is_refused_before_training(place):
+    folder, recipe = place
+    base = recipe.model.name_or_path
+    accepted.record(str(folder / "accepted"), decision("/m/1").model_copy(update={"base": base}), expected=None)
+    assert decide(place).recipe.method.adapter == "/m/1"
+    other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": f"{base}/"})})
+    with pytest.raises(RecipeError, match=r"the accepted adapter \(/m/1\) was trained on .*; keep accepted"):
+        decide(place, other)
 
 
 def test_without_a_frozen_set_nothing_is_compared(place):
@@ -123,11 +142,23 @@ def test_an_adapter_s_base_is_pinned():
     refreshing.check(recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "0" * 40})}))
 
 
-def test_an_artifact_stays_where_it_was_published(place, tmp_path):
+def test_an_artifact_stays_where_it_was_published(place, tmp_path, monkeypatch):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / CONTENTS).write_text("{}")
-    found = refreshing.stays_at(str(tmp_path / "made"), place[1], metrics())
-    assert found.startswith(f"{tmp_path}/store/tiny-")
+    made = str(tmp_path / "made")
+    assert refreshing.stays_at(made, place[1], metrics()) == made, "publishing has failed"
+    name = published_name(tmp_path / "made", place[1])
+    (tmp_path / "store" / name).mkdir(parents=True)
+    assert refreshing.stays_at(made, place[1], metrics()) == made, "publishing broke off"
+    (tmp_path / "store" / name / CONTENTS).write_text("{}")
+    assert refreshing.stays_at(made, place[1], metrics()) == f"{tmp_path}/store/{name}"
+
+    def refuse(*_):
+        raise PermissionError(403, "Forbidden")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr("fsspec.implementations.local.LocalFileSystem.exists", refuse)
+        assert refreshing.stays_at(made, place[1], metrics()) == made, "publishing was refused, and so is looking"
     unpublished = place[1].model_copy(update={"publish": Publish()})
     assert refreshing.stays_at("s3://b/raw/x", unpublished, metrics()) == "s3://b/raw/x"
     with pytest.raises(AcceptedError, match=r"gone: artifact\.json cannot be read"):

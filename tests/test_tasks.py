@@ -75,6 +75,7 @@ def test_a_shape_is_a_train_task_with_its_machines(shape):
         assert custom["elasticConfig"]["nprocPerNode"] == shape.processes
         assert custom["elasticConfig"]["minReplicas"] == custom["elasticConfig"]["maxReplicas"] == shape.nodes
         assert custom["workerReplicas"]["replicas"] == shape.nodes
+        assert custom["runPolicy"]["cleanPodPolicy"] == "CLEANPOD_POLICY_RUNNING"
     else:
         assert template.type == "python-task"
     if shape.world_size > 1:

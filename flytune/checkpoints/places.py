@@ -8,13 +8,11 @@ from flytune.checkpoints.ledger import Ledger
 from flytune.checkpoints.storage import Storage
 from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
-from flytune.run_sections import Hardware, Notify
 
 
 def run_key(recipe: Recipe, content_sha256: str) -> str:
-    """Of what was decided, hardware and who is told left out: a run goes on where another shape has left it."""
-    decided = recipe.model_copy(update={"hardware": Hardware(), "notify": Notify()})
-    return f"{recipe.name}-{decided.key()}-{content_sha256[:8]}"
+    """Of what was decided, machines and who is told left out: a run goes on where another shape has left it."""
+    return f"{recipe.name}-{recipe.what_is_trained().key()}-{content_sha256[:8]}"
 
 
 def home_of(recipe: Recipe, key: str) -> Path:

@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from flytune import confirming, counting, plan_table, planner
+from flytune import confirming, counting, evaluating, plan_table, planner
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe
 
@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if options.shape:
         recipe = planner.on_shape(recipe, options.shape)
     made_plan = planner.make(recipe, samples=samples)
+    evaluating.shape_for(recipe, made_plan)
     if options.dry_run:
         with console.status("dry run: the model's code on empty tensors"):
             made_plan = confirming.confirmed(recipe, made_plan)

@@ -18,6 +18,24 @@ GANGS = {
 """By cluster.yaml's gang_scheduling, the resource that it brings."""
 ACCELERATOR_LABELS = ("k8s.amazonaws.com/accelerator", "cloud.google.com/gke-accelerator", "nvidia.com/gpu.product")
 """Flyte's default, GKE's, and that of NVIDIA's feature discovery."""
+DEVICES = {
+    "K80": "nvidia-tesla-k80",
+    "M60": "nvidia-tesla-m60",
+    "P4": "nvidia-tesla-p4",
+    "P100": "nvidia-tesla-p100",
+    "V100": "nvidia-tesla-v100",
+    "T4": "nvidia-tesla-t4",
+    "L4-VWS": "nvidia-l4-vws",
+    "RTX-PRO-6000": "nvidia-rtx-pro-6000",
+    "L4": "nvidia-l4",
+    "L40S": "nvidia-l40s",
+    "A10G": "nvidia-a10g",
+    "A100": "nvidia-tesla-a100",
+    "A100-80GB": "nvidia-a100-80gb",
+    "H100": "nvidia-h100",
+    "H200": "nvidia-h200",
+}
+"""What Flyte's accelerators (flytekit.extras.accelerators) say in a node's label."""
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 
 
@@ -75,7 +93,15 @@ def machines(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
         return fail(
             what, f"{fitting[0].name} lacks {lacks}: its pods would wait for ever", "lower the row, or take larger nodes"
         )
-    tolerated = [GPU, *(cluster.spot_taints if shape.spot else [])]
+    labelled = [node for node in large if asked_for(shape) in (None, *(node.labels.get(label) for label in ACCELERATOR_LABELS))]
+    if not labelled:
+        do = (
+            "label them so (gpu-device-node-label in Flyte's plugins.k8s names the label), or map that to what they have by "
+            "plugins.k8s.accelerator-devices, where your Flyte has it"
+        )
+        return warn(what, f"Flyte asks for nodes labelled {asked_for(shape)}, and {large[0].name} is labelled otherwise", do)
+    large = labelled
+    tolerated = [*([GPU] if shape.is_gpu else []), *(cluster.spot_taints if shape.spot else [])]
     open_to_it = [node for node in large if not set(node.taints) - set(tolerated)]
     if not open_to_it:
         taints = ", ".join(sorted(set(large[0].taints) - set(tolerated)))
@@ -84,6 +110,11 @@ def machines(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
     if len(open_to_it) < shape.nodes:
         return warn(what, f"{len(open_to_it)} of its {shape.nodes} nodes are there", scaled)
     return ok(what, f"{len(open_to_it)} nodes")
+
+
+def asked_for(shape: Shape) -> str | None:
+    """The value of the label by which Flyte chooses nodes for the row; None where it knows no such GPU."""
+    return DEVICES.get(shape.accelerator)
 
 
 def is_meant(node: Node, shape: Shape) -> bool:

@@ -12,6 +12,8 @@ from flytune.publishing.contents import CONTENTS, Contents
 
 log = logging.getLogger(__name__)
 
+_PART = ".part"
+
 
 def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
     """Copies an artifact to `address`/`name`, and returns that; artifact.json comes last. Nothing is ever overwritten.
@@ -35,7 +37,7 @@ def _publish(artifact: Path, contents: Contents, target: str) -> None:
 
     filesystem, root = fsspec.core.url_to_fs(target)
     filesystem.invalidate_cache()
-    present = {found.removeprefix(root).strip("/") for found in filesystem.find(root)}
+    present = {found.removeprefix(root).strip("/") for found in filesystem.find(root) if not found.endswith(_PART)}
     if CONTENTS in present:
         if filesystem.cat_file(f"{root}/{CONTENTS}") != (artifact / CONTENTS).read_bytes():
             raise _taken(target, "another artifact")
@@ -48,7 +50,16 @@ def _publish(artifact: Path, contents: Contents, target: str) -> None:
     missing = [file for file in wanted if file not in present]
     for file in tqdm([*missing, CONTENTS], desc="publishing", unit=" files", delay=2):
         filesystem.makedirs(f"{root}/{file}".rpartition("/")[0], exist_ok=True)
-        filesystem.put_file(str(artifact / file), f"{root}/{file}")
+        _put(filesystem, artifact / file, f"{root}/{file}")
+
+
+def _put(filesystem: Any, file: Path, path: str) -> None:
+    """A file is there whole or not at all: object stores see to that themselves, a folder by the last step's rename."""
+    if "file" in filesystem.protocol:
+        filesystem.put_file(str(file), path + _PART)
+        filesystem.mv(path + _PART, path)
+    else:
+        filesystem.put_file(str(file), path)
 
 
 def _taken(target: str, found: str) -> ExportError:

@@ -35,5 +35,12 @@ class DeviceMap(Strategy):
             return super().load_arguments(recipe, plan, shape)
         return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights)}
 
+    def ready(self, trainer: Any, recipe: Recipe) -> None:
+        # TRL computes the loss where the head lies, past accelerate's hook that would bring it back; the Trainer wants it on
+        # its own device, and accelerate puts a head that is not tied to the embedding on the last GPU.
+        head = trainer.model.get_output_embeddings().to(trainer.args.device)
+        if hook := getattr(head, "_hf_hook", None):
+            hook.execution_device = trainer.args.device
+
     def check(self, trainer: Any) -> str | None:
         return None if getattr(trainer.model, "is_loaded_in_4bit", False) else "the base model is not in 4 bits"
