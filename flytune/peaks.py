@@ -63,7 +63,7 @@ def _reset() -> None:
     import torch
 
     if torch.cuda.is_available():
-        # What CUDA has not begun has no peak, and torch 2.13 raises where it is asked to forget one.
+        # What CUDA has not begun has no peak; torch/cuda/memory.py passes the question on to a device that is not there yet.
         for gpu in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
             torch.cuda.reset_peak_memory_stats(gpu)
     else:

@@ -8,7 +8,7 @@ import torch
 
 from flytune import data, gate, heldout, loading, planner, training
 from flytune.recipe import DataRequest, Recipe
-from flytune.shapes import GIB, Shape
+from flytune.shapes import Shape
 from tests import ranks
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -18,8 +18,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def this_machine() -> Shape:
-    memory = torch.cuda.get_device_properties(0).total_memory / GIB
-    row = {"name": "here", "accelerator": torch.cuda.get_device_name(0), "processes": 1, "gpu_memory_gib": memory, "cpu": 4}
+    # Not of torch, which would start CUDA before training does.
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits", "--id=0"]
+    name, mib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().rsplit(", ", 1)
+    row = {"name": "here", "accelerator": name, "processes": 1, "gpu_memory_gib": int(mib) / 1024, "cpu": 4}
     return Shape(**row, memory_gib=32, shared_memory_gib=2, disk_gib=50, price_per_hour=1.0)
 
 
