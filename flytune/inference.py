@@ -2,8 +2,9 @@
 
 import json
 import logging
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from flytune import adapters, evaluation, gate, loading
 from flytune.answering import Answer, answer, end_markers
 from flytune.checkpoints.storage import Storage
 from flytune.data.messages import messages_of, tools_of
-from flytune.errors import DataError, ExportError
+from flytune.errors import DataError, ExportError, RecipeError
 from flytune.prompts import BASE, Generation, Part, kept_name, read_part
 from flytune.recipe import Recipe
 
@@ -132,30 +133,54 @@ class Speakers:
             )
 
 
+def check_names(adapters: Collection[str], is_adapter: bool) -> None:
+    """Refuses, before a GPU is asked for, adapters that could not be loaded; `is_adapter` says what the artifact is.
+
+    Raises:
+        RecipeError: a name is none, or stands for something else; or the artifact is a whole model.
+    """
+    taken = (BASE, "__base__", _OWN)
+    if bad := [name for name in adapters if name in taken or not re.fullmatch(r"[A-Za-z0-9_-]+", name)]:
+        raise RecipeError(f"adapters: {bad[0]!r} cannot be a name: letters, digits, - and _, and not {', '.join(taken)}")
+    if adapters and not is_adapter:
+        raise RecipeError(
+            f"adapters: {', '.join(adapters)}: the artifact is a model that was trained whole; adapters go onto the base that "
+            "they were trained on: give an adapter as the artifact"
+        )
+
+
+def answered(part: Part, keep: str, out: Path) -> bool:
+    """Whether an earlier run has left the answers to one part at the address `keep`; they are then in the file `out`.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    storage, name = Storage(keep, key="keep"), kept_name(part)
+    try:
+        kept = storage.read(name)
+    except FileNotFoundError:
+        return False
+    log.info("%s: answered before; taken from %s", part.file, storage.path(name))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(kept)
+    return True
+
+
 def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Path], keep: str, out: Path) -> Path:
-    """The answers to one part, in the file `out`; taken from the address `keep` where an earlier run has left them there.
+    """The answers to one part, in the file `out` and at the address `keep`.
 
     Raises:
         DataError: a prompt is longer than the model can see, or its template refuses it, and max_bad_fraction is 0.
         ExportError, OutOfMemory, StorageError: as Speakers, `answer` and the storage have them.
     """
-    storage, name = Storage(keep), kept_name(part)
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        kept = storage.read(name)
-    except FileNotFoundError:
-        pass
-    else:
-        log.info("%s: answered before; taken from %s", part.file, storage.path(name))
-        out.write_bytes(kept)
-        return out
     rows, started = read_part(file), time.perf_counter()
     said = Speakers(artifact, others).answers(rows, part.generation)
     lines = []
     for row, found in zip(rows, said, strict=True):
         lines.append(row | ({"reason": str(found)} if isinstance(found, DataError) else {"found": _columns(found)}))
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    storage.write(name, out.read_bytes())
+    Storage(keep, key="keep").write(kept_name(part), out.read_bytes())
     tokens = sum(found.answer_tokens for found in said if isinstance(found, Answer))
     log.info("%s: %d prompts, %d tokens answered in %.0f s", part.file, len(rows), tokens, time.perf_counter() - started)
     return out

@@ -3,7 +3,6 @@
 import hashlib
 import heapq
 import json
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +25,8 @@ BASE = "base"
 SUMMARY = "inference.json"
 ANSWERS = ("row", "answer", "prompt_tokens", "answer_tokens", "finish_reason")
 """The columns that answers bring; a file of prompts has none of them."""
+MAX_SHARDS = 900
+"""Systems let a process have 1,024 files open, as a rule."""
 _SETTING = "max_bad_fraction"
 
 
@@ -97,22 +98,6 @@ class _Split(Record):
     parquet: bool
 
 
-def check_names(adapters: Collection[str], is_adapter: bool) -> None:
-    """Refuses, before a GPU is asked for, adapters that could not be loaded; `is_adapter` says what the artifact is.
-
-    Raises:
-        RecipeError: a name is none, or stands for something else; or the artifact is a whole model.
-    """
-    taken = (BASE, "__base__", "artifact")
-    if bad := [name for name in adapters if name in taken or not re.fullmatch(r"[A-Za-z0-9_-]+", name)]:
-        raise RecipeError(f"adapters: {bad[0]!r} cannot be a name: letters, digits, - and _, and not {', '.join(taken)}")
-    if adapters and not is_adapter:
-        raise RecipeError(
-            f"adapters: {', '.join(adapters)}: the artifact is a model that was trained whole; adapters go onto the base that "
-            "they were trained on: give an adapter as the artifact"
-        )
-
-
 def split(prompts: Path, shards: int, adapters: Collection[str], generation: Generation, models: str, out: Path) -> list[Part]:
     """Deals the rows of a file out to `shards` parts, written into `out`: the first row to the first part, and so on.
 
@@ -121,10 +106,10 @@ def split(prompts: Path, shards: int, adapters: Collection[str], generation: Gen
 
     Raises:
         DataError: the file cannot be read or has no rows; a row is bad, or more are than max_bad_fraction allows.
-        RecipeError: shards is below 1.
+        RecipeError: shards is below 1 or above MAX_SHARDS.
     """
-    if shards < 1:
-        raise RecipeError(f"shards {shards}: it takes one at least")
+    if not 1 <= shards <= MAX_SHARDS:
+        raise RecipeError(f"shards {shards}: it takes 1 to {MAX_SHARDS}, for each is a file that is open meanwhile")
     out.mkdir(parents=True, exist_ok=True)
     counts, digests = [0] * shards, [hashlib.sha256() for _ in range(shards)]
     with ExitStack() as stack, BadRows(out, generation.max_bad_fraction, _SETTING).opened() as bad:
@@ -137,11 +122,10 @@ def split(prompts: Path, shards: int, adapters: Collection[str], generation: Gen
                 if isinstance(row, DataError):
                     raise DataError(str(row).replace(found, where))
                 _check(row, where, adapters)
+                line = _line(number, row, where)
             except DataError as error:
                 bad.add(where, error)
                 continue
-            # What JSON has no word for (dates of a Parquet file) is kept as text.
-            line = json.dumps({"number": number, "row": row}, ensure_ascii=False, default=str)
             digests[part].update(line.encode())
             files[part].write(f'{{"where": {json.dumps(where)}, {line[1:]}\n')
             counts[part] += 1
@@ -154,6 +138,18 @@ def split(prompts: Path, shards: int, adapters: Collection[str], generation: Gen
         for part, (count, digest) in enumerate(zip(counts, digests, strict=True))
         if count
     ]
+
+
+def _line(number: int, row: dict[str, Any], where: str) -> str:
+    if binary := sorted(name for name, value in row.items() if isinstance(value, bytes)):
+        raise DataError(f"{where}: column {binary[0]} holds bytes, which would not come back as they were; leave it out")
+    # What JSON has no word for (dates of a Parquet file) is kept as text.
+    line = json.dumps({"number": number, "row": row}, ensure_ascii=False, default=str)
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half of a surrogate pair ({error.object[error.start]!a}), which is no character") from None
+    return line
 
 
 def _check(row: dict[str, Any], where: str, adapters: Collection[str]) -> None:
@@ -184,7 +180,7 @@ def kept_name(part: Part) -> str:
 
 def forget(parts: Sequence[Part], keep: str) -> None:
     """Removes what was kept of these parts; raises StorageError."""
-    storage = Storage(keep)
+    storage = Storage(keep, key="keep")
     for part in parts:
         storage.remove(kept_name(part))
 

@@ -8,6 +8,7 @@ from flytune.bases import BaseRequest
 from flytune.failures import RETRIES
 from images import LIGHT
 from tasks.folders import fresh, is_local
+from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
 
@@ -16,6 +17,7 @@ CACHE_VERSION = "1"
 _PODS = Resources(cpu="2", mem="4Gi", ephemeral_storage="24Gi")
 
 
+@trimmed
 @task(
     container_image=LIGHT,
     cache=Cache(version=CACHE_VERSION),

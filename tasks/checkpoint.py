@@ -8,8 +8,10 @@ from flytune.recipe import Recipe
 from flytune.records import Manifest
 from images import LIGHT
 from tasks.folders import fetch_file, placed
+from tasks.interfaces import trimmed
 
 
+@trimmed
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="1Gi"))
 def find_checkpoint(recipe: Recipe, dataset: FlyteDirectory) -> Recipe:
     """The recipe, if there is a whole checkpoint of it and of its data; what follows waits for that answer."""

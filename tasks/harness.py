@@ -20,6 +20,7 @@ from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, fresh, is_local, unpack
+from tasks.interfaces import trimmed
 from tasks.pods import declare
 from tasks.retrying import retried
 from tasks.secrets import secrets
@@ -42,6 +43,7 @@ class Scored(NamedTuple):
     results: FlyteDirectory
 
 
+@trimmed
 @task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES, secret_requests=secrets("hub"))
 def list_jobs(recipe: Recipe) -> Asked:
     """The parts of the recipe's tasks; what the harness does not know or cannot load is refused before anything is trained."""
@@ -81,6 +83,7 @@ EVALUATE_TASKS: dict[str, Any] = {
 }
 
 
+@trimmed
 @task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES, secret_requests=secrets("hub"))
 def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], data: FlyteDirectory) -> Scored:
     """The harness's own figures over all parts."""

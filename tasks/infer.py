@@ -4,6 +4,7 @@ INFER maps shapes to map tasks over the parts: one for each row of shapes.yaml, 
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from flytekit.types.file import FlyteFile
 from flytune import bases, catalog, inference, prompts
 from flytune.artifact import CONTENTS
 from flytune.bases import BaseRequest
+from flytune.errors import StorageError
 from flytune.failures import RETRIES
 from flytune.prompts import Generation, Part
 from flytune.recipe import Recipe
@@ -22,9 +24,12 @@ from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, fetch_file, fresh, lasting, unpack, uploaded
+from tasks.interfaces import trimmed
 from tasks.pods import declare
 from tasks.retrying import retried
 from tasks.secrets import secrets
+
+log = logging.getLogger(__name__)
 
 
 class Split(NamedTuple):
@@ -43,7 +48,8 @@ def _contents(directory: FlyteDirectory) -> Path:
     return Path(FlyteFile(f"{address}/{CONTENTS}").download())
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"), secret_requests=secrets("hub"))
+@trimmed
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"), retries=RETRIES, secret_requests=secrets("hub"))
 def split_prompts(
     questions: FlyteFile,
     artifact: FlyteDirectory,
@@ -63,7 +69,7 @@ def split_prompts(
 
 def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory]) -> BaseRequest:
     recipe = Recipe.from_yaml(fetch_file(artifact, "recipe.yaml"))
-    prompts.check_names(adapters, is_adapter=recipe.method.name != "full")
+    inference.check_names(adapters, is_adapter=recipe.method.name != "full")
     if recipe.method.name == "full":
         return BaseRequest(name_or_path=recipe.model.name_or_path)
     adapter = json.loads(fetch_file(artifact, catalog.ADAPTER).read_text(encoding="utf-8"))
@@ -79,34 +85,44 @@ def answer_prompts(
     keep: str,
 ) -> FlyteFile:
     """One part's answers, or those that an earlier execution has left at `keep`."""
+    out = fresh("answers.jsonl")
     with retried():
-        unpack(base)
-        others = {name: fetch(found) for name, found in adapters.items()}
-        found = inference.answer_part(part, fetch(folder) / part.file, fetch(artifact), others, keep, fresh("answers.jsonl"))
-    return FlyteFile(str(found))
+        # Before anything is fetched: a part that is done needs no model.
+        if not inference.answered(part, keep, out):
+            unpack(base)
+            others = {name: fetch(found) for name, found in adapters.items()}
+            inference.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, keep, out)
+    return FlyteFile(str(out))
 
 
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"))
+@trimmed
+@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES)
 def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[FlyteFile], keep: str) -> FlyteDirectory:
     """One file in the order of the prompts; what was kept of its parts goes."""
     out = fresh("answers")
-    prompts.join(fetch(folder), parts, [Path(file.download()) for file in answered], out)
-    stored = uploaded(out)
-    prompts.forget(parts, keep)
+    with retried():
+        prompts.join(fetch(folder), parts, [Path(file.download()) for file in answered], out)
+        stored = uploaded(out)
+    try:
+        prompts.forget(parts, keep)
+    except StorageError as error:  # the answers are stored, and must not be lost for it
+        log.warning("%s: what was kept of the parts stays there: %s", keep, error)
     return stored
 
 
 INFER: dict[str, Any] = {
-    shape.name: array_node_map_task(
-        declare(
-            answer_prompts,
-            f"answer_prompts_{shape.identifier}",
-            shape.one_node,
-            globals(),
-            container_image=IMAGE,
-            retries=RETRIES,
-        ),
-        bound_inputs={"folder", "artifact", "adapters", "base", "keep"},
+    shape.name: trimmed(
+        array_node_map_task(
+            declare(
+                answer_prompts,
+                f"answer_prompts_{shape.identifier}",
+                shape.one_node,
+                globals(),
+                container_image=IMAGE,
+                retries=RETRIES,
+            ),
+            bound_inputs={"folder", "artifact", "adapters", "base", "keep"},
+        )
     )
     for shape in load_shapes()
 }

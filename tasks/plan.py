@@ -12,6 +12,7 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
 from images import LIGHT
 from tasks.folders import is_local, placed
+from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
 
@@ -30,6 +31,7 @@ class Planned(NamedTuple):
     base: BaseRequest
 
 
+@trimmed
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="1", mem="2Gi"),

@@ -32,6 +32,7 @@ from kubernetes.client import (
 from flytune.cluster import Cluster, load_cluster
 from flytune.shapes import Shape
 from flytune.stopping import GRACE_SECONDS
+from tasks.interfaces import trimmed
 
 PRIMARY = "primary"
 SCRATCH = "/scratch"
@@ -157,11 +158,12 @@ def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[
     copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
     copy.__qualname__, copy.__module__ = name, function.__module__
     cluster = load_cluster()
-    module[name] = task(
+    made = task(
         pod_template=pod_template(shape, cluster),
         accelerator=accelerator(shape),
         interruptible=shape.spot,
         labels=job_labels(shape, cluster),
         **arguments,
     )(copy)
+    module[name] = trimmed(made)
     return module[name]

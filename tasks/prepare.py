@@ -16,6 +16,7 @@ from flytune.failures import RETRIES
 from flytune.recipe import DataRequest
 from images import LIGHT
 from tasks.folders import fresh
+from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
 
@@ -26,6 +27,7 @@ CACHE_VERSION = "4"
 _PODS = Resources(cpu="4", mem="16Gi")
 
 
+@trimmed
 @task(
     container_image=LIGHT,
     cache=Cache(version=CACHE_VERSION, ignored_inputs=("keep",)),

@@ -18,6 +18,7 @@ from flytune.shapes import load_shapes
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, fetch_file, unpack
+from tasks.interfaces import trimmed
 from tasks.pods import declare
 from tasks.retrying import retried
 
@@ -48,6 +49,7 @@ COMPARE: dict[str, Any] = {
 }
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_POD, retries=RETRIES)
 def promote_challenger(
     recipe: Recipe, accepted: str, champion: str, fingerprint: str, changed: Recipe, artifact: FlyteDirectory, duel: Duel
@@ -61,6 +63,7 @@ def promote_challenger(
     return f"{decision.outcome}: {decision.reason}"
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_POD)
 def rollback_accepted(accepted: str, reason: str) -> str:
     """Accepts the model before the accepted one again."""

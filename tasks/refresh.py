@@ -10,6 +10,7 @@ from flytune import refreshing
 from flytune.failures import RETRIES
 from flytune.recipe import Recipe
 from images import LIGHT
+from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
 
@@ -27,6 +28,7 @@ class Decided(NamedTuple):
     reason: str
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_POD, retries=RETRIES, secret_requests=secrets("hub"))
 def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
     """Looks at the window's data and at the history of accepted models."""
@@ -35,6 +37,7 @@ def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) 
     return Decided("train" if turn.trains else "skip", *turn[1:])
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_POD)
 def skip_refresh(reason: str) -> str:
     """Says why nothing was trained."""

@@ -11,11 +11,13 @@ from flytune.checkpoints import finding
 from flytune.recipe import Recipe
 from images import LIGHT
 from tasks.folders import is_local, placed
+from tasks.interfaces import trimmed
 from tasks.secrets import secrets
 
 log = logging.getLogger(__name__)
 
 
+@trimmed
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="1", mem="1Gi"),

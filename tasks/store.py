@@ -16,6 +16,7 @@ from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
 from images import LIGHT
 from tasks.folders import fetch, fresh, placed, uploaded
+from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
 
@@ -41,6 +42,7 @@ class Facts:
         return "flytune", json.dumps(self._facts)
 
 
+@trimmed
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="2", mem="8Gi"),

@@ -18,6 +18,7 @@ from flytune.records import TrainingResult
 from flytune.sweeps import Outcome
 from images import LIGHT
 from tasks.folders import fresh
+from tasks.interfaces import trimmed
 from tasks.secrets import secrets
 
 _PODS = Resources(cpu="1", mem="2Gi")
@@ -32,6 +33,7 @@ class Drawn(NamedTuple):
     notes: str
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_PODS, secret_requests=secrets("hub"))
 def draw_points(
     recipe: Recipe,
@@ -48,6 +50,7 @@ def draw_points(
     return Drawn(points, points.runnable, sweeps.least(points, min_success_ratio), notes)
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_PODS)
 def note_failure(recipe: Recipe, notes: str, err: FlyteError | None = None) -> None:
     """Keeps what a point has died of below `notes`, for the sweep's table."""
@@ -57,6 +60,7 @@ def note_failure(recipe: Recipe, notes: str, err: FlyteError | None = None) -> N
         FlyteContextManager.current_context().file_access.put_data(str(file), f"{notes}/{recipe.name}.txt")
 
 
+@trimmed
 @task(container_image=LIGHT, requests=_PODS, enable_deck=True, deck_fields=())
 def compare_points(points: Points, artifacts: list[FlyteDirectory | None], notes: str) -> FlyteDirectory:
     """sweep.json, report.html, and best.yaml: the recipe of the lowest held-out loss."""

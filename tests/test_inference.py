@@ -8,6 +8,8 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from flytekit.tools.translator import get_serializable
@@ -117,11 +119,10 @@ def run(store, file, folder, shards=3, keep=None, **generation):
     models = catalog.fingerprint({name: path / "artifact.json" for name, path in artifacts.items()})
     parts = prompts.split(file, shards, ["long"], generation, models, folder / "split")
     keep = str(keep or folder / "keep")
-    answered = [
-        inference.answer_part(part, folder / "split" / part.file, store / "short", {"long": store / "long"}, keep, out)
-        for part in parts
-        for out in [folder / "answered" / part.file]
-    ]
+    answered = [folder / "answered" / part.file for part in parts]
+    for part, out in zip(parts, answered, strict=True):
+        if not inference.answered(part, keep, out):
+            inference.answer_part(part, folder / "split" / part.file, store / "short", {"long": store / "long"}, keep, out)
     return parts, prompts.join(folder / "split", parts, answered, folder / "out")
 
 
@@ -267,10 +268,22 @@ def test_settings_that_cannot_be(tmp_path):
         Generation(max_new_token=3, temperature=-1)
     assert "max_new_token: unknown key; did you mean max_new_tokens?" in str(error.value)
     file = write(tmp_path / "prompts.jsonl", [{"prompt": "x"}])
-    with pytest.raises(RecipeError, match="shards 0: it takes one at least"):
+    with pytest.raises(RecipeError, match="shards 0: it takes 1 to 900"):
         prompts.split(file, 0, [], Generation(), "m", tmp_path / "out")
     with pytest.raises(DataError, match=r"prompts: empty.jsonl has no rows"):
         prompts.split(write(tmp_path / "empty.jsonl", []), 2, [], Generation(), "m", tmp_path / "out")
+
+
+def test_rows_that_would_not_come_back_as_they_were(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", "note": "x\\ud83d"}\n')
+    with pytest.raises(DataError, match=r"prompts.jsonl:2: half of a surrogate pair \('\\ud83d'\), which is no character"):
+        prompts.split(file, 1, [], Generation(), "m", tmp_path / "none")
+    assert [part.rows for part in prompts.split(file, 1, [], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")] == [1]
+    table = tmp_path / "prompts.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"], "picture": [b"\x00\xff"]}), table)
+    with pytest.raises(DataError, match=r"column picture holds bytes, which would not come back as they were; leave it out"):
+        prompts.split(table, 1, [], Generation(), "m", tmp_path / "bytes")
 
 
 def test_columns_that_parquet_cannot_hold(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from flytekit import FlyteContextManager
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.models.types import SimpleType
 from flytekit.tools.translator import get_serializable
 from google.protobuf import json_format
 
@@ -183,3 +184,27 @@ def test_evaluation_may_have_a_shape_of_its_own(tmp_path):
     assert (planned.plan.shape, planned.shape) == ("cpu-1", "cpu-2")
     with pytest.raises(RecipeError, match="no row none-such"):
         make_plan(recipe=Recipe.model_validate(tiny_recipe(base, data, {"evaluation.shape": "none-such"})))
+
+
+@pytest.mark.parametrize("name", ["finetune", "refresh", "sweep", "infer"])
+def test_a_workflow_with_all_its_tasks_is_within_what_flyteadmin_reads(name):
+    """2 MB, flytestdlib's default of storage.limits.maxDownloadMBs; and 1.5 MiB, etcd's for the object of an execution."""
+    from importlib import import_module
+
+    from flytekit.models.admin.workflow import WorkflowSpec
+    from flytekit.models.task import TaskSpec
+
+    workflow, entities = getattr(import_module(f"workflows.{name}"), name), OrderedDict()
+    get_serializable(entities, SETTINGS, workflow)
+    specs = [made for made in entities.values() if isinstance(made, TaskSpec | WorkflowSpec)]
+    assert sum(made.to_flyte_idl().ByteSize() for made in specs) < 1_500_000
+
+
+def test_workflows_keep_the_schema_of_their_recipe_for_the_console_and_tasks_do_not():
+    from tasks.plan import make_plan
+    from workflows.finetune import finetune
+
+    for entity, has in ((finetune, True), (make_plan, False), (TRAIN["cpu-2"], False)):
+        kind = entity.interface.to_flyte_idl().inputs.variables["recipe"].type
+        assert (len(kind.metadata.fields) > 0) is has
+        assert kind.simple == SimpleType.STRUCT

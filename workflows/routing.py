@@ -6,6 +6,8 @@ from typing import Any
 from flytekit import FlyteContextManager, conditional, map_task
 from flytekit.core.context_manager import BranchEvalMode
 
+from tasks.interfaces import trimmed
+
 
 def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
     """Runs the one task whose key equals `choice`, with `inputs`; a Flyte condition over all keys."""
@@ -36,4 +38,4 @@ def apart(workflow: Any, **inputs: Any) -> Any:
 
 def each_on(name: str, choice: Any, tasks: dict[str, Any], over: dict[str, Any], **inputs: Any) -> Any:
     """Like `on`, with the task mapped over the one list in `over`: a pod for each item, none for an empty list."""
-    return on(name, choice, {key: map_task(partial(task, **inputs)) for key, task in tasks.items()}, **over)
+    return on(name, choice, {key: trimmed(map_task(partial(task, **inputs))) for key, task in tasks.items()}, **over)

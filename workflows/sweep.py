@@ -8,6 +8,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.recipe import Recipe
 from images import TRAIN
+from tasks.interfaces import trimmed
 from tasks.sweep import compare_points, draw_points, note_failure
 from workflows.finetune import finetune
 
@@ -23,6 +24,7 @@ SWEEP_POINT = LaunchPlan.get_or_create(sweep_point, name="sweep_point")
 
 
 # In the image that trains: it compiles finetune anew, all its tasks with it.
+@trimmed
 @dynamic(container_image=TRAIN, requests=Resources(cpu="1", mem="4Gi"), node_dependency_hints=[SWEEP_POINT])
 def run_points(recipes: list[Recipe], notes: str, concurrency: int, successes: int) -> list[FlyteDirectory | None]:
     """At most `concurrency` at a time; given up as soon as `successes` are out of reach. None stands for a failed one."""

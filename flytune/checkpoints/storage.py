@@ -49,14 +49,15 @@ def failure(error: BaseException) -> str | None:
 class Storage:
     """Files below one address, by their names relative to it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: str = "checkpoints.folder") -> None:
+        """`key` is the setting that names the address, for errors."""
         from fsspec.core import url_to_fs
 
-        self.address = address.rstrip("/")
+        self.address, self.key = address.rstrip("/"), key
         try:
             self.filesystem, self.root = url_to_fs(self.address)
         except (ImportError, ValueError) as error:
-            raise StorageError(f"checkpoints.folder: {address}: cannot be opened: {error}") from error
+            raise StorageError(f"{key}: {address}: cannot be opened: {error}") from error
         self.is_local = "file" in self.filesystem.protocol
 
     def path(self, name: str) -> str:
@@ -144,7 +145,7 @@ class Storage:
         try:
             return self._tried(name, store)
         except FileNotFoundError as error:
-            raise StorageError(f"checkpoints.folder: {self.address}/{name}: there is no such place: {error}") from error
+            raise StorageError(f"{self.key}: {self.address}/{name}: there is no such place: {error}") from error
 
     def _tried(self, name: str, operation: Callable[[], _T]) -> _T:
         """What `operation` returns; it is tried again while the storage is away. That a file is missing is an answer."""
@@ -160,7 +161,7 @@ class Storage:
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 if how != "away" or wait is None:
                     where = f"{self.address}/{name}".rstrip("/")
-                    raise StorageError(f"checkpoints.folder: {where}: {_TODO[how]}: {said}") from error
+                    raise StorageError(f"{self.key}: {where}: {_TODO[how]}: {said}") from error
                 log.warning("%s/%s: %s; trying again in %d s", self.address, name, said, wait)
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")

@@ -1,0 +1,41 @@
+"""What of a task's types goes into every workflow that has the task."""
+
+from typing import Any, TypeVar
+
+from flytekit.models.interface import TypedInterface, Variable
+from flytekit.models.types import LiteralType, SimpleType
+
+_Task = TypeVar("_Task", bound=Any)
+
+
+def trimmed(task: _Task) -> _Task:
+    """The task itself, its structures without their JSON schema.
+
+    A recipe's schema is 50 kB, and a workflow carries those of all its tasks, for each shape anew: more than the 2 MB that
+    flyteadmin reads by default, and than etcd keeps. Workflows have it, for the console's form; Flyte compares two structures
+    only where both have one (flytepropeller, pkg/compiler/validators/typing.go).
+    """
+    interface = task.interface
+    # New ones: flytekit gives every task of a type the same.
+    task._interface = TypedInterface(_variables(interface.inputs), _variables(interface.outputs))
+    return task
+
+
+def _variables(variables: dict[str, Variable]) -> dict[str, Variable]:
+    return {
+        name: Variable(
+            _bare(one.type),
+            one.description,
+            artifact_partial_id=one.artifact_partial_id,
+            artifact_tag=one.artifact_tag,
+        )
+        for name, one in variables.items()
+    }
+
+
+def _bare(kind: LiteralType) -> LiteralType:
+    if kind.simple == SimpleType.STRUCT:
+        return LiteralType(simple=SimpleType.STRUCT)
+    if kind.collection_type is not None:
+        return LiteralType(collection_type=_bare(kind.collection_type))
+    return kind
