@@ -272,7 +272,7 @@ def test_an_artifact_is_a_base_model_and_only_its_model_is_fetched(bucket, cache
 
     base = tiny_base(tmp_path)
     artifact = stored(tmp_path / "store", base, write_dataset(tmp_path / "dataset", base), "whole", "full", steps=1)
-    upload(artifact, f"{bucket}/run")
-    place = Path(bases.local_name(Model(name_or_path=f"{bucket}/run")))
+    upload(artifact, f"{bucket}/accepted-1")
+    place = Path(bases.local_name(Model(name_or_path=f"{bucket}/accepted-1")))
     assert [path.relative_to(place).as_posix() for path in place.rglob("*.safetensors")] == ["model.safetensors"]
     assert (place / "model.safetensors").read_bytes() == (artifact / "model.safetensors").read_bytes()
