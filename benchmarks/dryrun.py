@@ -11,11 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flytune import dryrun
+from flytune import dryrun, models
 from flytune.recipe import Recipe
 from flytune.shapes import GIB
 
-CONFIGS = Path(__file__).resolve().parent.parent / "tests" / "configs"
 MISTRAL_7B = {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336} | {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -43,7 +42,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], int, int, dryrun.Profile, float | Non
     ("PowerLM-3b LoRA", POWERLM_3B, {"training": FOREACH, "method": ATTENTION}, 1, 4, PLAIN, 18.785, FMS),
     (
         "Llama-3.1-405B full, offloaded",
-        "meta-llama--Llama-3.1-405B",
+        "meta-llama/Llama-3.1-405B",
         {"sharding": OFFLOADED},
         64,
         1,
@@ -53,7 +52,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], int, int, dryrun.Profile, float | Non
     ),
     (
         "the same, as Flytune trains it",
-        "meta-llama--Llama-3.1-405B",
+        "meta-llama/Llama-3.1-405B",
         {"sharding": OFFLOADED},
         64,
         1,
@@ -63,7 +62,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], int, int, dryrun.Profile, float | Non
     ),
     (
         "Llama-3.1-8B LoRA, Flytune",
-        "meta-llama--Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.1-8B-Instruct",
         {"sharding": {"name": "fsdp"}, "method": {"name": "lora"}},
         8,
         1,
@@ -95,7 +94,7 @@ def main() -> None:
     for column in ("run", "ranks", "predicted", "published", "off by", "seconds", "most of it", "source"):
         table.add_column(column, justify="left" if column in ("run", "most of it", "source") else "right")
     for name, config, sections, world_size, micro_batch, profile, published, source in ROWS:
-        content = config if isinstance(config, dict) else json.loads((CONFIGS / f"{config}.json").read_text())
+        content = config if isinstance(config, dict) else models.shipped()[config]["config"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(content))
             dry = dryrun.run(recipe(sections), Path(folder), world_size, micro_batch, profile)

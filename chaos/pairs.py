@@ -148,8 +148,11 @@ class Struck:
             found = ranks.run(1, checking.result, self.task, pod.folder, self.recipe, self.inputs / "dataset")
             one.take([f"{line}\n" for line in found["lines"]])
             problems += checking.lost(found, calm or found)
-        # A second attempt that has begun when the first was over, and was killed, leaves what it had.
-        if one.done and not one.is_left and (left := ranks.run(1, checking.left, one.address)):
+        left = ranks.run(1, checking.left, one.address) if one.done else []
+        if one.is_left:
+            # A later attempt, which was killed when an earlier one had its result, leaves its checkpoints.
+            left = [name for name in left if name.startswith("attempt-")]
+        if left:
             problems.append(f"the run is over, and {', '.join(left)} is left at its address")
         expected = {row[0]: row[1:] for row in (calm or found or {"steps": []})["steps"]}
         for step, seen in grouped(one.lines).items():

@@ -16,6 +16,7 @@ from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core import utils
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
+from flytekit.interfaces.random import random
 from flytekit.models.core.errors import ContainerError
 from flytekit.models.literals import LiteralMap
 
@@ -34,14 +35,17 @@ def write_inputs(task: Any, file: Path, inputs: dict[str, Any]) -> None:
     utils.write_proto_to_file(literals.to_flyte_idl(), str(file))
 
 
-def filled(command: list[str], inputs: str, prefix: str, raw: str | None = None) -> list[str]:
-    """A container's command with the addresses that propeller puts into it: below `prefix`, but for the inputs' and `raw`'s."""
+def filled(command: list[str], inputs: str, prefix: str, raw: str | None = None, previous: str = '""') -> list[str]:
+    """A container's command with the addresses that propeller puts into it: below `prefix`, but for the inputs' and `raw`'s.
+
+    `previous` is the checkpoint folder of the attempt before.
+    """
     places = {
         "{{.input}}": inputs,
         "{{.outputPrefix}}": prefix,
         "{{.rawOutputDataPrefix}}": raw or f"{prefix}/raw",
         "{{.checkpointOutputPrefix}}": f"{prefix}/checkpoint",
-        "{{.prevCheckpointPrefix}}": '""',
+        "{{.prevCheckpointPrefix}}": previous,
     }
     return [places.get(part, part) for part in command]
 
@@ -147,6 +151,8 @@ def _become(command: list[str], environment: dict[str, str], log: Path, cold: bo
             os.environ["PYTHONPATH"] = str(ROOT)
             os.execv(Path(sys.executable).with_name(command[0]), command)
         tempfile.tempdir = None
+        # Else forked pods give their downloads the same names, in one folder.
+        random.seed()
         if hasattr(task.task_config, "start_method"):
             task.task_config.start_method = "fork"
         sys.argv = command

@@ -68,6 +68,7 @@ class Round:
             self.problems.append(str(error))
         finally:
             for pod in [*self.alive, *(pod for _, pod in self._doomed)]:
+                self.is_left |= bool(self.done) and not pod.has_outputs()
                 pod.kill()
 
     def _step(self, bag: Bag, most: int, tell: Callable[[str | None], None]) -> None:

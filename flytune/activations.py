@@ -44,6 +44,14 @@ a token, which a batch of one does without (it is contiguous already)."""
 CHUNKED_LOSS = 4
 """Bytes a token and h of TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits."""
 
+CPU_LOSS_TOKENS = 128
+"""Tokens whose logits TRL's chunked loss has at a time on a CPU. Its own 4,096 (trl/kernels/chunked_logprob.py) are meant for a
+GPU, where a kernel needs one tile: in torch's operations they are 4.3 GiB of a vocabulary of 32,768 and more."""
+CPU_LOSS_VOCABULARY = 32768
+"""Vocabulary entries of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
+CPU_LOSS_BYTES = 33
+"""Bytes per number of a tile: in backward eight in float32, and a byte that says which is the target's (_backward_tile)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Activations:
@@ -86,7 +94,7 @@ def count(workload: Workload) -> Activations:
         stream=tokens * stream * sizes.hidden_size,
         kept=tokens * (kept + adapters),
         working=tokens * (working + gradient),
-        loss=tokens * _loss(workload, compute, stream),
+        loss=tokens * _loss(workload, compute, stream) + _tiles(workload),
     )
 
 
@@ -140,9 +148,18 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
         shared = {("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows for name, rows in inputs.items()}
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
-    # float32 adapters: without autocast a float32 copy; with it 16 bits. And a byte for the mask of dropout.
+    # float32 adapters: without autocast a float32 copy; with it 16 bits. And the mask of dropout: a byte on a GPU, on a CPU a
+    # number of the copy's dtype (ATen/native/Dropout.cpp).
     copy = 4 if workload.precision == "pure" else compute
-    return float(sum(rows * (copy + 1) for rows in inputs.values()))
+    return float(sum(rows * (copy + (copy if workload.on_cpu else 1)) for rows in inputs.values()))
+
+
+def _tiles(workload: Workload) -> float:
+    """Return bytes of logits that TRL's chunked loss has at a time on a CPU; on a GPU a kernel folds them where they are."""
+    if not workload.on_cpu or workload.loss != "chunked":
+        return 0.0
+    tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.geometry.vocab_size, CPU_LOSS_VOCABULARY)
+    return CPU_LOSS_BYTES * tile
 
 
 def _loss(workload: Workload, compute: int, stream: int) -> float:

@@ -8,6 +8,10 @@ import hashlib
 import logging
 import os
 import re
+import socket
+import threading
+import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from flytune.sections import Model
 from flytune.strict import Record
 
 log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 1.0
 
 
 class BaseRequest(Record):
@@ -38,9 +44,40 @@ def is_address(name: str) -> bool:
     return "://" in name
 
 
+def is_path(name: str) -> bool:
+    """Return whether a name that is no address cannot be an id of the hub."""
+    return name.startswith(("/", ".", "~")) or name.count("/") != 1
+
+
 def is_on_hub(model: Model) -> bool:
     """Whether it is neither a folder of this machine nor an address."""
     return not is_address(model.name_or_path) and not Path(model.name_or_path).expanduser().is_dir()
+
+
+def hub_answers() -> bool:
+    """Tell whether the hub, or the proxy before it, connects within a moment; huggingface_hub tries for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: list[bool] = []
+    # In a thread of its own: no timeout ends the look-up of a name.
+    attempt = threading.Thread(target=lambda: answers.append(_connects(constants.ENDPOINT)), daemon=True)
+    attempt.start()
+    attempt.join(_CONNECT_SECONDS)
+    return answers == [True]
+
+
+def _connects(address: str) -> bool:
+    try:
+        to, proxies = urllib.parse.urlsplit(address), urllib.request.getproxies()
+        proxy = proxies.get(to.scheme) or proxies.get("all")
+        if proxy and not urllib.request.proxy_bypass(to.hostname or ""):
+            to = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        socket.create_connection((to.hostname, to.port or (443 if to.scheme == "https" else 80)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError):  # ValueError: an address that cannot be read
+        return False
+    return True
 
 
 def commit_of(model: Model) -> str | None:
@@ -51,11 +88,11 @@ def commit_of(model: Model) -> str | None:
     if not is_on_hub(model) or (model.revision and re.fullmatch(r"[0-9a-f]{40}", model.revision)):
         return model.revision
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RevisionResolutionError
 
     try:
-        return str(HfApi().resolve_revision(model.name_or_path, revision=model.revision).resolved)
-    except (RevisionResolutionError, OSError, ValueError) as error:  # all of the hub's own are OSErrors
+        found = HfApi().resolve_revision(model.name_or_path, revision=model.revision, local_files_only=not hub_answers())
+        return str(found.resolved)
+    except Exception as error:  # noqa: BLE001 (the hub's own are OSErrors; those of a proxy before it are not)
         log.warning("%s: its commit is not known: %s", model.name_or_path, type(error).__name__)
         return None
 
@@ -126,7 +163,7 @@ def local_name(model: Model, weights: bool = True) -> str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder)
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    if is_path(name):
         raise RecipeError(
             f"model.name_or_path: {name}: no such folder (seen from {Path.cwd().name}/), and not a hub id of the form "
             "owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
@@ -170,8 +207,9 @@ def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path
         put(ref, f"{cached}/refs/{asked.revision}")
 
 
-def refused(error: Exception, where: str) -> RecipeError:
-    """What to do about what the hub has said."""
+def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:
+    """Say what to do about the hub's answer; `otherwise`: what to do where it cannot be reached."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -188,5 +226,6 @@ def refused(error: Exception, where: str) -> RecipeError:
     if isinstance(error, RepositoryNotFoundError):
         return RecipeError(f"{where}: no such folder, and no such repository on the hub (or private: set HF_TOKEN)")
     if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        return RecipeError(f"{where}: no such folder, and the hub cannot be reached (offline?)")
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer from {constants.ENDPOINT}"
+        return RecipeError(f"{where}: no such folder, and the hub cannot be reached ({why}){otherwise and f'; {otherwise}'}")
     return RecipeError(f"{where}: the hub did not give it: {' '.join(str(error).split())[:200]}")

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import yaml
 from pydantic import Field
 
+from flytune import yaml_core
 from flytune.errors import RecipeError
 from flytune.peaks import FIRST_STEP, STEP
 from flytune.plans import Calibration, Plan
@@ -151,6 +151,6 @@ def write(rows: Sequence[Factor]) -> None:
         "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it; without it plans are as told.\n"
     )
     fresh = CALIBRATION_FILE.with_suffix(".new")
-    fresh.write_text(head + yaml.safe_dump([row.model_dump() for row in kept.values()], sort_keys=False), encoding="utf-8")
+    fresh.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
     fresh.replace(CALIBRATION_FILE)
     _read.cache_clear()

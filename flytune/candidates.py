@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flytune import collating, forecast, needs
 from flytune.errors import RecipeError
 from flytune.models import Geometry
+from flytune.peaks import STEP
 from flytune.plans import TIGHT, Need
 from flytune.recipe import Recipe
 from flytune.shapes import GIB, Shape
@@ -16,6 +17,9 @@ from flytune.workload import Workload
 
 # Samples in one forward pass at most: beyond it a step of the GPUs in shapes.yaml gains nothing but memory.
 MAX_MICRO_BATCH = 16
+# GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from all else that
+# the machine does, and fills short samples up to the longest of more (docs/measured.md, "Memory on a CPU").
+CPU_ACTIVATIONS_GIB = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,15 @@ def on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
         return fits
     held = [fit for fit in fits if fit.share <= 1]
     well = [fit for fit in held if fit.needs[0].share <= TIGHT]
+    if is_modest(recipe, shape):
+        most = CPU_ACTIVATIONS_GIB * GIB
+        well = [fit for fit in well if fit.needs[0].phases[STEP].get("activations", 0) <= most] or well[-1:]
     return next(iter([*well, *held]), None) or _lacks(fits[-1])
+
+
+def is_modest(recipe: Recipe, shape: Shape) -> bool:
+    """Return whether the micro batch is bounded by CPU_ACTIVATIONS_GIB too."""
+    return not shape.is_gpu and not recipe.training.per_device_train_batch_size
 
 
 def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from flytune import guards, report
+from flytune import guards, report, yaml_core
 from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
@@ -53,7 +51,7 @@ def render(
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.r), None),
         arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
-        front_matter=yaml.safe_dump(matter, sort_keys=False, allow_unicode=True).strip(),
+        front_matter=yaml_core.dump(matter).strip(),
         peak=max((step.memory_bytes for step in training.steps), default=0),
     )  # fmt: skip
 
@@ -113,7 +111,7 @@ def _license(model: str) -> dict[str, str]:
     try:
         with fsspec.open(f"{str(Path(model).expanduser()) if '://' not in model else model.rstrip('/')}/README.md") as card:
             front = re.match(r"---\n(.*?)\n---", card.read().decode(), flags=re.DOTALL)
-        matter = yaml.safe_load(front[1]) if front else None
+        matter = yaml_core.load(front[1]) if front else None
     except Exception:  # noqa: BLE001 (each file system has errors of its own; a card that cannot be read is none)
         return {}
     named = matter if isinstance(matter, dict) else {}

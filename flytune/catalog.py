@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 from tqdm import tqdm
 
+from flytune import yaml_core
 from flytune.artifact import CONTENTS
 from flytune.errors import ExportError
 from flytune.strict import Strict
@@ -89,8 +89,8 @@ def _entry(filesystem: Any, folder: str, read: dict[str, Any]) -> Entry:
             problems.append(f"{name}: {reason}")
             return {}
         try:
-            return take(yaml.safe_load(content) if name.endswith(".yaml") else json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+            return take(yaml_core.load(content) if name.endswith(".yaml") else json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError, yaml_core.YAMLError) as error:
             problems.append(f"{name}: {_line(error)}")
             return {}
 

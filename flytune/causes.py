@@ -38,10 +38,14 @@ class Failure(Record):
     details: str = ""
     """Where it happened: a traceback, or the stacks of a hang."""
 
+    @property
+    def sentence(self) -> str:
+        """Cause of the failure in a sentence, with its kind."""
+        return self.message if self.message.startswith(self.kind) else f"{self.kind}: {self.message}"
+
     def __str__(self) -> str:
         where = f"\n{self.details.rstrip()}" if self.details else ""
-        kind = "" if self.message.startswith(self.kind) else f"{self.kind}: "
-        return f"rank {self.rank}: {kind}{self.message}\nwhat to do: {self.advice}{where}"
+        return f"rank {self.rank}: {self.sentence}\nwhat to do: {self.advice}{where}"
 
 
 def of_error(error: BaseException, rank: int) -> Failure:

@@ -49,6 +49,8 @@ class Cluster(Strict):
     """What the cluster's RDMA device plugin calls a device."""
     node_start_minutes: Annotated[float, Field(gt=0)] = 30.0
     """That the nodes of one run may come up apart, image pull included."""
+    mounted: list[str] = Field(default=[])
+    """Folders that pods have by other means than Flytune's: what a recipe names below them is not uploaded."""
     secrets: Secrets = Secrets()
 
     @model_validator(mode="after")

@@ -1,14 +1,16 @@
-"""The errors a user can meet. Every message names what is wrong, where it stands, and what to do.
+"""The errors a user can meet. Every message names what is wrong, where it is, and what to do.
 
     FlytuneError
     ├── RecipeError      reading a recipe or shapes.yaml, on the laptop
     ├── DataError        prepare, on a CPU: which file, which line, how many more
     ├── DoesNotFit       plan: a line a shape, and the cheapest change that would fit
     ├── TrainingError    train: what happened, on which rank, whether the run goes on by itself
+    │   ├── DeviceError  a GPU row's pod: which row, what torch sees instead, driver, CUDA; in train, evaluate and infer
     │   ├── StorageError checkpoints: the storage is away, full, or refuses
     │   ├── OutOfMemory  of a GPU: the same global batch with a smaller micro batch
     │   ├── Preempted    the machine was taken back: which step is kept
-    │   ├── Hang         no step for too long: where each rank stands
+    │   ├── KilledAgain  the pod was killed twice in the same phase: which, at how much memory, and what was planned
+    │   ├── Hang         no step for too long: where each rank is
     │   └── BadLoss      no number, or too high: which step, and what is left out
     ├── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
     └── AcceptedError    the history of accepted models: what is accepted by now, or why it cannot be read
@@ -51,12 +53,20 @@ class TrainingError(FlytuneError):
         """Whether another attempt will do better: something was saved or noted for it."""
 
 
+class DeviceError(TrainingError):
+    """GPUs that are not what the row of shapes.yaml promises."""
+
+
 class OutOfMemory(TrainingError):
     """A GPU's memory does not hold the step."""
 
 
 class Preempted(TrainingError):
     """The machine is being taken back."""
+
+
+class KilledAgain(TrainingError):
+    """A pod that was killed twice in the same phase, and would be once more."""
 
 
 class Hang(TrainingError):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from flytune import answering, breakdown, gate, loading
+from flytune import answering, breakdown, gate, loading, step_lines
 from flytune.errors import DataError, ExportError
 from flytune.heldout import bootstrap, finite_loss, heldout_rows, heldout_sources
 from flytune.metrics import Metrics, Score
@@ -87,6 +87,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     answers = questions.side_by_side(base.answers, tuned.answers)
+    step_lines.show(f"held-out loss  base {step_lines.number(points[0])}  tuned {step_lines.number(points[1])}")
     return Metrics(
         base=_score(points[0], lows[0], highs[0]),
         tuned=_score(points[1], lows[1], highs[1]),

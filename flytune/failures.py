@@ -1,9 +1,12 @@
 """What a run can die of, and whether another attempt is worth its price: one table. docs/failures.md shows it."""
 
+import builtins
 import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from flytune import errors
 
 RETRIES = 3
 """Attempts beyond the first that a train task has; only what the table calls recoverable uses them."""
@@ -24,8 +27,18 @@ class Kind:
     """Whether it is what the others see when a rank has failed, and never the cause."""
 
     def is_of(self, error: BaseException) -> bool:
-        names = {f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__}
-        return bool(names & set(self.types)) or re.search(self.pattern, f"{type(error).__name__}: {error}") is not None
+        return self._fits(type(error), f"{type(error).__name__}: {error}")
+
+    def is_named(self, text: str) -> bool:
+        """Return whether a text, "Type: message", is an error of it."""
+        name = text.partition(": ")[0].rpartition(".")[2]
+        known = getattr(errors, name, None) or getattr(builtins, name, None)
+        is_type = any(name == one.rpartition(".")[2] for one in self.types)
+        return is_type or self._fits(known if isinstance(known, type) else object, text)
+
+    def _fits(self, error: type, text: str) -> bool:
+        names = {f"{base.__module__}.{base.__qualname__}" for base in error.__mro__}
+        return bool(names & set(self.types)) or re.search(self.pattern, text) is not None
 
 
 # flytune.errors.StorageError says which it is; what neither of these fits may come back.
@@ -46,7 +59,20 @@ KINDS = (
         ("flytune.errors.Preempted",),
         signals=(signal.SIGTERM,),
     ),
+    Kind(
+        "killed again",
+        False,
+        "a shape with more memory_gib or less shared_memory_gib, or fewer processes a node; if the memory was far below the "
+        "limit, look at the node's events",
+        ("flytune.errors.KilledAgain",),
+    ),
     Kind("hang", True, "look at the stacks: which rank is not where the others wait", ("flytune.errors.Hang",)),
+    Kind(
+        "GPUs not as promised",
+        False,  # DeviceError.goes_on says when another node may have them
+        "as the message says",
+        ("flytune.errors.DeviceError",),
+    ),
     Kind("bad loss", False, "lower training.learning_rate, or look at the data of that step", ("flytune.errors.BadLoss",)),
     Kind(
         "out of GPU memory",
@@ -107,6 +133,13 @@ KINDS = (
         _STATUS.format("(?:429|5[0-9][0-9])"),
     ),
     Kind(
+        "cache not writable",
+        False,
+        "set HF_HOME and TMPDIR to folders that can be written",
+        (),
+        r"(PermissionError|Permission denied|Read-only file system).*(/\.cache/|/huggingface/|/\.triton|/caches/)",
+    ),
+    Kind(
         "storage refused",
         False,
         "the pod's credentials and their rights at that address",
@@ -162,6 +195,11 @@ def kind_of(error: BaseException) -> Kind:
     """The row that an error belongs to, by itself or by what it was raised from."""
     chain = list(_chain(error))
     return next((kind for kind in KINDS if any(kind.is_of(link) for link in chain)), BUG)
+
+
+def kind_named(text: str) -> Kind | None:
+    """Return the row that a text, "Type: message", belongs to."""
+    return next((kind for kind in KINDS if kind.is_named(text)), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from flytune import caches
 from flytune.errors import ExportError
 from flytune.publishing import hub_errors
 from flytune.publishing.contents import CONTENTS, Contents
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where an artifact lies, as one reads from it."""
 
     read: Callable[[str], bytes]
@@ -32,33 +33,31 @@ def fetched(address: str | Path) -> Path:
         ExportError: it is no whole artifact, cannot be read, or is not what its artifact.json says.
     """
     from filelock import FileLock
-    from huggingface_hub import constants
 
     if (place := _place(address)) is None:
         return Path(str(address).removeprefix("file://"))
     content = _contents(place, address)
-    folder = Path(constants.HF_HUB_CACHE) / "artifacts" / hashlib.sha256(content).hexdigest()[:16]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = caches.hub_folder("artifacts") / hashlib.sha256(content).hexdigest()[:16]
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / CONTENTS).exists():
             _fetch(place, content, folder, str(address))
     return folder
 
 
-def fetch(address: str, out: Path) -> None:
-    """All files of an artifact into the new folder `out`, wherever it comes from.
+def fetch(address: str, out: Path, place: Place | None = None) -> None:
+    """Fetch all files of an artifact into the new folder `out`, wherever it comes from; read from `place`, where one is given.
 
     Raises:
         ExportError: `out` holds something; or as `fetched`.
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; give a new folder")
-    if (place := _place(address)) is None:
+    if (place := place or _place(address)) is None:
         raise ExportError(f"{address}: a folder of this machine already")
     _fetch(place, _contents(place, address), out, address)
 
 
-def _place(address: str | Path) -> _Place | None:
+def _place(address: str | Path) -> Place | None:
     """None for a folder of this machine."""
     if str(address).startswith(hub_errors.SCHEME):
         return _on_the_hub(str(address))
@@ -71,12 +70,10 @@ def _place(address: str | Path) -> _Place | None:
     if "file" in filesystem.protocol:
         return None
     root = root.rstrip("/")
-    return _Place(
-        lambda name: filesystem.cat_file(f"{root}/{name}"), lambda name, to: filesystem.get_file(f"{root}/{name}", to)
-    )
+    return Place(lambda name: filesystem.cat_file(f"{root}/{name}"), lambda name, to: filesystem.get_file(f"{root}/{name}", to))
 
 
-def _on_the_hub(address: str) -> _Place:
+def _on_the_hub(address: str) -> Place:
     from huggingface_hub import HfApi, hf_hub_download
 
     where, _, revision = address.partition("@")
@@ -90,10 +87,10 @@ def _on_the_hub(address: str) -> _Place:
     def local(file: str) -> str:
         return str(hf_hub_download(name, file, revision=commit))
 
-    return _Place(lambda file: Path(local(file)).read_bytes(), lambda file, to: shutil.copy(local(file), to))
+    return Place(lambda file: Path(local(file)).read_bytes(), lambda file, to: shutil.copy(local(file), to))
 
 
-def _contents(place: _Place, address: str | Path) -> bytes:
+def _contents(place: Place, address: str | Path) -> bytes:
     try:
         return place.read(CONTENTS)
     except FileNotFoundError:
@@ -102,7 +99,7 @@ def _contents(place: _Place, address: str | Path) -> bytes:
         raise _unread(address, error) from error
 
 
-def _fetch(place: _Place, content: bytes, folder: Path, address: str) -> None:
+def _fetch(place: Place, content: bytes, folder: Path, address: str) -> None:
     """Into `folder`; artifact.json last, so that what was cut off is fetched again."""
     contents = Contents.model_validate_json(content)
     for stored in tqdm(contents.files, desc="fetching the artifact", unit=" files", delay=2):

@@ -42,7 +42,12 @@ def workload(
         weight_dtype=strategy.load_dtype(recipe),  # type: ignore[arg-type]  # a str in Strategy
         precision=precision,  # type: ignore[arg-type]
         compute_dtype=model.dtype,
-        optimizer=Optimizer(optimizer, 2.0 if "8bit" in optimizer else None, paged="paged" in optimizer),
+        optimizer=Optimizer(
+            optimizer,
+            2.0 if "8bit" in optimizer else None,
+            # On a CPU bitsandbytes keeps the states of a paged optimizer where those of any other are.
+            paged="paged" in optimizer and shape.is_gpu,
+        ),
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
@@ -56,6 +61,7 @@ def workload(
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
         kbit_float32=method == "qlora" and sharding != "fsdp",
+        on_cpu=not shape.is_gpu,
         profile="flytune",
     )
 

@@ -14,12 +14,11 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
+from flytune import task_files
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe
 from flytune.run_sections import Evaluation, HarnessTask
 
-ROOT = Path(__file__).resolve().parent.parent
-"""What travels with the code starts here, in pods as on a laptop."""
 SEED, OTHER_SEED = 0, 1234
 """The harness's own defaults: of random; of numpy, torch and the choice of few-shot examples."""
 # The harness runs what such a task's YAML or model says.
@@ -152,7 +151,7 @@ def _seed() -> None:
 
 def _manager(evaluation: Evaluation) -> Any:
     """The harness's tasks and the recipe's own; those alone where they are all that is asked (which saves five seconds)."""
-    folder = _folder(evaluation)
+    folder = task_files.folder(evaluation)
     if folder:
         own = _indexed(folder, include_defaults=False)
         if all(asked.name in own.task_index for asked in evaluation.tasks):
@@ -164,46 +163,19 @@ def _manager(evaluation: Evaluation) -> Any:
 def _indexed(folder: Path | None, include_defaults: bool) -> Any:
     if importlib.util.find_spec("lm_eval") is None:
         raise RecipeError("evaluation.tasks: lm-evaluation-harness is not installed here: pip install 'flytune[harness]'")
-    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager, _yaml_loader
 
+    # Tasks of one's own are read as recipes are; the harness's own as the harness does.
+    if not isinstance(upstream := _yaml_loader._make_loader, partial):
+        _yaml_loader._make_loader = partial(task_files.loader, upstream)
     with quiet("tasks"):
         manager = TaskManager(include_path=folder, include_defaults=include_defaults)
     read = manager._factory._load_full_config
     # The harness reads local data from the working directory alone.
-    manager._factory._load_full_config = lambda entry, overrides=None: _located(read(entry, overrides), entry.yaml_path)
+    manager._factory._load_full_config = lambda entry, overrides=None: task_files.with_data(
+        read(entry, overrides), entry.yaml_path
+    )
     return manager
-
-
-def _folder(evaluation: Evaluation) -> Path | None:
-    if evaluation.include_path is None:
-        return None
-    given = Path(evaluation.include_path).expanduser()
-    for folder in (given.absolute(), ROOT / given):
-        if folder.is_dir():
-            return folder
-    raise RecipeError(f"evaluation.include_path: {given}: no such folder (seen from {Path.cwd().name}/ and from {ROOT.name}/)")
-
-
-def _located(config: dict[str, Any], yaml_path: Path | None) -> dict[str, Any]:
-    """The task with its data_files as they lie on this machine: beside its YAML, or below the project's root."""
-    settings = config.get("dataset_kwargs")
-    if not yaml_path or not isinstance(settings, dict) or "data_files" not in settings:
-        return config
-    return config | {"dataset_kwargs": settings | {"data_files": _files(settings["data_files"], yaml_path.parent)}}
-
-
-def _files(given: Any, folder: Path) -> Any:
-    if isinstance(given, dict):
-        return {split: _files(files, folder) for split, files in given.items()}
-    if isinstance(given, list):
-        return [_files(file, folder) for file in given]
-    if "://" in given or Path(given).is_absolute():
-        return given
-    places = [folder, ROOT, Path.cwd()]
-    for place in places:
-        if any(place.glob(given)):
-            return str(place / given)
-    raise FileNotFoundError(f"data_files: {given}: no such file in {', '.join(f'{place.name}/' for place in places)}")
 
 
 def _leaves(name: str, index: Any) -> Iterator[str]:
@@ -225,7 +197,7 @@ def _leaves(name: str, index: Any) -> Iterator[str]:
 def _unknown(name: str, index: Any, evaluation: Evaluation) -> str:
     close = difflib.get_close_matches(name, index, n=3)
     text = f"{name}: unknown to the harness" + (f"; did you mean {' or '.join(close)}?" if close else "")
-    folder = _folder(evaluation)
+    folder = task_files.folder(evaluation)
     unread = (
         [f"{path.name} ({reason})" for path in sorted(folder.rglob("*.yaml")) if (reason := _fault(path))] if folder else []
     )

@@ -1,11 +1,10 @@
 """Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from flytune import bases
+from flytune import bases, host_memory
 from flytune.recipe import Recipe
 from flytune.sections import Model
 
@@ -35,6 +34,19 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
         # Norms and embeddings become float32, in training as at every reload: without it a reload computes otherwise.
         # Checkpointing is the Trainer's to switch on.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return _keep_quantized(model)
+
+
+def _keep_quantized(model: Any) -> Any:
+    """Keep 4-bit layers from repacking their weights when a CPU with AVX512-BF16 first evaluates them.
+
+    From then on bitsandbytes 0.50 (nn/modules.py, Linear4bit.forward) computes with a bfloat16 kernel, in training too: the
+    kernel has no gradient, its results differ from training's, and `dequantize_4bit` misreads the repacked weights. Each layer
+    holds the choice in an attribute, which is set here on every CPU, so that all CPUs run the same code.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
     return model
 
 
@@ -114,9 +126,9 @@ def device_map() -> str | dict[str, str | int]:
 
 
 def quiet() -> None:
-    """Keeps the libraries' notices about CPUs out of the log; call it before they are imported."""
+    """Keep the tokenizers' notice about forks out of the log and freed tensors out of the heap; call it before imports."""
+    host_memory.return_freed_blocks()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def peft_config(recipe: Recipe) -> Any:

@@ -1,6 +1,7 @@
 """A base model as its config.json describes it: sizes for the planner, read without torch and without the weights."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ _TIED = {"gemma", "gemma2", "gemma3_text", "mpt"}
 # Norms of hidden size in one decoder layer, and vectors in one norm (a layer norm has a bias), where they are not 2 and 1.
 _NORMS = {"phi": 1, "gemma2": 4, "gemma3_text": 4}
 _LAYER_NORMS = {"gpt_neox", "phi", "starcoder2"}
+
+_SHIPPED_FILE = Path(__file__).resolve().parent / "base_models.json"
 
 
 class Geometry(Strict):
@@ -69,18 +72,39 @@ class Geometry(Strict):
 
 
 def read_geometry(model: Model) -> Geometry:
-    """The sizes of a base model, from the config.json of its folder or of the hub.
+    """Return the sizes of a base model, from base_models.json or the config.json of its folder or of the hub.
 
     Raises:
         RecipeError: the folder or the file is not there, the hub cannot be asked, the repository is gated and no token
             is set, or the config is not one of a decoder in Llama's layout.
     """
+    if shipped := shipped_config(model):
+        return geometry(shipped, model.name_or_path)
     path = config_file(model)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RecipeError(f"model.name_or_path: {path}: not JSON: {error}") from None
     return geometry(config, model.name_or_path)
+
+
+def shipped_config(model: Model) -> dict[str, Any] | None:
+    """Return base_models.json's part of the model's config.json at that revision; None where the model's own is to be read.
+
+    A folder of this machine is read. Another revision, or none, is the hub's to answer: what it has may be another model.
+    """
+    entry = shipped().get(model.name_or_path)
+    if entry is None or entry["revision"] != model.revision or not bases.is_on_hub(model):
+        return None
+    config: dict[str, Any] = entry["config"]
+    return config
+
+
+@cache
+def shipped() -> dict[str, Any]:
+    """List base models that shipped recipes name: `revision`, `source`, and `config`, config.json cut to what sizes need."""
+    entries: dict[str, Any] = json.loads(_SHIPPED_FILE.read_text(encoding="utf-8"))
+    return entries
 
 
 def config_file(model: Model) -> Path:
@@ -100,9 +124,21 @@ def config_file(model: Model) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "config.json", revision=model.revision))
-    except (OSError, ValueError) as error:  # all of the hub's own are OSErrors
-        raise bases.refused(error, where) from None
+        return Path(hf_hub_download(name, "config.json", revision=model.revision, local_files_only=not bases.hub_answers()))
+    except Exception as error:  # noqa: BLE001 (the hub's own are OSErrors; those of a proxy before it are not)
+        raise bases.refused(error, where, _how_to_plan(model)) from None
+
+
+def _how_to_plan(model: Model) -> str:
+    """Say how to plan where the hub cannot be asked for the sizes of a model."""
+    from huggingface_hub import constants
+
+    entry = shipped().get(model.name_or_path)
+    pin = f"write model.revision: {entry['revision']}, whose sizes Flytune has; or " if entry else ""
+    offline = (
+        "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "set HF_HUB_OFFLINE=1 where this machine's cache has the model"
+    )
+    return f"{pin}name a folder that holds the model's config.json (it is enough for a plan), or {offline}"
 
 
 def geometry(config: dict[str, Any], name: str) -> Geometry:

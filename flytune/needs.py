@@ -3,6 +3,10 @@
 Every constant has a unit and a source. docs/measured.md says how far the figures are off.
 """
 
+import sys
+from functools import cache
+from importlib import metadata
+
 from flytune import closed_form, states
 from flytune.calibration import load_factors
 from flytune.closed_form import GIB, Memory
@@ -13,8 +17,10 @@ from flytune.shapes import Shape
 from flytune.strategies import strategy_of
 from flytune.workload import BYTES, Workload
 
-# GiB of a Python process that has imported torch, transformers and trl, without a model (RSS, CPU build).
-PROCESS_GIB = 1.0
+# GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
+# and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).
+CPU_BUILD_GIB = 1.0
+CUDA_BUILD_GIB = 1.27
 # GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide asks a container to
 # have (--shm-size=1g). Flytune's batches do not pass there: they are collated in the process that trains.
 NCCL_SHM_GIB = 1.0
@@ -37,6 +43,24 @@ def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
     ]
 
 
+def process_gib(shape: Shape) -> float:
+    """Return a process's GiB before it loads anything: by the torch that is installed, and on GPUs by the train image's.
+
+    Where none is installed (the plan task's image), it is the train image's too: its lock names PyPI's wheel.
+    """
+    return CPU_BUILD_GIB if not shape.is_gpu and _has_cpu_build() else CUDA_BUILD_GIB
+
+
+@cache
+def _has_cpu_build() -> bool:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    # PyPI's wheels have no local part, and are CPU builds on all systems but Linux.
+    return version.endswith("+cpu") or ("+" not in version and sys.platform != "linux")
+
+
 def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -> dict[str, dict[str, float]]:
     measured = load_factors().get(shape.name)
     factor = measured.memory if measured else 1.0
@@ -53,8 +77,9 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
 
 def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -> Need:
     """On a CPU the process is the GPU: states and activations lie in its memory, CUDA and NCCL do not."""
+    process = {"process": process_gib(shape) * GIB}
     tables = {
-        phase: {name: size for name, size in table.items() if name not in memory.outside} | {"process": PROCESS_GIB * GIB}
+        phase: {name: size for name, size in table.items() if name not in memory.outside} | process
         for phase, table in _tables(recipe, shape, workload, memory).items()
     }
     tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
@@ -63,7 +88,7 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
 
 def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     own, lasting = strategy_of(recipe).processes(shape), states.of(workload)
-    always = {"processes": own * PROCESS_GIB * GIB}
+    always = {"processes": own * process_gib(shape) * GIB}
     if workload.offload == "cpu":
         always["offloaded"] = own * lasting.offloaded
     sharded = sum(lasting.resident.values()) + sum(lasting.optimizer.values())

@@ -36,29 +36,54 @@ class Notes(Strict):
 
 def read(place: str) -> Notes:
     """The notes at a folder or fsspec address; none yet are empty ones."""
-    import fsspec
-
-    storage, folder = fsspec.core.url_to_fs(place)
-    path = f"{folder}/{FILE}"
-    return Notes.model_validate_json(storage.cat_file(path)) if storage.exists(path) else Notes()
+    found = content(place, FILE)
+    return Notes() if found is None else Notes.model_validate_json(found)
 
 
 def write(place: str, notes: Notes) -> None:
-    """Replaces them; a reader sees the old ones or the new ones."""
+    """Replace the notes; a reader sees the old ones or the new ones."""
+    put(place, FILE, notes.model_dump_json(indent=2).encode())
+
+
+def clear(place: str) -> None:
+    """Delete the notes."""
+    remove(place, FILE)
+
+
+def names(place: str) -> list[str]:
+    """List the names of the files right below a folder or fsspec address; none where there is no such place."""
+    import fsspec
+
+    storage, folder = fsspec.core.url_to_fs(place)
+    storage.invalidate_cache()
+    return [str(path).rpartition("/")[2] for path in storage.ls(folder, detail=False)] if storage.exists(folder) else []
+
+
+def content(place: str, name: str) -> bytes | None:
+    """Return the content of one file there; None where there is no such file."""
+    import fsspec
+
+    storage, folder = fsspec.core.url_to_fs(place)
+    path = f"{folder}/{name}"
+    return bytes(storage.cat_file(path)) if storage.exists(path) else None
+
+
+def put(place: str, name: str, text: bytes) -> None:
+    """Replace one file there; a reader sees the old one or the new one."""
     import fsspec
 
     storage, folder = fsspec.core.url_to_fs(place, auto_mkdir=True)
     # Local files appear when they are closed in a transaction, objects when they are uploaded.
-    with storage.transaction, storage.open(f"{folder}/{FILE}", "wb") as file:
-        file.write(notes.model_dump_json(indent=2).encode())
+    with storage.transaction, storage.open(f"{folder}/{name}", "wb") as file:
+        file.write(text)
 
 
-def clear(place: str) -> None:
-    """Their use is over."""
+def remove(place: str, name: str) -> None:
+    """Delete one file there, if it exists."""
     import fsspec
 
     storage, folder = fsspec.core.url_to_fs(place)
-    if storage.exists(path := f"{folder}/{FILE}"):
+    if storage.exists(path := f"{folder}/{name}"):
         storage.rm_file(path)
 
 

@@ -8,6 +8,7 @@ import urllib.request
 from typing import Literal
 
 from flytune import guards
+from flytune.failure_text import MOST, shortened, without_secrets
 from flytune.metrics import Metrics
 from flytune.recipe import Recipe
 
@@ -16,8 +17,8 @@ log = logging.getLogger(__name__)
 WEBHOOK = "FLYTUNE_WEBHOOK"
 """The environment variable, from a secret of the cluster (cluster.yaml: secrets.notify), that holds the address."""
 SECONDS = 20.0
-_LONGEST = 3000
-"""Characters of a message; Slack cuts at 40,000, and shows fewer before `more`."""
+LONGEST = 3000
+"""Characters of a message, unless its own sentences are longer; Slack cuts at 40,000, and shows fewer before `more`."""
 
 
 def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
@@ -27,7 +28,7 @@ def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bo
     if not (address := os.environ.get(WEBHOOK)):
         log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so nobody was told", WEBHOOK)
         return False
-    body = json.dumps({"text": text[:_LONGEST]}).encode()
+    body = json.dumps({"text": shortened(without_secrets(text), MOST)}).encode()
     try:
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=SECONDS):

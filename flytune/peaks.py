@@ -1,7 +1,7 @@
 """How much memory a process has held at most, phase by phase of its run: what the plan is held against."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,16 +19,20 @@ class Peaks:
 
     def __init__(self) -> None:
         self.phase = LOAD
+        self.on_enter: Callable[[str], None] = lambda phase: None
+        """Function that is called as a phase begins."""
         self.bytes: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
         """What the GPU's allocator had taken; empty without a GPU."""
+        self._recent: tuple[int, int | None] = 0, None
+        """Peak bytes in use and reserved since the last `read`."""
         _reset()
 
     def enter(self, phase: str) -> None:
         """From now on `phase` runs, one of PHASES."""
-        self.read()
+        self._note()
         self.phase = phase
-        _reset()
+        self.on_enter(phase)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -41,12 +45,19 @@ class Peaks:
             self.enter(before)
 
     def read(self) -> tuple[int, int | None]:
-        """Peak bytes since the beginning, and of what was reserved (None without a GPU)."""
+        """Return the peak bytes since the last call, and those of what was reserved (None without a GPU)."""
+        self._note()
+        recent, self._recent = self._recent, (0, None)
+        return recent
+
+    def _note(self) -> None:
         held, reserved = _peak()
         self.bytes[self.phase] = max(held, self.bytes.get(self.phase, 0))
         if reserved is not None:
             self.reserved[self.phase] = max(reserved, self.reserved.get(self.phase, 0))
-        return max(self.bytes.values()), max(self.reserved.values(), default=None)
+            reserved = max(reserved, self._recent[1] or 0)
+        self._recent = max(held, self._recent[0]), reserved
+        _reset()
 
 
 def _peak() -> tuple[int, int | None]:

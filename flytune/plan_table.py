@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from flytune import search
+from flytune import search, tables
 from flytune.calibration import Comparison, Factor
 from flytune.plans import Need, Plan
 from flytune.recipe import Recipe
@@ -21,8 +21,8 @@ _COLORS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
 def show(plan: Plan, console: Console) -> None:
     """What it needs by phase, whether that fits, how long it takes and what it costs."""
-    console.print(_memory(plan.memory, f"{plan.recipe} on {plan.shape}: {plan.memory.resource}, GiB by phase"))
-    console.print(_resources(plan))
+    tables.show(_memory(plan.memory, f"{plan.recipe} on {plan.shape}: {plan.memory.resource}, GiB by phase"), console)
+    tables.show(_resources(plan), console)
     binding = plan.binding
     console.print(
         f"[bold {_COLORS[plan.verdict]}]{plan.verdict}[/]: {binding.resource} is the scarcest, {_gib(binding.margin_bytes)} "
@@ -76,7 +76,7 @@ def _show_time(plan: Plan, console: Console) -> None:
     table.add_column("seconds", justify="right", footer=f"{seconds:.2f}")
     for part, taken in sorted(plan.step_seconds.items(), key=lambda item: -item[1]):
         table.add_row(part, f"{taken:.3f}")
-    console.print(table)
+    tables.show(table, console)
     low, rate, high = plan.tokens_per_second
     console.print(
         f"{rate:,.0f} tokens a second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
@@ -114,7 +114,7 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
             f"{plan.tokens_per_second[1]:,.0f}" if plan.tokens_per_second else "not known",
             _dollars(plan.price_per_billion_tokens) if plan.price_per_billion_tokens else "",
         )
-    console.print(table)
+    tables.show(table, console)
     said = (
         f"{ranking.looked_at:,} candidates in {ranking.seconds:.1f} s; {ranking.ways:,} ways fit, at most two a shape are shown"
     )
@@ -163,7 +163,7 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
         ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (one.memory_ratio, one.speed_ratio)]
         used = "" if one.full_length else "left out: shorter than planned"
         table.add_row(one.recipe, one.shape, _gib(measured), _gib(planned), *ratios, used)
-    console.print(table)
+    tables.show(table, console)
     for row in rows:
         console.print(f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})", highlight=False)
 

@@ -107,7 +107,8 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             f"shape {shape.name}: "
             + ("as the recipe says" if recipe.hardware.shape != "auto" else "of those that fit, it costs least an hour"),
             f"micro batch {work.micro_batch}: of those up to {most} that divide {batch // world_size} samples a process, the "
-            "largest that fits",
+            "largest that fits"
+            + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *([intervals.words(lost)] if lost else []),
             *([short] if short else []),

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
+from flytune import yaml_core
 from flytune.errors import RecipeError
 from flytune.run_sections import Checkpoints, Evaluation, Hardware, Notify, Publish, Tracking
 from flytune.sections import Data, Method, Model, Sharding, Training
@@ -102,7 +102,7 @@ class Recipe(Strict):
 
     def to_yaml(self) -> str:
         """The recipe as a file that `from_yaml` reads back to an equal one."""
-        return yaml.safe_dump(self.model_dump(exclude_defaults=True), sort_keys=False, allow_unicode=True)
+        return yaml_core.dump(self.model_dump(exclude_defaults=True))
 
     def what_is_trained(self) -> Self:
         """Less the machines and who is told: what changes no model."""

@@ -15,6 +15,7 @@ from flytune.losses import LossGuard
 from flytune.peaks import Peaks
 from flytune.records import Step
 from flytune.scoring import Scorer
+from flytune.step_lines import StepLines
 from flytune.strategies.strategy import Strategy
 
 STEPS = "steps.jsonl"
@@ -49,6 +50,7 @@ class Recorder:
         self.file = Path(args.output_dir) / STEPS
         if self.trainer.is_world_process_zero():
             _cut(self.file, done)
+            self._lines = StepLines(done, self.trainer.state.max_steps)
         self.clock = timing.Clock(on_gpu=args.device.type == "cuda")
         timing.watch(self.trainer, self.clock)
         self._count_tokens()
@@ -125,6 +127,17 @@ class Recorder:
             # Closed after each line: what is logged outlives the process.
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(done.model_dump_json() + "\n")
+            self._lines.step(done)
+
+    def end(self) -> None:
+        """Note that training is over; the last score and the export follow."""
+        if self.trainer.is_world_process_zero():
+            self._lines.end(self.steps)
+
+    def score(self, loss: float, samples: int) -> None:
+        """Take the held-out loss of the model that is exported."""
+        if self.trainer.is_world_process_zero():
+            self._lines.score(loss, samples)
 
     def _all_tokens(self) -> int:
         import torch
@@ -149,14 +162,16 @@ class Recorder:
 
 def callback(recorder: Recorder) -> Any:
     """The recorder as the Trainer knows it."""
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback
 
     class Recording(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # From now on the first: trackers and progress bars report what it adds to the logs.
+            # From now on the first: trackers report what it adds to the logs.
             callbacks = recorder.trainer.callback_handler.callbacks
             callbacks.remove(self)
             callbacks.insert(0, self)
+            # It prints the logs as they are.
+            recorder.trainer.remove_callback(PrinterCallback)
             recorder.begin(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -165,6 +180,9 @@ def callback(recorder: Recorder) -> Any:
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
             recorder.record(state.global_step, state.epoch or 0.0, {} if logs is None else logs)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            recorder.end()
 
     return Recording()
 

@@ -133,9 +133,9 @@ class Step(Strict):
     tokens_per_second: float
     """Over all processes; the time for scoring is left out."""
     memory_bytes: int
-    """Peak so far: of its fullest GPU, or of its host memory; see TrainingResult.memory_kind."""
+    """Peak since the previous logged step: of its fullest GPU, or of its host memory; see TrainingResult.memory_kind."""
     memory_reserved_bytes: int | None = None
-    """Peak so far of what the allocator has taken from that GPU."""
+    """Peak since the previous logged step of what the allocator has taken from that GPU."""
 
     @property
     def other_seconds(self) -> float:

@@ -47,7 +47,7 @@ class Evaluation(Strict):
     tasks: list[HarnessTask] = Field(default=[])
     """Of lm-evaluation-harness; asked of base and tuned model."""
     include_path: str | None = None
-    """A folder of tasks of your own, in the harness's YAML, that travels with the code (recipes/tasks)."""
+    """A folder of tasks of your own, in the harness's YAML (recipes/tasks), or its address."""
     apply_chat_template: bool = False
     """Ask the tasks as chats."""
     task_shards: Positive = 1

@@ -71,7 +71,7 @@ class Data(Source):
     system_prompt: str | None = None
     """Put before chats that have no system message."""
     chat_template: str | None = None
-    """A Jinja file, where the tokenizer has no chat template or not the wanted one."""
+    """A Jinja file (or its address), where the tokenizer has no chat template or not the wanted one."""
     pad_token: str | None = None
     """One of the tokenizer's own tokens, where it names no pad token."""
     completion_only_loss: bool = True

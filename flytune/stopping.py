@@ -84,6 +84,11 @@ class Stopper:
         return f"SIGTERM after step {self.done}: {why}; {lost} lost, the next attempt goes on from {start}"
 
     @property
+    def is_signalled(self) -> bool:
+        """Return whether SIGTERM has come."""
+        return self._signalled is not None
+
+    @property
     def saved_step(self) -> int:
         """Of the last checkpoint that is known to be whole."""
         return self._saver.saved_step if self._saver else 0

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from flytune import yaml_core
 from flytune.errors import RecipeError
 
 
@@ -41,14 +41,14 @@ def load_yaml(path: str | Path) -> Any:
         RecipeError: the file does not exist, is not text, or is not YAML.
     """
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return yaml_core.load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         beside = sorted(str(found) for found in Path(path).parent.glob("*.yaml"))
         hint = f"; there are: {', '.join(beside)}" if beside else ""
         raise RecipeError(f"{path}: no such file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except yaml_core.YAMLError as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 

@@ -2,17 +2,19 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from flytune import guards, parallel_coordinates, planner, report
+from flytune import guards, parallel_coordinates, planner, report, tables
 from flytune.errors import FlytuneError, RecipeError
+from flytune.failures import kind_of
 from flytune.grids import Points, shown, value_at
 from flytune.metrics import Metrics, Score
 from flytune.parallel_coordinates import Line
@@ -79,8 +81,8 @@ def check(concurrency: int, min_success_ratio: float) -> None:
         raise RecipeError(f"concurrency: {concurrency}; give how many points run at a time, 0 for all")
 
 
-def planned(points: Points, min_success_ratio: float) -> Points:
-    """The points with the reason of each that cannot run.
+def planned(points: Points, min_success_ratio: float, plan: Callable[[Recipe], Any] = planner.make) -> Points:
+    """Return the points with the reason of each that cannot run: what `plan` raises of it.
 
     Raises:
         RecipeError: so many cannot that the ratio is out of reach, with all reasons.
@@ -88,9 +90,11 @@ def planned(points: Points, min_success_ratio: float) -> Points:
     judged = []
     for point in points.points:
         try:
-            planner.make(point.recipe)
+            plan(point.recipe)
             judged.append(point)
         except FlytuneError as error:
+            if kind_of(error).recoverable:  # another attempt may mend it
+                raise
             judged.append(point.model_copy(update={"refused": str(error)}))
     found = points.model_copy(update={"points": judged})
     if len(found.runnable) < (needed := least(points, min_success_ratio)):
@@ -126,7 +130,7 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
     outcomes = []
     for point in points.points:
         name = point.recipe.name
-        reason = point.refused or reasons.get(name) or "no reason was told; see its execution in the console"
+        reason = point.refused or reasons.get(name) or "no reason is known; see the console"
         values = [value_at(point.recipe, field) for field in points.fields]
         outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
     scored = [(one, one.tuned) for one in outcomes if one.tuned and math.isfinite(one.tuned.loss) and not one.broken]
@@ -142,6 +146,14 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
         as_good=as_good,
         warnings=[warning] if varied else [],
     )
+
+
+def too_few(sweep: Sweep, needed: int) -> str:
+    """Return the error of a sweep of which fewer than `needed` points have succeeded, with all reasons."""
+    failed = [f"  {one.name}: {_line(one.reason)}" for one in sweep.outcomes if not one.tuned]
+    succeeded = len(sweep.outcomes) - len(failed)
+    where = f"sweep of {sweep.recipe}: {succeeded} of {len(sweep.outcomes)} points have succeeded, {needed} must"
+    return "\n".join([f"{where} (min_success_ratio); the table is in this task's deck and log", *failed])
 
 
 def verdict(sweep: Sweep) -> str:
@@ -168,13 +180,13 @@ def show(sweep: Sweep, console: Console) -> None:
     table = Table(title=f"Sweep of {sweep.recipe}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("point", no_wrap=True)
     for name in short(sweep.fields):
-        table.add_column(name, overflow="fold", min_width=min(len(name), 10))
+        table.add_column(name)
     for name in ("loss", "95 % interval", "perplexity", "training"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in ranked(sweep):
         style = "bold" if one.name == sweep.best else "" if one.tuned else "red"
-        table.add_row(one.name, *one.shown, *_cells(one), style=style)
-    console.print(table)
+        table.add_row(one.name, *map(escape, one.shown), *_cells(one), style=style)
+    tables.show(table, console)
     for one in sweep.outcomes:
         if not one.tuned:
             console.print(f"{one.name} failed: {_line(one.reason)}", markup=False, highlight=False, soft_wrap=True)

@@ -11,8 +11,10 @@ from flytune import (
     budgets,
     continuing,
     data,
+    devices,
     export,
     heldout,
+    host_memory,
     loading,
     notes,
     ordering,
@@ -27,6 +29,7 @@ from flytune.checkpoints import Saver
 from flytune.collating import Collator
 from flytune.errors import TrainingError
 from flytune.losses import LossGuard
+from flytune.phase_notes import PhaseNotes
 from flytune.plans import Plan
 from flytune.recipe import Recipe
 from flytune.recording import Recorder, callback
@@ -51,8 +54,11 @@ def fit(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, out: Path, furt
     """
     recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
     stopper = Stopper(recipe.checkpoints, shape, budgets.of(recipe.hardware, shape.total_price_per_hour))
-    with stopper.listening(), Watch(recipe.training.hang_minutes, recorder.peaks) as watch:
-        return _fit(recipe, plan, shape, dataset, out, further, recorder, stopper, watch)
+    saver = Saver(recipe, data.read_manifest(dataset).content_sha256)
+    phases = PhaseNotes(saver.ledger.storage.address, plan, lambda: stopper.is_signalled)
+    recorder.peaks.on_enter = phases.enter
+    with stopper.listening(), Watch(recipe.training.hang_minutes, recorder.peaks) as watch, phases.attempt(saver.newest_step):
+        return _fit(recipe, plan, shape, dataset, out, further, saver, recorder, stopper, watch)
 
 
 def _fit(
@@ -62,6 +68,7 @@ def _fit(
     dataset: Path,
     out: Path,
     further: bool,
+    saver: Saver,
     recorder: Recorder,
     stopper: Stopper,
     watch: Watch,
@@ -69,15 +76,12 @@ def _fit(
     import torch
 
     loading.quiet()
-    # Segments that grow leave fewer holes; read when CUDA starts.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    devices.settle_allocator()
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     elif recipe.sharding.offload != "none":
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
-    manifest = data.read_manifest(dataset)
-    saver = Saver(recipe, manifest.content_sha256)
     place = saver.ledger.storage.address
     kept = notes.read(place)
     trainer, resumed = build(recipe, kept.applied(plan), shape, dataset, saver, recorder)
@@ -106,6 +110,7 @@ def _fit(
     recorder.peaks.enter(peaks.EVALUATE)
     rows = scored_rows(dataset, min(heldout.GATE_SAMPLES, recipe.evaluation.max_samples))
     heldout_loss = live_loss(trainer, rows)
+    recorder.score(heldout_loss, len(rows))
     probing.record(trainer, trainer.processing_class, out / probing.PROBE)
     recorder.peaks.enter(peaks.EXPORT)
     # Known where the last step was saved: an export that is cut off goes on from there.
@@ -148,6 +153,8 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, saver: Saver,
     from transformers import AutoTokenizer, set_seed
     from trl import SFTTrainer
 
+    if not shape.is_gpu:
+        host_memory.use_small_loss_tiles()
     strategy = strategy_of(recipe)
     args = arguments(recipe, plan, shape, saver.home)
     if args.world_size != plan.world_size:
@@ -234,6 +241,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_steps": training.logging_steps,
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
         "save_strategy": "steps" if save_steps else "no",
         # Of `auto`, the stopper says when.
         "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,

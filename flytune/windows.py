@@ -55,17 +55,17 @@ def _rendered(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[st
     if days < 1:
         raise DataError(f"days: {days}: a window has at least one")
     data, sources, missing = recipe.data, [], []
-    is_windowed = False
+    has_windows = False
     for source in data.all_sources.values():
-        if not source.path or not _CODE.search(source.path):
+        if not source.path or not is_windowed(source.path):
             sources.append(source)
             continue
         paths = _paths(source.path, kickoff, days)
         there = [path for path in paths if exists(path)]
         missing += [path for path in paths if path not in there]
         sources += [source.model_copy(update={"path": path}) for path in there]
-        is_windowed = is_windowed or bool(there)
-    if not is_windowed:
+        has_windows = has_windows or bool(there)
+    if not has_windows:
         return Window(None if missing else recipe, missing)
     # Written into each source; beside sources they would stand for heldout_path alone.
     kept = {"format", "columns"} if data.heldout_path else set()
@@ -82,6 +82,11 @@ def _paths(path: str, kickoff: datetime, days: int) -> list[str]:
     moments = [first + number * step for number in range(days * _DAY // step)]
     # A path without %d is the same on several days.
     return list(dict.fromkeys(_CODE.sub(lambda code, at=at: at.strftime(code.group()), path) for at in moments))  # type: ignore[misc]
+
+
+def is_windowed(path: str) -> bool:
+    """Return whether it is the pattern of a path a day, or an hour."""
+    return bool(_CODE.search(path))
 
 
 def _exists(path: str) -> bool:

@@ -62,6 +62,8 @@ class Workload:
     compiled: bool = False
     kbit_float32: bool = False
     """Whether peft's prepare_model_for_kbit_training made what is not quantized float32."""
+    on_cpu: bool = False
+    """Computation on a CPU, by torch's kernels for it."""
     profile: Profile = "flytune"
     """The framework whose documented behaviour counts; see closed_form."""
 

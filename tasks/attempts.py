@@ -5,6 +5,7 @@ flytekit's Elastic calls a killed rank, a lost peer and most exceptions final, a
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,12 @@ from flytekit.extend import TaskPlugins
 from flytekitplugins.kfpytorch import Elastic
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
-from flytune import causes
+from flytune import causes, phase_notes
 from flytune.causes import Failure
-from flytune.errors import Preempted
-from tasks.retrying import RunFailed, raised
+from flytune.errors import Preempted, StorageError
+from flytune.plans import Plan
+from tasks import ending
+from tasks.retrying import raised
 
 
 @contextmanager
@@ -29,7 +32,7 @@ def told() -> Iterator[None]:
     except Exception as error:
         failure = causes.of_error(error, int(os.environ.get("RANK", "0")))
         causes.report(failure)
-        raise raised(failure, str(failure)) from error
+        raise raised(failure) from error
 
 
 class Ranks(Elastic):
@@ -45,22 +48,37 @@ class RanksTask(PytorchElasticFunctionTask):
             try:
                 return super()._execute(**kwargs)
             except IgnoreOutputs as error:
-                if not isinstance(error.__context__, _signal_exception()):  # another node than rank 0's has finished
+                ending.outlive_sigterm()
+                if isinstance(error.__context__, _signal_exception()):
+                    found = causes.reported(Path(folder)) or [causes.of_error(_unsaid(), rank=_first_rank())]
+                elif not (found := _awaited(kwargs.get("plan"))):
                     raise
-                found = causes.reported(Path(folder)) or [causes.of_error(_unsaid(), rank=_first_rank())]
-                raise _judged(found) from None
             except Exception as error:  # noqa: BLE001 (raised again, with its cause named)
-                raise _judged(_all(error, Path(folder))) from None
+                ending.outlive_sigterm()
+                found = _all(error, Path(folder))
             finally:
                 del os.environ[causes.FOLDER]
+            cause = causes.first(found)
+            phase_notes.correct(Path(folder), cause.kind)
+            if cause.notices and self.max_nodes > 1:
+                if ending.another_reports():
+                    raise IgnoreOutputs
+                # Flyte shows the earliest, and a cause that is reported later still is one.
+                cause = cause.model_copy(update={"time": time.time()})
+            raise raised(cause)
 
 
 TaskPlugins.register_pythontask_plugin(Ranks, RanksTask)
 
 
-def _judged(found: list[Failure]) -> RunFailed:
-    cause = causes.first(found)
-    return raised(cause, str(cause))
+def _awaited(plan: Plan | None) -> list[Failure]:
+    """Return what has failed when the ranks of a node without rank 0 had finished, and the outputs did not come."""
+    try:
+        # Exported parameters have four bytes at most.
+        ending.wait_for_outputs(4 * plan.trained_parameters if plan else 0)
+    except StorageError as error:
+        return [causes.of_error(error, _first_rank())]
+    return []
 
 
 def _all(error: Exception, folder: Path) -> list[Failure]:
@@ -70,7 +88,9 @@ def _all(error: Exception, folder: Path) -> list[Failure]:
     for child in _child_failures(error):
         for rank, process in child.items():
             if rank not in known:
-                found.append(causes.of_exit(process.exitcode, rank))
+                # In whole seconds; torchelastic has ended the others since, which may take 30.
+                seen = min(time.time(), process.timestamp + 1.0)
+                found.append(causes.of_exit(process.exitcode, rank).model_copy(update={"time": seen}))
     return found or [causes.of_error(error, _first_rank())]
 
 

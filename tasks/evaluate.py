@@ -12,14 +12,14 @@ from flytune.shapes import load_shapes
 from images import TRAIN as IMAGE
 from tasks.folders import fetch, unpack
 from tasks.pods import declare
-from tasks.retrying import retried
+from tasks.retrying import noted, retried
 
 
 def evaluate_model(
     recipe: Recipe, trained: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory | None = None
 ) -> Metrics:
     """Base and tuned model on the same held-out tokens, and their answers side by side."""
-    with retried():
+    with retried(), noted("evaluate"):
         unpack(base)
         return evaluation.score_afresh(recipe, fetch(trained), fetch(dataset))
 

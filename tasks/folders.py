@@ -1,6 +1,8 @@
 """Flyte's directories as folders on this machine's disk."""
 
 import hashlib
+import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from flytekit import FlyteContextManager, current_context
 from flytekit.exceptions.user import FlyteDataNotFoundException
 from flytekit.types.directory import FlyteDirectory
 
+from flytune import caches, notes
 from flytune.errors import DataError
 from flytune.recipe import Recipe
 
@@ -69,11 +72,9 @@ def unpack(base: FlyteDirectory | None) -> None:
     if base is None or base.remote_source is None:
         return
     from filelock import FileLock
-    from huggingface_hub import constants
 
-    cache = Path(constants.HF_HUB_CACHE)
+    cache = caches.hub_folder("")
     done = cache / f".unpacked-{hashlib.sha256(base.remote_source.encode()).hexdigest()[:16]}"
-    cache.mkdir(parents=True, exist_ok=True)
     with FileLock(done.with_suffix(".lock")):
         if done.exists():
             return
@@ -96,6 +97,24 @@ def lasting(name: str) -> str | None:
         return None
     location = "/".join(path.rstrip("/").split("/")[:-2]) or path.partition("/")[0]
     return f"{scheme}://{location}/flytune-{name}"
+
+
+def attempts_place() -> str | None:
+    """Return an address that the attempts of this very task have in common; None on this machine."""
+    root = lasting("phases")
+    if root is None:
+        return None
+    # Of a node, all attempts have the same inputs' address; parts of a map task have an index as well.
+    inputs = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--inputs", "")
+    index = os.environ.get(os.environ.get("BATCH_JOB_ARRAY_INDEX_VAR_NAME", ""), "")
+    key = hashlib.sha256(f"{inputs} {index}".encode()).hexdigest()[:16]
+    return f"{root}/{os.environ.get('FLYTE_INTERNAL_EXECUTION_ID', 'none')}/{key}"
+
+
+def attempts_of(execution: str) -> list[str]:
+    """Return those addresses of all tasks of an execution."""
+    root = lasting("phases")
+    return [f"{root}/{execution}/{key}" for key in notes.names(f"{root}/{execution}")] if root else []
 
 
 def placed(recipe: Recipe) -> Recipe:

@@ -26,7 +26,7 @@ from images import TRAIN as IMAGE
 from tasks.folders import fetch, fetch_file, fresh, lasting, unpack, uploaded
 from tasks.interfaces import trimmed
 from tasks.pods import declare
-from tasks.retrying import retried
+from tasks.retrying import noted, retried
 from tasks.secrets import secrets
 
 log = logging.getLogger(__name__)
@@ -89,9 +89,10 @@ def answer_prompts(
     with retried():
         # Before anything is fetched: a part that is done needs no model.
         if not inference.answered(part, keep, out):
-            unpack(base)
-            others = {name: fetch(found) for name, found in adapters.items()}
-            inference.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, keep, out)
+            with noted("answer"):
+                unpack(base)
+                others = {name: fetch(found) for name, found in adapters.items()}
+                inference.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, keep, out)
     return FlyteFile(str(out))
 
 

@@ -1,17 +1,21 @@
-"""Plan, on a CPU, before anything is rented: what cannot fit or cannot be read is refused here."""
+"""Plan, on a CPU, before anything is rented: what cannot fit, cannot be read or is unknown is refused here."""
 
 from typing import NamedTuple
 
 from flytekit import Deck, Resources, task
+from flytekit.types.directory import FlyteDirectory
 
 from flytune import bases, counting, data, evaluating, plan_table, planner, publishing
 from flytune.bases import BaseRequest
 from flytune.failures import RETRIES
+from flytune.harness import Job
 from flytune.plans import Plan
+from flytune.points import Run
 from flytune.recipe import DataRequest, Recipe
 from flytune.strategies import route
 from images import LIGHT
 from tasks.folders import is_local, placed
+from tasks.harness_data import HarnessData
 from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
@@ -20,7 +24,8 @@ from tasks.secrets import secrets
 class Planned(NamedTuple):
     """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only.
 
-    `keep` is the folder that all attempts see; `base` names the commit that the base model is at.
+    `keep` is the folder that all attempts see; `base` names the commit that the base model is at; `jobs` are the parts of the
+    harness's tasks, and `data` is theirs.
     """
 
     plan: Plan
@@ -29,31 +34,50 @@ class Planned(NamedTuple):
     request: DataRequest
     keep: str
     base: BaseRequest
+    jobs: list[Job]
+    data: FlyteDirectory
 
 
 @trimmed
 @task(
     container_image=LIGHT,
-    requests=Resources(cpu="1", mem="2Gi"),
+    # The harness loads its tasks' data.
+    requests=Resources(cpu="2", mem="8Gi"),
     retries=RETRIES,
     secret_requests=secrets("hub"),
     enable_deck=True,
     deck_fields=(),
 )
 def make_plan(recipe: Recipe) -> Planned:
-    """Plans a recipe, and names the content that its data has now."""
+    """Plan a recipe, name the content that its data has now, and check its evaluation tasks."""
+    harness = HarnessData()
     with retried():
-        plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
-        Deck("plan", plan_table.as_html(plan))
-        publishing.check(recipe)
-        base = bases.request(recipe.model)
-        if not is_local():
-            bases.known(base, recipe.model)
-        request = DataRequest(
-            model=bases.pinned(recipe.model, base.commit),
-            data=recipe.data,
-            fingerprint=data.fingerprint(recipe.data),
-            tokenizer=bases.tokenizer_identity(recipe.model),
-        )
-        shape = evaluating.shape_for(recipe, plan)
-    return Planned(plan, route(recipe, plan), shape.name, request, placed(recipe).checkpoints.home, base)
+        run = planned(recipe, harness)
+    Deck("plan", plan_table.as_html(run.plan))
+    return Planned(run.plan, run.route, run.shape, run.request, run.keep, run.base, run.jobs, harness.stored())
+
+
+def planned(recipe: Recipe, harness: HarnessData) -> Run:
+    """Return a recipe's run, with all that its tasks depend on; the data of its evaluation tasks goes to `harness`."""
+    plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
+    publishing.check(recipe)
+    base = bases.request(recipe.model)
+    if not is_local():
+        bases.known(base, recipe.model)
+    request = DataRequest(
+        model=bases.pinned(recipe.model, base.commit),
+        data=recipe.data,
+        fingerprint=data.fingerprint(recipe.data),
+        tokenizer=bases.tokenizer_identity(recipe.model),
+    )
+    shape = evaluating.shape_for(recipe, plan)
+    return Run(
+        recipe=recipe,
+        plan=plan,
+        route=route(recipe, plan),
+        shape=shape.name,
+        request=request,
+        base=base,
+        keep=placed(recipe).checkpoints.home,
+        jobs=harness.jobs(recipe),
+    )

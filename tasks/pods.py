@@ -1,7 +1,9 @@
 """A row of shapes.yaml as Flyte sees it, on the cluster that cluster.yaml tells of; docs/pods.md says why, field by field."""
 
+import multiprocessing
 import types
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from flytekit import PodTemplate, task
@@ -29,10 +31,13 @@ from kubernetes.client import (
     V1WeightedPodAffinityTerm,
 )
 
+from flytune import devices
 from flytune.cluster import Cluster, load_cluster
 from flytune.shapes import Shape
 from flytune.stopping import GRACE_SECONDS
+from tasks import ending
 from tasks.interfaces import trimmed
+from tasks.retrying import retried
 
 PRIMARY = "primary"
 SCRATCH = "/scratch"
@@ -69,6 +74,9 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
         volumes=[V1Volume(name="dshm", empty_dir=memory), _scratch(shape, cluster)],
         security_context=V1PodSecurityContext(fs_group=USER, fs_group_change_policy="OnRootMismatch"),
         termination_grace_period_seconds=TERMINATION_SECONDS,
+        # The kernel hands a namespace's PID 1 no signal that it has no handler for, and Python has none until a task sets it: a
+        # pod that imports would outlive SIGTERM. In a shared one PID 1 is the pause process.
+        share_process_namespace=True,
         tolerations=_tolerations(shape, cluster),
         node_selector=shape.node_labels or None,
         affinity=_affinity(shape, cluster) if shape.nodes > 1 else None,
@@ -148,6 +156,20 @@ def accelerator(shape: Shape) -> Any:
     return getattr(accelerators, shape.accelerator.replace("-", "_"), None) if shape.is_gpu else None
 
 
+def _on_its_devices(execute: Callable[..., Any], shape: Shape) -> Callable[..., Any]:
+    """Return a task's `execute` that compares the node's GPUs with the row first: before it fetches a model, or asks one."""
+
+    def compared(**inputs: Any) -> Any:
+        if shape.is_gpu:
+            devices.settle_allocator()
+            # In a process of its own: one that has used CUDA cannot be forked, and the self-test forks its ranks.
+            with retried(), ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
+                apart.submit(devices.check, shape).result()
+        return execute(**inputs)
+
+    return compared
+
+
 def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[str, Any], **arguments: Any) -> Any:
     """A Flyte task of its own for one shape: `function` under another name, declared with the shape's pod.
 
@@ -165,5 +187,8 @@ def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[
         labels=job_labels(shape, cluster),
         **arguments,
     )(copy)
+    if "task_config" not in arguments:  # ranks compare for themselves, in processes of their own
+        made.execute = _on_its_devices(made.execute, shape)
+    made.execute = ending.storing(made.execute)
     module[name] = trimmed(made)
     return module[name]

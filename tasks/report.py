@@ -2,15 +2,19 @@
 
 import html
 import logging
+import os
 
 from flytekit import Deck, Resources, task
 from flytekit.types.error.error import FlyteError
 
-from flytune import notifying
+from flytune import notifying, phase_notes
 from flytune.checkpoints import finding
+from flytune.failure_text import FailureText
+from flytune.phase_notes import PhaseNote
 from flytune.recipe import Recipe
 from images import LIGHT
-from tasks.folders import is_local, placed
+from tasks import flyte_messages
+from tasks.folders import attempts_of, is_local, placed
 from tasks.interfaces import trimmed
 from tasks.secrets import secrets
 
@@ -28,10 +32,42 @@ log = logging.getLogger(__name__)
 def report_failure(recipe: Recipe, err: FlyteError | None = None) -> None:
     """Says it in the log, in a deck, and to the webhook where the recipe asks for that; raises nothing itself."""
     try:
-        where = f" in node {err.failed_node_id}" if err and err.failed_node_id and not is_local() else ""
-        text = f"{recipe.name}: failed{where}.\n{err.message if err else ''}\n{finding.described(placed(recipe))}"
-        log.error(text)
-        Deck("Failure", f"<pre>{html.escape(text)}</pre>")
-        notifying.tell(recipe, "failed", text)
+        recipe = placed(recipe)
+        kept = finding.described(recipe)
+        text = _described(recipe, err, kept)
+        # On this machine the error follows, shown by pyflyte.
+        log.error("%s", f"{recipe.name}: failed. {kept}" if is_local() else text)
+        Deck("Failure", f"<pre>{html.escape(str(text))}</pre>")
+        notifying.tell(recipe, "failed", text.within(notifying.LONGEST))
     except Exception:  # it would hide the run's own error
         log.exception("%s: failed, and what there is to go on from could not be told", recipe.name)
+
+
+def _described(recipe: Recipe, err: FlyteError | None, kept: str) -> FailureText:
+    """Return the failure with the task's name, what is there to continue from (`kept`), and where the log is."""
+    text = flyte_messages.taken_apart(err.message if err else "")
+    further, failed = list(text.further), text.task
+    execution = os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", "")
+    if not failed and (killed := _killed(recipe, execution)):
+        # A process that is killed says no word: its last note does.
+        failed = killed.task
+        further.append(f"last seen: {killed}")
+    if not failed and err and not is_local() and not err.failed_node_id.startswith("fn"):
+        # On a cluster, what Flyte names is the node of this very task: fn0.
+        failed = f"node {err.failed_node_id}"
+    further.append(kept)
+    if execution and not any(line.startswith("log: ") for line in further):
+        page = os.environ.get("FLYTE_EXECUTION_URL", "").partition("/nodeId/")[0]
+        further.append(f"log: the console's page of execution {execution} {page}".rstrip())
+    sentence = f"{recipe.name}: {failed or 'the run'} failed: {text.sentence}"
+    return FailureText(sentence, text.advice, further=tuple(further), details=text.details)
+
+
+def _killed(recipe: Recipe, execution: str) -> PhaseNote | None:
+    """Return the last note of a pod that was killed, of those of this execution."""
+    if not execution:
+        return None
+    found = [
+        note for place in [*finding.addresses(recipe), *attempts_of(execution)] for note in phase_notes.read(place, execution)
+    ]
+    return max((note for note in found if note.was_killed), key=lambda note: note.attempt, default=None)

@@ -1,6 +1,6 @@
-"""Self-test, on the machines that train: one Flyte task for each row of shapes.yaml that is one node.
+"""Self-test, on the machines that train: one Flyte task for each row of shapes.yaml.
 
-SELFTEST maps shapes to tasks.
+SELFTEST maps shapes to tasks. A row of several nodes is a job of one process a node, which starts the node's ranks.
 """
 
 from typing import Any
@@ -8,17 +8,39 @@ from typing import Any
 from flytekit import Deck
 
 from flytune.errors import TrainingError
+from flytune.failures import RETRIES
 from flytune.selftest import matrix, table
 from flytune.selftest.matrix import Matrix
-from flytune.shapes import load_shapes
+from flytune.selftest.ranks import Nodes
+from flytune.selftest.trials import Trials
+from flytune.shapes import Shape, load_shapes
 from images import TRAIN as IMAGE
+from tasks.attempts import told
 from tasks.folders import fresh
 from tasks.pods import declare
+from tasks.train import ranks
 
 
 def selftest_machine(pairs: str) -> Matrix:
     """Every pair of method and sharding, or the named ones, held against plain training; the table as a deck."""
-    filled = matrix.fill(fresh("selftest"), matrix.pairs_named(pairs))
+    return _shown(matrix.fill(fresh("selftest"), matrix.pairs_named(pairs)))
+
+
+def selftest_nodes(pairs: str) -> Matrix:
+    """Do the same over all nodes. Runs in one process of each; the first one's table counts."""
+    with told():
+        named, nodes = matrix.pairs_named(pairs), Nodes()
+        if nodes.rank > 0:
+            Trials(fresh("selftest"), nodes=nodes).follow()
+            # Of all processes' values, Flyte keeps that of rank 0.
+            return Matrix(machine="", global_batch_size=0, cells=[], seconds=0.0)
+        try:
+            return _shown(matrix.fill(fresh("selftest"), named, nodes=nodes))
+        finally:
+            nodes.end()
+
+
+def _shown(filled: Matrix) -> Matrix:
     Deck("Self-test", table.html(filled))
     if not filled.is_good:
         Deck.publish()
@@ -26,16 +48,12 @@ def selftest_machine(pairs: str) -> Matrix:
     return filled
 
 
-SELFTEST: dict[str, Any] = {
-    shape.name: declare(
-        selftest_machine,
-        f"selftest_{shape.identifier}",
-        shape,
-        globals(),
-        container_image=IMAGE,
-        enable_deck=True,
-        deck_fields=(),
-    )
-    for shape in load_shapes()
-    if shape.nodes == 1
-}
+def _declared(shape: Shape) -> Any:
+    common = {"container_image": IMAGE, "retries": RETRIES, "enable_deck": True, "deck_fields": ()}
+    name = f"selftest_{shape.identifier}"
+    if shape.nodes == 1:
+        return declare(selftest_machine, name, shape, globals(), **common)
+    return declare(selftest_nodes, name, shape, globals(), task_config=ranks(shape, processes=1), **common)
+
+
+SELFTEST: dict[str, Any] = {shape.name: _declared(shape) for shape in load_shapes()}

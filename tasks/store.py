@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from flytekit import Artifact, Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
+from flytekit.types.file import FlyteFile
 
 from flytune import artifact, checkpoints, notifying, publishing
 from flytune.failures import RETRIES
@@ -16,6 +17,7 @@ from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
 from images import LIGHT
 from tasks.folders import fetch, fresh, placed, uploaded
+from tasks.harness_data import combined
 from tasks.interfaces import trimmed
 from tasks.retrying import retried
 from tasks.secrets import secrets
@@ -57,11 +59,15 @@ def store_artifact(
     dataset: FlyteDirectory,
     trained: FlyteDirectory,
     metrics: Metrics,
-    harness: FlyteDirectory,
+    answers: list[FlyteFile],
+    data: FlyteDirectory,
 ) -> Annotated[FlyteDirectory, ARTIFACT]:
-    """The artifact, with its report as a file and as this task's deck; published where the recipe says."""
+    """Store the artifact, with its report as a file and as this task's deck; published where the recipe says.
+
+    `answers` are those to the parts of the harness's tasks, whose `data` scoring needs.
+    """
     with retried():
-        results = fetch(harness) if recipe.evaluation.tasks else None
+        metrics, results = combined(recipe, metrics, answers, data)
         folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
     with retried():

@@ -1,40 +1,52 @@
-"""A sweep's own tasks, on CPUs: draw its points, keep what failed ones died of, compare the others."""
+"""A sweep's own tasks, on CPUs: draw its points and plan them; compare those that succeeded."""
 
-import re
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytekit import Deck, FlyteContextManager, Resources, task
 from flytekit.types.directory import FlyteDirectory
-from flytekit.types.error.error import FlyteError
+from flytekit.types.file import FlyteFile
 
-from flytune import grids, sweeps
+from flytune import causes, grids, notifying, sweeps
+from flytune.errors import FlytuneError, RecipeError
+from flytune.failures import RETRIES
 from flytune.grids import Points
 from flytune.metrics import Metrics
-from flytune.plans import Plan
+from flytune.points import Run, Running, distinct
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.sweeps import Outcome
 from images import LIGHT
 from tasks.folders import fresh
+from tasks.harness_data import HarnessData
 from tasks.interfaces import trimmed
+from tasks.mapping import reason
+from tasks.plan import planned
+from tasks.retrying import retried
 from tasks.secrets import secrets
 
-_PODS = Resources(cpu="1", mem="2Gi")
+ALL = "all"
+"""The group of all points, which are stored by one task."""
 
 
 class Drawn(NamedTuple):
-    """`runnable`: the recipes of points that can run, `successes` of which must; below `notes` failed ones tell why."""
+    """All points; those that can run; the data of their evaluation tasks."""
 
     points: Points
-    runnable: list[Recipe]
-    successes: int
-    notes: str
+    running: Running
+    data: FlyteDirectory
 
 
 @trimmed
-@task(container_image=LIGHT, requests=_PODS, secret_requests=secrets("hub"))
+@task(
+    container_image=LIGHT,
+    # The harness loads its tasks' data.
+    requests=Resources(cpu="2", mem="8Gi"),
+    retries=RETRIES,
+    secret_requests=secrets("hub"),
+)
 def draw_points(
     recipe: Recipe,
     grid: dict,  # type: ignore[type-arg]  # Flyte's word for any JSON object
@@ -45,56 +57,130 @@ def draw_points(
 ) -> Drawn:
     """Reads and plans every point before any is run."""
     sweeps.check(concurrency, min_success_ratio)
-    points = sweeps.planned(grids.draw(recipe, grid, changes, max_points), min_success_ratio)
-    notes = FlyteContextManager.current_context().file_access.get_random_remote_directory()
-    return Drawn(points, points.runnable, sweeps.least(points, min_success_ratio), notes)
+    harness, runs = HarnessData(), list[Run]()
+    with retried():
+        drawn = grids.draw(recipe, grid, changes, max_points)
+        points = sweeps.planned(drawn, min_success_ratio, lambda one: runs.append(_planned(one, harness)))
+    running = Running(
+        runs=runs,
+        least=sweeps.least(points, min_success_ratio),
+        concurrency=concurrency,
+        notes=FlyteContextManager.current_context().file_access.get_random_remote_directory(),
+    )
+    return Drawn(points, running, harness.stored())
+
+
+def _planned(recipe: Recipe, harness: HarnessData) -> Run:
+    """Plan one point's run. What another attempt may mend is raised as it is; all else is the point's own, and refuses it."""
+    try:
+        return planned(recipe, harness)
+    except FlytuneError:
+        raise
+    except Exception as error:
+        if causes.of_error(error, rank=0).recoverable:
+            raise
+        raise RecipeError(f"{type(error).__name__}: {error}") from error
 
 
 @trimmed
-@task(container_image=LIGHT, requests=_PODS)
-def note_failure(recipe: Recipe, notes: str, err: FlyteError | None = None) -> None:
-    """Keeps what a point has died of below `notes`, for the sweep's table."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "reason.txt"
-        file.write_text(err.message if err else "", encoding="utf-8")
-        FlyteContextManager.current_context().file_access.put_data(str(file), f"{notes}/{recipe.name}.txt")
+@task(
+    container_image=LIGHT,
+    requests=Resources(cpu="1", mem="2Gi"),
+    retries=RETRIES,
+    secret_requests=secrets("notify"),
+    enable_deck=True,
+    deck_fields=(),
+)
+def compare_points(points: Points, running: Running, artifacts: list[FlyteDirectory | None]) -> FlyteDirectory:
+    """Write sweep.json, report.html, and best.yaml: the recipe of the lowest held-out loss.
 
-
-@trimmed
-@task(container_image=LIGHT, requests=_PODS, enable_deck=True, deck_fields=())
-def compare_points(points: Points, artifacts: list[FlyteDirectory | None], notes: str) -> FlyteDirectory:
-    """sweep.json, report.html, and best.yaml: the recipe of the lowest held-out loss."""
-    pairs = list(zip(points.runnable, artifacts, strict=True))
-    succeeded = {recipe.name: _outcome(points, recipe, artifact) for recipe, artifact in pairs if artifact is not None}
-    reasons = {recipe.name: _reason(f"{notes}/{recipe.name}.txt") for recipe, artifact in pairs if artifact is None}
-    sweep, folder = sweeps.compare(points, succeeded, reasons), fresh(f"{points.recipe}-sweep")
+    Raises:
+        FlytuneError: fewer have succeeded than must; the deck and the log have the table.
+    """
+    pairs = enumerate(zip(running.runs, artifacts, strict=True))
+    with retried():
+        made = {run.recipe.name: _made(running, "store", ALL, at, one, "artifact") for at, (run, one) in pairs}
+        running = running.after(made)
+        succeeded = {run.recipe.name: _outcome(points, run) for run in running.runs}
+    for point in points.points:
+        if (name := point.recipe.name) in running.reasons:
+            notifying.tell(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
+    sweep, folder = sweeps.compare(points, succeeded, running.reasons), fresh(f"{points.recipe}-sweep")
     sweeps.write(sweep, points, folder)
     sweeps.log(sweep)
     Deck("Sweep", (folder / sweeps.REPORT).read_text(encoding="utf-8"))
+    if len(succeeded) < running.least:
+        Deck.publish()
+        raise FlytuneError(sweeps.too_few(sweep, running.least))
     return FlyteDirectory(str(folder))
 
 
-def _outcome(points: Points, recipe: Recipe, artifact: FlyteDirectory) -> Outcome:
-    """Its records alone are read: the weights stay where they are."""
-    address = str(artifact.remote_source or artifact.path)
+def notes(running: Running, stage: str, group: str) -> str:
+    """Return the address of what the elements of one map task have failed of."""
+    return f"{running.notes}/{stage}/{group}"
+
+
+def with_data(running: Running, datasets: list[FlyteDirectory | None], bases: list[FlyteDirectory | None]) -> Running:
+    """Return the runs whose data and base model are there: one of each for all runs that share them."""
+    requests, models = distinct([run.request for run in running.runs]), distinct([run.base for run in running.runs])
+    results: dict[str, dict[str, str] | str] = {}
+    for run in running.runs:
+        data, model = requests.index(run.request), models.index(run.base)
+        found = _made(running, "prepare", "data", data, datasets[data], "dataset")
+        files = _made(running, "prepare", "base", model, bases[model], "base_files")
+        results[run.recipe.name] = found if isinstance(found, str) else files if isinstance(files, str) else found | files
+    return running.after(results)
+
+
+def with_models(running: Running, trained: list[list[FlyteDirectory | None]]) -> Running:
+    """Return the runs that were trained; `trained` has a list for each route."""
+    results = {}
+    for (route, runs), models in zip(running.by_route().items(), trained, strict=True):
+        for index, (run, model) in enumerate(zip(runs, models, strict=True)):
+            results[run.recipe.name] = _made(running, "train", route, index, model, "trained")
+    return running.after(results)
+
+
+def with_metrics(running: Running, metrics: list[list[Metrics | None]], answers: list[list[FlyteFile | None]]) -> Running:
+    """Return the runs that were evaluated in all parts; both have a list for each shape, answers for those that are asked."""
+    results: dict[str, dict[str, Any] | str] = {}
+    parts = iter(answers)
+    for (shape, runs), found in zip(running.by_shape().items(), metrics, strict=True):
+        files = enumerate(next(parts) if any(run.jobs for run in runs) else [])
+        for index, (run, one) in enumerate(zip(runs, found, strict=True)):
+            mine = list(islice(files, len(run.jobs)))
+            unanswered = [part for part, file in mine if file is None]
+            if one is None:
+                results[run.recipe.name] = _reason(running, "evaluate", shape, index)
+            elif unanswered:
+                results[run.recipe.name] = _reason(running, "ask", shape, unanswered[0])
+            else:
+                addresses = [str(file.remote_source or file.path) for _, file in mine if file]
+                results[run.recipe.name] = {"metrics": one, "answers": addresses}
+    return running.after(results)
+
+
+def _made(
+    running: Running, stage: str, group: str, index: int, folder: FlyteDirectory | None, field: str
+) -> dict[str, str] | str:
+    """Return the field with the folder's address; or the reason why there is none."""
+    if folder is None:
+        return _reason(running, stage, group, index)
+    return {field: str(folder.remote_source or folder.path)}
+
+
+def _reason(running: Running, stage: str, group: str, index: int) -> str:
+    return (
+        f"{stage}: {reason(notes(running, stage, group), index) or 'its pod was ended before it could tell; see the console'}"
+    )
+
+
+def _outcome(points: Points, run: Run) -> Outcome:
+    """Return the outcome of one point that succeeded. Its records alone are read: the weights stay where they are."""
+    files = FlyteContextManager.current_context().file_access
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan.read(_copy(f"{address}/plan.json", folder))
-        training = TrainingResult.read(_copy(f"{address}/training.json", folder))
-        metrics = Metrics.read(_copy(f"{address}/metrics.json", folder))
-    values: list[Any] = [grids.value_at(recipe, field) for field in points.fields]
-    return sweeps.outcome(recipe, values, plan, training, metrics, address)
-
-
-def _reason(address: str) -> str:
-    """What a failed point has noted, without Flyte's frames around it; empty where it could not."""
-    with tempfile.TemporaryDirectory() as folder:
-        if not FlyteContextManager.current_context().file_access.exists(address):
-            return ""
-        text = _copy(address, folder).read_text(encoding="utf-8")
-    return re.sub(r"Error encountered while executing '[^']*':\s*", "", text).strip()
-
-
-def _copy(address: str, folder: str) -> Path:
-    target = Path(folder) / address.rpartition("/")[2]
-    FlyteContextManager.current_context().file_access.get_data(address, str(target))
-    return target
+        for name in ("training.json", "metrics.json"):
+            files.get_data(f"{run.artifact}/{name}", f"{folder}/{name}")
+        training, metrics = TrainingResult.read(Path(folder, "training.json")), Metrics.read(Path(folder, "metrics.json"))
+    values: list[Any] = [grids.value_at(run.recipe, field) for field in points.fields]
+    return sweeps.outcome(run.recipe, values, run.plan, training, metrics, run.artifact)

@@ -9,7 +9,7 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, RunPolicy
 
-from flytune import training
+from flytune import devices, training
 from flytune.cluster import load_cluster
 from flytune.failures import RETRIES
 from flytune.plans import Plan
@@ -32,15 +32,17 @@ def train(
     """
     out = fresh("trained")
     with told():
+        devices.check(shape := shape_named(plan.shape))
         unpack(base)
-        training.fit(placed(recipe), plan, shape_named(plan.shape), fetch(dataset), out, further)
+        training.fit(placed(recipe), plan, shape, fetch(dataset), out, further)
     return FlyteDirectory(str(out))
 
 
-def _ranks(shape: Shape) -> Ranks:
+def ranks(shape: Shape, processes: int) -> Ranks:
+    """Return the shape's nodes as one job of torchrun, with so many processes a node."""
     return Ranks(
         nnodes=shape.nodes,
-        nproc_per_node=shape.processes,
+        nproc_per_node=processes,
         monitor_interval=1,
         rdzv_configs=rendezvous(load_cluster()),
         # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
@@ -55,7 +57,7 @@ for _shape in load_shapes():
     _common = {"container_image": IMAGE, "retries": RETRIES, "secret_requests": secrets("tracking")}
     if _shape.world_size > 1:
         TRAIN[_shape.name] = declare(
-            train, f"train_{_shape.identifier}", _shape, globals(), task_config=_ranks(_shape), **_common
+            train, f"train_{_shape.identifier}", _shape, globals(), task_config=ranks(_shape, _shape.processes), **_common
         )
     if _shape.nodes == 1 and (_shape.is_gpu or _shape.processes == 1):
         _route = _shape.name + (ONE_PROCESS if _shape.processes > 1 else "")

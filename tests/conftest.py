@@ -1,7 +1,10 @@
 """Every test gets folders of its own, and none reaches a hub."""
 
+import gc
+import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,6 +12,8 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["DS_ACCELERATOR"] = "cpu"
+# Who asks for gs:// would wait for the metadata server of a Google machine.
+os.environ["NO_GCE_CHECK"] = "true"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import multiprocessing.util
@@ -28,6 +33,13 @@ def pytest_unconfigure(config):
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Leaves out of each collection of garbage what lives longer than a file's tests: half a second a collection."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def uncalibrated(monkeypatch):
     """Plans as they are told, whatever this machine was calibrated to."""
@@ -36,22 +48,17 @@ def uncalibrated(monkeypatch):
     monkeypatch.setattr(calibration, "CALIBRATION_FILE", Path(os.environ["TMPDIR"]) / "no-calibration.yaml")
 
 
-CONFIGS = Path(__file__).parent / "configs"
-
-
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory):
-    """A Hugging Face cache that holds the config.json of each model in tests/configs, at every revision recipes name."""
-    from flytune.recipe import Recipe
+    """A Hugging Face cache that holds the config.json of each model of the hub that shipped recipes name."""
+    from flytune import models
 
     cache = tmp_path_factory.mktemp("hub")
-    recipes = [Recipe.from_yaml(path) for path in (Path(__file__).parent.parent / "recipes").glob("*.yaml")]
-    for model in (recipe.model for recipe in recipes):
-        kept = CONFIGS / f"{model.name_or_path.replace('/', '--')}.json"
-        if kept.is_file():
-            folder = cache / f"models--{model.name_or_path.replace('/', '--')}" / "snapshots" / model.revision
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(kept, folder / "config.json")
+    for name, entry in models.shipped().items():
+        if entry["revision"]:
+            folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / entry["revision"]
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps(entry["config"]))
     return cache
 
 
@@ -65,11 +72,19 @@ def hub(hub_cache, monkeypatch):
 
 
 @pytest.fixture
+def untrained(monkeypatch):
+    """This process has not trained, as the pods that evaluate have not: evaluation.afresh starts no other for each model."""
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+
+
+@pytest.fixture
 def bucket(monkeypatch):
     """An S3 bucket on this machine."""
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer
+
+    from tasks.ending import close_file_systems
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -80,5 +95,23 @@ def bucket(monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
     boto3.client("s3").create_bucket(Bucket="models")
     yield "s3://models"
-    s3fs.S3FileSystem.clear_instance_cache()
+    close_file_systems()
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory):
+    """A checkout that `pyflyte run --remote` is typed in."""
+    from tests.laptop import checkout
+
+    return checkout(tmp_path_factory.mktemp("laptop") / "checkout")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The stand-in for flyteadmin, the variables of its storage, and a home that knows it."""
+    from tests.flyteadmin import flyteadmin
+
+    home = tmp_path_factory.mktemp("home")
+    with flyteadmin(home) as (admin, storage):
+        yield admin, storage, home

@@ -1,4 +1,4 @@
-"""Ends ranks as a machine that is taken away does."""
+"""Ends processes as a machine that is taken away does. Imports little: a process that is started anew imports it."""
 
 import os
 import signal
@@ -16,3 +16,12 @@ def kill_once_saved(recipe, step):
         time.sleep(0.05)
         filesystem.invalidate_cache()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_at_once(*arguments):
+    """Ends this process without a word."""
+    os._exit(9)
+
+
+def in_which_process(*arguments):
+    return os.getpid()

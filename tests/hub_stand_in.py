@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
     def _route(self, line: str) -> tuple[str, list[str]]:
         for pattern, route in ROUTES:
             if match := re.fullmatch(pattern, line):
-                return route, [unquote(group) for group in match.groups()]
+                return route, [group and unquote(group) for group in match.groups()]
         raise Refusal(404, f"no such route: {line}", "EntryNotFound")
 
     def whoami(self) -> Any:
@@ -162,9 +162,9 @@ class Handler(BaseHTTPRequestHandler):
         }
         return ({"converts": [], **listed},)
 
-    def tree(self, name: str, revision: str, folder: str = "") -> Any:
+    def tree(self, name: str, revision: str, folder: str | None) -> Any:
         files = self._repository(name).files(revision)
-        inside = [file for file in sorted(files) if file.startswith(folder)]
+        inside = [file for file in sorted(files) if file.startswith(folder or "")]
         return ([{"type": "file", "path": file, "size": len(files[file]), "oid": _git(files[file])} for file in inside],)
 
     def validate(self) -> Any:

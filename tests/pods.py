@@ -1,6 +1,7 @@
 """Tasks as a pod runs them: the container's own command (pyflyte-execute), inputs.pb in, outputs.pb out; no cluster."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from flytekit.models.core.errors import ErrorDocument
 from chaos.pods import SETTINGS, filled, outputs, write_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class PodKilled(Exception):
+    """Its main process was, and left neither outputs nor an error."""
 
 
 def pod(task, folder, raw=None, seen=None, **inputs):
@@ -28,5 +33,7 @@ def pod(task, folder, raw=None, seen=None, **inputs):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     if (folder / "error.pb").exists():
         return ErrorDocument.from_flyte_idl(utils.load_proto_from_file(errors_pb2.ErrorDocument, str(folder / "error.pb")))
+    if done.returncode == -signal.SIGKILL:
+        raise PodKilled
     assert (folder / "outputs.pb").exists(), done.stderr[-3000:]
     return outputs(task, folder)

@@ -1,18 +1,20 @@
-"""A stand-in for propeller and the kubelet: runs the tasks of a registered workflow, each in offline pods of its own.
+"""A stand-in for propeller: runs the tasks of a registered workflow, each in offline pods of its own (tests/kubelet.py).
 
 A pod gets an empty working directory, the environment of the image and what Flyte and the training operator add; nothing else.
-What it reads and writes (inputs, outputs, code, raw data) is in the admin's storage.
+What it reads and writes (inputs, outputs, code, raw data) is in the admin's storage. An attempt is judged at the moment in
+which its job is over, as flytepropeller does (nodes/task/handler.go: ValidateOutput): an error first, then outputs.
 """
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from flyteidl.core import errors_pb2, literals_pb2
 from google.protobuf.json_format import MessageToDict
 
 from chaos.pods import filled
+from tests import kubelet
 from tests.flyteadmin import BUCKET
 
 # Runs in each Python of a pod before anything else. The editable install of this checkout is no part of an image; and at the
@@ -36,14 +38,17 @@ class PodFailed(Exception):
 
 
 class Run:
-    """One execution: values that its nodes have, and the folders of its pods (below `folder`)."""
+    """One execution: values that its nodes have, and the folders of its pods (below `folder`).
 
-    def __init__(self, admin, execution, folder, environment):
+    `images` has each image that pods are to run in (tests/image.py), by what its name begins with.
+    """
+
+    def __init__(self, admin, execution, folder, environment, images=None):
         request = admin.executions[execution]
         plan = admin.launch_plans[request.spec.launch_plan.name].spec
         self.workflow = admin.workflows[plan.workflow_id.name].spec.template
         self.admin, self.name, self.folder = admin, execution, folder
-        self.environment = environment
+        self.environment, self.images = environment, images
         self.taken = {}
         """Task that a node ran, by node."""
         self.values = {"": {**plan.fixed_inputs.literals, **request.inputs.literals}}
@@ -66,10 +71,18 @@ class Run:
         if node.HasField("branch_node"):
             chosen = _taken(node.branch_node.if_else, inputs)
             inputs = self._inputs(chosen)
+        if chosen.HasField("array_node"):
+            self.taken[node.id] = chosen.array_node.node.task_node.reference_id.name.rpartition(".")[2]
+            over = [literal.collection for literal in inputs.values() if literal.HasField("collection")]
+            assert [len(found.literals) for found in over] == [0], "a stand-in maps over nothing alone"
+            return {"o0": literals_pb2.Literal(collection=literals_pb2.LiteralCollection())}
         task = self.admin.tasks[chosen.task_node.reference_id.name].spec.template
         name = task.id.name.rpartition(".")[2]
         self.taken[node.id] = name
-        return run_pods(self.admin, task, inputs, self.folder / name, self.environment, self.name)
+        place = self.folder / name
+        outputs = run_pods(self.admin, task, inputs, place, self.environment, self.name, images=self.images)
+        self.admin.note(self.name, node.id, task.id.name, outputs)
+        return outputs
 
     def _inputs(self, node):
         return {binding.var: self._literal(binding.binding) for binding in node.inputs}
@@ -112,13 +125,39 @@ def _primitive(operand, inputs):
     return inputs[operand.var].scalar.primitive if operand.var else operand.primitive
 
 
+class Attempt(NamedTuple):
+    """One attempt at a task, as Flyte has judged it."""
+
+    pods: list[kubelet.Pod]
+    condition: str
+    """Of its pod or job: Succeeded or Failed."""
+    error: errors_pb2.ContainerError | None
+    outputs: dict | None
+
+
 def container_of(task):
     """Command and variables of the task's container, as registered."""
     if task.HasField("container"):
         return list(task.container.args), {pair.key: pair.value for pair in task.container.env}
+    container = _of_template(task)
+    return container["args"], {pair["name"]: pair["value"] for pair in container["env"]}
+
+
+def _of_template(task):
     pod = MessageToDict(task.k8s_pod.pod_spec)
     (container,) = [one for one in pod["containers"] if one["name"] == task.config["primary_container_name"]]
-    return container["args"], {pair["name"]: pair["value"] for pair in container["env"]}
+    return container
+
+
+def _image_of(task, images):
+    """The image that its container names, and the paths that it may write: its template's volumes, else /tmp."""
+    if task.HasField("container"):
+        name, volumes = task.container.image, ["/tmp"]
+    else:
+        container = _of_template(task)
+        name, volumes = container["image"], [mount["mountPath"] for mount in container["volumeMounts"]]
+    (image,) = [image for start, image in images.items() if name.startswith(start)]
+    return image, volumes
 
 
 def _rendezvous(task, port):
@@ -137,34 +176,86 @@ def _rendezvous(task, port):
     }
 
 
-def run_pods(admin, task, inputs, folder, environment, execution):
+def run_pods(admin, task, inputs, folder, environment, execution, **disturbed):
     """Outputs of one task.
 
     Raises:
         PodFailed: as its error document says; or it wrote neither that nor outputs.
     """
-    prefix = f"metadata/{execution}/{task.id.name}"
+    *_, last = attempts(admin, task, inputs, folder, environment, execution, **disturbed)
+    if last.error is not None:
+        raise PodFailed(last.error.message)
+    if last.outputs is None:
+        codes = [pod.code for pod in last.pods]
+        raise PodFailed(f"{last.condition}, OutputsNotFound, exit codes {codes}\n{last.pods[0].said()[-3000:]}")
+    return last.outputs
+
+
+def attempts(admin, task, inputs, folder, environment, execution, strike=None, grace=None, images=None):
+    """Makes and yields attempts until there are outputs, an error is final, or the task has no retries left.
+
+    `strike` is called again and again with the pods of the first attempt, to disturb them; `grace` replaces the pods' own.
+    """
+    node = f"metadata/{execution}/{task.id.name}"
     literals = literals_pb2.LiteralMap(literals=inputs)
-    admin.store(f"{prefix}/inputs.pb", literals.SerializeToString())
+    admin.store(f"{node}/inputs.pb", literals.SerializeToString())
     args, variables = container_of(task)
-    # Raw data has an address of its own, as on a cluster: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
-    command = [
-        part.replace(f"{prefix}/raw", f"ab/{execution}-{task.id.name}-0")
-        for part in filled(args, f"s3://{BUCKET}/{prefix}/inputs.pb", f"s3://{BUCKET}/{prefix}")
-    ]
-    pods, rendezvous = _rendezvous(task, _free_port())
-    flyte = {"FLYTE_INTERNAL_EXECUTION_ID": execution, "FLYTE_ATTEMPT_NUMBER": "0"}
-    started = [_start(command, folder / str(index), environment | variables | flyte | rendezvous) for index in range(pods)]
-    codes = [process.wait(timeout=900) for process in started]
-    if (error := admin.stored(f"{prefix}/error.pb")) is not None:
-        raise PodFailed(errors_pb2.ErrorDocument.FromString(error).error.message)
-    if (found := admin.stored(f"{prefix}/outputs.pb")) is None:
-        raise PodFailed(f"exit codes {codes}\n{(folder / '0' / 'log').read_text()[-3000:]}")
-    return dict(literals_pb2.LiteralMap.FromString(found).literals)
+    shares, seconds = _life(task)
+    image = _image_of(task, images) if images else None
+    address, previous = f"s3://{BUCKET}/{node}", '""'
+    for attempt in range(task.metadata.retries.retries + 1):
+        prefix = f"{address}/{attempt}"
+        # Raw data has an address of its own, as on a cluster: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
+        raw = f"s3://{BUCKET}/ab/{execution}-{task.id.name}-{attempt}"
+        command = filled(args, f"{address}/inputs.pb", prefix, raw, previous)
+        count, rendezvous = _rendezvous(task, _free_port())
+        flyte = {"FLYTE_INTERNAL_EXECUTION_ID": execution, "FLYTE_ATTEMPT_NUMBER": str(attempt)}
+        where = folder if attempt == 0 else folder.with_name(f"{folder.name}-{attempt}")
+        pods = []
+        for index in range(count):
+            # enable-distributed-error-aggregation: files of errors by pod.
+            named = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}"}
+            own = environment | variables | flyte | rendezvous | (named if count > 1 else {})
+            pods.append(_start(command, where / str(index), own, index, shares, seconds if grace is None else grace, image))
+        try:
+            condition = kubelet.run(pods, strike if attempt == 0 else None)
+            judged = Attempt(pods, condition, *_judged(admin, f"{node}/{attempt}", condition))
+            kubelet.end(pods)
+        finally:
+            for pod in pods:
+                pod.kill()
+        yield judged
+        if judged.outputs is not None or (judged.error and judged.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE):
+            return
+        previous = f"{prefix}/checkpoint"
 
 
-def _start(command, folder, environment):
-    """A pod, in `folder`: app (the image's /app, empty), home, tmp, image (not of the project), its log, what it imported."""
+def _judged(admin, prefix, condition):
+    """The earliest error and the outputs; neither is asked for where the pods have failed."""
+    if condition == "Failed":
+        return None, None
+    found = [admin.stored(key) for key in admin.keys(f"{prefix}/error")]
+    if errors := [errors_pb2.ErrorDocument.FromString(one).error for one in found]:
+        return min(errors, key=lambda error: (error.timestamp.seconds, error.timestamp.nanos)), None
+    if (outputs := admin.stored(f"{prefix}/outputs.pb")) is None:
+        return None, None
+    return None, dict(literals_pb2.LiteralMap.FromString(outputs).literals)
+
+
+def _life(task):
+    """Whether the containers of the task's pod share a process namespace, and seconds from SIGTERM to SIGKILL."""
+    pod = MessageToDict(task.k8s_pod.pod_spec)
+    return pod.get("shareProcessNamespace", False), pod.get("terminationGracePeriodSeconds", 30)
+
+
+def _start(command, folder, environment, index, shares_processes, grace, image=None):
+    """A pod, in `folder`: app (the image's /app, empty), home, tmp, image (not of the project), its log, what it imported.
+
+    In an image, with the paths that it may write, the pod has what the image has, and its log and volumes are in `folder`.
+    """
+    life = (index, shares_processes, grace)
+    if image is not None:
+        return _start_in(*image, command, folder, environment, life)
     for name in ("app", "home", "tmp", "image"):
         (folder / name).mkdir(parents=True)
     (folder / "image" / "sitecustomize.py").write_text(SITE)
@@ -178,8 +269,16 @@ def _start(command, folder, environment):
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
     }
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, cwd=folder / "app", env=own | environment, stdout=log, stderr=subprocess.STDOUT)
+    return kubelet.Pod(command, folder / "app", own | environment, folder / "log", *life)
+
+
+def _start_in(image, volumes, command, folder, environment, life):
+    folder.mkdir(parents=True)
+    few = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    if not image.takes_code:  # as registered with --copy none
+        command = command[command.index("--") + 1 :]
+    command, where, variables = image.command(command, folder, few | environment, volumes)
+    return kubelet.Pod(command, where, variables, folder / "log", *life)
 
 
 def _free_port():

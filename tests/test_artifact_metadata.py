@@ -30,10 +30,10 @@ def test_a_pod_s_output_says_what_it_is(tmp_path):
     dataset = write_dataset(tmp_path / "dataset", base)
     trained = write_trained(tmp_path / "trained", recipe, dataset, steps=2)
     metrics = evaluation.score(recipe, trained, dataset)
-    (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "base.json").write_text("{}")
-    folders = {"dataset": dataset, "trained": trained, "harness": tmp_path / "harness"}
-    inputs = {"metrics": metrics, **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tasks.json").write_text("[]")
+    folders = {"dataset": dataset, "trained": trained, "data": tmp_path / "data"}
+    inputs = {"metrics": metrics, "answers": [], **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
     made = pod(store_artifact, tmp_path / "store", recipe=recipe, plan=plan_for(recipe), **inputs)
     assert isinstance(made, dict), made.error.message
     outputs = utils.load_proto_from_file(literals_pb2.LiteralMap, str(tmp_path / "store" / "outputs.pb"))

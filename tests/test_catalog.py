@@ -77,7 +77,7 @@ def test_an_address_without_artifacts(tmp_path):
 
 
 def test_the_command_shows_a_row_for_each(made, store, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "240")
     assert cli.main(["adapters", str(store)]) == 0
     said = capsys.readouterr().out
     assert said.index("adds") < said.index("whole")

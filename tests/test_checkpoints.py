@@ -16,10 +16,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flytune.checkpoints import events, resuming, staging, storage
+from flytune.checkpoints import events, places, resuming, staging, storage
 from flytune.checkpoints.ledger import Checkpoint, Ledger, kept
 from flytune.checkpoints.storage import Storage
 from flytune.errors import StorageError, TrainingError
+from flytune.recipe import Recipe
+from tests.tiny import tiny_recipe
 
 ALONE = SimpleNamespace(world_size=1, process_index=0, local_process_index=0)
 FILES = ("model.safetensors", "global_step/optim.pt")
@@ -359,6 +361,24 @@ def test_a_folder_whose_removal_was_cut_short_is_removed_by_the_next(tmp_path, m
     assert (dead / "lock").exists()
     staging.sweep(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_written_into_a_folder_as_it_was_removed_is_removed_by_the_next_sweep(tmp_path):
+    late = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
+    late.mkdir(parents=True)
+    staging.sweep(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clearing_removes_what_an_attempt_left_that_was_killed_after_the_last_one_had_ended(tmp_path):
+    changes = {"checkpoints": {"folder": str(tmp_path / "runs"), "name": "one", "save_steps": 1}}
+    recipe = Recipe.model_validate(tiny_recipe(tmp_path / "base", tmp_path / "x.jsonl") | changes)
+    dead = tmp_path / "runs" / "one" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
+    dead.mkdir(parents=True)
+    (dead.parent / "lock").touch()
+    result = SimpleNamespace(attempt="0002-aaaaaa", stopped_early=None)
+    places.clear(recipe, SimpleNamespace(content_sha256="0" * 64), result)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def killed(*arguments, **named):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytune import data
+from flytune.data import sources
 from flytune.data.reading import read
 from flytune.data.sampling import drawn, shares, split
 from flytune.data.tokenizing import IGNORED
@@ -260,3 +261,12 @@ def test_duplicates_are_left_out_when_asked(tmp_path: Path) -> None:
 def test_deduplicate_and_repeating_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="deduplicate leaves out what a weight above 1 repeats"):
         Data.model_validate({"sources": [{"path": "a.jsonl", "weight": 2}], "deduplicate": True})
+
+
+def test_linked_files_of_a_folder_are_read(tmp_path: Path) -> None:
+    """Hub caches, ConfigMaps and DVC have folders of links."""
+    folder = tmp_path / "folder"
+    write_rows(tmp_path / "blob", TEXTS)
+    write_rows(folder / "a.jsonl", PAIRS)
+    (folder / "b.jsonl").symlink_to(tmp_path / "blob")
+    assert [Path(file).name for file in sources.locate(str(folder), "data.path").files] == ["a.jsonl", "b.jsonl"]

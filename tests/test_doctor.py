@@ -16,6 +16,8 @@ from flytune.cluster import Cluster
 from flytune.doctor import admin, kube, laptop, nodes
 from flytune.shapes import load_shapes, shape_named
 from tests.stand_ins import flyteadmin, http
+from tests.test_recipe import content
+from tests.tiny import tiny_base
 
 ALL = [f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in load_shapes()] + ["tasks.plan.make_plan"]
 
@@ -284,7 +286,7 @@ def test_kubernetes_through_its_real_client(tmp_path, monkeypatch):
     told = levels(found)
     for what in ("kubernetes", "training operator", "gang scheduling by kueue", "secret for HF_TOKEN", "shape t4-8"):
         assert told[what] == "OK", found
-    assert told["shape h100-8"] == "WARN"
+    assert told["shapes"] == "WARN"
     assert "planted" not in str(found)
     assert base64.b64encode(b"hf_planted").decode() not in str(found)
 
@@ -303,6 +305,32 @@ def test_what_kubernetes_lacks(tmp_path, monkeypatch):
     assert levels(found)["secret for C_D"] == "OK"
     refused = kubernetes(tmp_path, monkeypatch, answers | {SECRET_PATH: 403}, secrets={"hub": [SECRETS]})
     assert "flytune may not be read with this kubeconfig" in only(refused, "WARN")[0]
+
+
+def test_shapes_without_nodes_are_one_line(tmp_path, monkeypatch):
+    answers = {NODES_PATH: {"items": []}, CRDS_PATH: definitions(nodes.OPERATOR)}
+    (found,) = [one for one in kubernetes(tmp_path, monkeypatch, answers) if one.what.startswith("shape")]
+    assert (found.what, found.level) == ("shapes", "WARN")
+    assert set(found.said.rpartition(" for ")[2].split(", ")) == {shape.name for shape in load_shapes()}
+    assert found.said.startswith("no nodes (by their labels k8s.amazonaws.com/accelerator or ")
+    # One row alone says which label it looked for.
+    (alone,) = [one for one in nodes.findings(_found(), [shape_named("l4-1")], Cluster()) if one.what == "shape l4-1"]
+    assert alone.said.startswith("no node has L4 in its label")
+
+
+def _found():
+    return nodes.Kubernetes(address="a", resources=[nodes.OPERATOR], nodes=[], namespace="p-d", secrets={})
+
+
+def test_with_a_recipe_its_shapes_alone_are_looked_for(config, tmp_path, monkeypatch):
+    recipe = content(hardware={"shape": "l4-1"}, evaluation={"shape": "t4-8"}, model={"name_or_path": str(tiny_base(tmp_path))})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    asked = []
+    monkeypatch.setattr(kube, "look", lambda namespace, shapes, cluster: asked.append([shape.name for shape in shapes]) or [])
+    main(["doctor", "--remote", str(tmp_path / "recipe.yaml")])
+    main(["doctor", "--remote"])
+    assert main(["doctor", str(tmp_path / "recipe.yaml")]) == 1
+    assert asked == [["l4-1", "t4-8"], [shape.name for shape in load_shapes()]]
 
 
 def test_kubernetes_that_refuses_or_is_away(tmp_path, monkeypatch):

@@ -7,11 +7,10 @@ optimizer; of the first step, and of the second, which the dry run does not take
 """
 
 import json
-from pathlib import Path
 
 import pytest
 
-from flytune import data, dryrun, planner, training
+from flytune import data, dryrun, models, planner, training
 from flytune.checkpoints import Saver
 from flytune.dryrun import tracing
 from flytune.dryrun.case import Case, Profile
@@ -25,7 +24,6 @@ from flytune.strategies import strategy_of
 from tests import ranks
 from tests.tiny import tiny_base, tiny_recipe
 
-CONFIGS = Path(__file__).parent / "configs"
 CPU = Profile(kernels="cpu")
 
 
@@ -124,7 +122,7 @@ def test_what_cannot_run_on_fake_tensors_is_refused_with_the_reason(tmp_path):
 
 def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     """Two layers of it, so that the test is short; benchmarks/dryrun.py takes all."""
-    config = json.loads((CONFIGS / "meta-llama--Llama-3.1-405B.json").read_text())
+    config = models.shipped()["meta-llama/Llama-3.1-405B"]["config"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     changes = {"sharding.name": "fsdp", "sharding.offload": "cpu", "model.dtype": "bfloat16", "data.max_length": 4096}
     content = tiny_recipe(tmp_path, tmp_path / "x.jsonl") | {"sharding": {}}

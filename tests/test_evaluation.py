@@ -13,6 +13,7 @@ from flytune import evaluation, gate, heldout, loading, probing, sealing
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.questions import Questions
 from flytune.recipe import Recipe
+from tests.dying import end_at_once, in_which_process
 from tests.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.tiny import tiny_base
 
@@ -327,14 +328,6 @@ def test_weights_that_diverged(base, dataset, tmp_path):
     sealing.seal(recipe, file.parent, None)
     with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation.score(recipe, tmp_path, dataset)
-
-
-def in_which_process(*arguments):
-    return os.getpid()
-
-
-def end_at_once(*arguments):
-    os._exit(9)
 
 
 def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):

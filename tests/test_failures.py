@@ -11,7 +11,7 @@ import pytest
 
 from flytune import causes, failures, notes
 from flytune.causes import Failure
-from flytune.errors import BadLoss, DataError, Hang, OutOfMemory, Preempted, TrainingError
+from flytune.errors import BadLoss, DataError, DeviceError, Hang, KilledAgain, OutOfMemory, Preempted, TrainingError
 from flytune.notes import Notes
 from flytune.selftest import ranks as ranks_module
 from tests import ranks
@@ -105,7 +105,9 @@ NCCL_TIMEOUT = (
 )
 CASES = {
     "preempted": [lambda: throw(Preempted("x"))],
+    "killed again": [lambda: throw(KilledAgain("x"))],
     "hang": [lambda: throw(Hang("x"))],
+    "GPUs not as promised": [lambda: throw(DeviceError("CUDA driver initialization failed"))],
     "bad loss": [lambda: throw(BadLoss("x"))],
     "out of GPU memory": [gpu_is_full, wrapped, lambda: throw(OutOfMemory("x"))],
     "out of host memory": [lambda: throw(MemoryError()), lambda: throw(OSError(12, "Cannot allocate memory"))],
@@ -119,6 +121,10 @@ CASES = {
     "hub refused": [lambda: hub_answers(403), lambda: hub_answers(401)],
     "not handed on": [load_what_is_not_in_an_offline_cache],
     "hub busy": [lambda: hub_answers(429), lambda: hub_answers(503)],
+    "cache not writable": [
+        lambda: throw(PermissionError(13, "Permission denied", "/home/x/.cache/huggingface/hub")),
+        lambda: throw(OSError(30, "Read-only file system", "/home/x/.triton/autotune")),
+    ],
     "storage refused": [lambda: storage_answers("AccessDenied"), lambda: throw(PermissionError(13, "Permission denied"))],
     "collective timeout": [lambda: throw(RuntimeError(NCCL_TIMEOUT))],
     "rendezvous": [wait_for_clients, rendezvous],
@@ -128,6 +134,9 @@ CASES = {
     "bug": [lambda: throw(KeyError("x")), lambda: throw(RuntimeError("shape mismatch"))],
 }
 FINAL = {
+    "killed again",
+    "GPUs not as promised",
+    "cache not writable",
     "bad loss",
     "out of GPU memory",
     "storage full",
@@ -138,6 +147,7 @@ FINAL = {
     "refused",
 }
 FINAL |= {"bug"}
+DERIVED = {"RendezvousTimeoutError", "EndpointConnectionError"}
 
 
 @pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
@@ -147,6 +157,15 @@ def test_errors_are_told_apart(kind, case):
     assert failure.recoverable == (kind not in FINAL)
     assert failure.advice
     assert ("Traceback" in failure.details) == (kind == "bug")
+
+
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
+def test_errors_are_told_apart_by_their_names_too(kind, case):
+    error = raised(CASES[kind][case])
+    named = failures.kind_named(f"{type(error).__name__}: {error}")
+    # By itself: what it was raised from is not in its name, and of other libraries' classes the bases are not known.
+    expected = next((kind for kind in failures.KINDS if kind.is_of(error)), None)
+    assert named == (None if type(error).__name__ in DERIVED else expected)
 
 
 def test_the_whole_table_is_tried():

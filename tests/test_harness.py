@@ -11,12 +11,13 @@ import yaml
 from flytekit import workflow
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import harness, harness_data, harness_tasks
+from flytune import harness, harness_data, harness_tasks, yaml_core
 from flytune.errors import DataError, RecipeError
 from flytune.harness import Job, JobResult
 from flytune.metrics import Metrics
 from flytune.recipe import Recipe
-from tasks.harness import EVALUATE_TASKS, Scored, combine_tasks, list_jobs
+from tasks.harness import EVALUATE_TASKS, combine_tasks
+from tasks.harness_data import HarnessData
 from tests.stages import recipe_for, write_dataset, write_trained
 from tests.test_data_hub import hub  # noqa: F401 (a fixture)
 from tests.test_report import metrics
@@ -57,6 +58,7 @@ def own(tmp_path_factory):
     }
     for name, content in files.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    (folder / "bad.yaml").write_text("task: [\n")
     return folder
 
 
@@ -210,8 +212,7 @@ def test_mistakes_are_told_all_at_once(base, own, tmp_path):
     assert re.search(r"tasks: chose: unknown to the harness; did you mean .*choose", text)
     assert "tasks: code runs code that the model writes" in text
     assert "tasks: choose is asked twice, by both and by choose" in text
-    (tmp_path / "bad.yaml").write_text("task: [\n")
-    assert "not read: bad.yaml (" in refused(base, tmp_path, ["bad"])
+    assert "not read: bad.yaml (" in refused(base, own, ["bad"])
     assert "evaluation.include_path:" in refused(base, tmp_path / "none", ["choose"])
 
 
@@ -249,30 +250,38 @@ def test_nothing_is_printed(base, own, trained, tmp_path, capfd):
 
 
 @workflow
-def evaluated(recipe: Recipe, shape: str, trained: FlyteDirectory, metrics: Metrics, base: FlyteDirectory) -> Scored:
-    asked = list_jobs(recipe=recipe)
-    shared = {"recipe": recipe, "trained": trained, "base": base, "data": asked.data}
-    answers = each_on("ask", shape, EVALUATE_TASKS, {"job": asked.jobs}, **shared)
-    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=asked.data)
+def evaluated(
+    recipe: Recipe,
+    shape: str,
+    trained: FlyteDirectory,
+    metrics: Metrics,
+    base: FlyteDirectory,
+    jobs: list[Job],
+    data: FlyteDirectory,
+) -> Metrics:
+    answers = each_on("ask", shape, EVALUATE_TASKS, {"job": jobs}, recipe=recipe, trained=trained, base=base, data=data)
+    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=data)
+    return found
 
 
 def inputs(recipe, trained, tmp_path):
     (tmp_path / "base.json").write_text("{}")
     folders = {"trained": FlyteDirectory(str(trained["full"])), "base": FlyteDirectory(str(tmp_path))}
-    return {"recipe": recipe, "shape": "cpu-2", "metrics": metrics(), **folders}
+    asked = HarnessData()
+    jobs = asked.jobs(recipe)
+    return {"recipe": recipe, "shape": "cpu-2", "metrics": metrics(), "jobs": jobs, "data": asked.stored(), **folders}
 
 
-def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained, tmp_path):
+def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained, tmp_path, untrained):
     recipe = asking(base, own, ["choose"], task_shards=2)
-    found, results = evaluated(**inputs(recipe, trained, tmp_path))
+    found = evaluated(**inputs(recipe, trained, tmp_path))
     assert [(score.task, score.documents) for score in found.tasks] == [("choose", DOCUMENTS)]
     assert found.base == metrics().base
-    assert sorted(path.name for path in Path(results.path).iterdir()) == ["base.json", "tuned.json"]
 
 
 def test_without_tasks_no_pod_answers(base, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "run", lambda *_: pytest.fail("a pod was asked for"))
-    found, _ = evaluated(**inputs(recipe_for(base, "full"), trained, tmp_path))
+    found = evaluated(**inputs(recipe_for(base, "full"), trained, tmp_path))
     assert found.tasks == []
 
 
@@ -389,3 +398,21 @@ def test_chats_without_a_template_are_refused_before_training(base, own, tmp_pat
     with pytest.raises(DataError, match=r"data\.chat_template: the tokenizer of .*bare has no chat template"):
         harness_data.keep(recipe, None)
     harness_data.keep(asking(base, own, ["both"], apply_chat_template=True), None)
+
+
+def test_tasks_of_one_s_own_are_read_by_yaml_1_2_and_the_harness_s_own_as_it_does(base, own, tmp_path):
+    from lm_eval.tasks import _yaml_loader
+
+    task = yaml.safe_load((own / "choose.yaml").read_text())
+    task |= {"task": "agree", "doc_to_choice": "CHOICES", "doc_to_target": 1}
+    task["dataset_kwargs"]["data_files"]["test"] = str(own / "rows.jsonl")
+    (tmp_path / "agree.yaml").write_text(yaml.safe_dump(task).replace("CHOICES", "[no, yes]"))
+    recipe = asking(base, tmp_path, ["agree"])
+    loaded = harness_tasks.load(recipe, recipe.evaluation.tasks[0])["tasks"]["agree"]
+    assert loaded.get_config("doc_to_choice") == ["no", "yes"]
+    package = Path(_yaml_loader.__file__).parent
+    assert not issubclass(_yaml_loader._make_loader(package / "mmlu", resolve_funcs=True), yaml_core.CoreLoader)
+    (tmp_path / "agree.yaml").write_text("task: agree\ntask: agree\n")
+    harness_tasks._indexed.cache_clear()
+    with pytest.raises(RecipeError, match=r"agree\.yaml \(task is there twice, in lines 1 and 2; keep one\)"):
+        harness_tasks.check(recipe)

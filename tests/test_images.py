@@ -11,6 +11,7 @@ from flytekit import ImageSpec
 from flytekit.image_spec.default_builder import create_docker_context
 from flytekit.tools.ignore import DockerIgnore, FlyteIgnore, IgnoreGroup
 
+import flytune
 import images
 from flytune.errors import FlytuneError
 from flytune.shapes import load_shapes
@@ -32,6 +33,19 @@ def argument(name: str) -> str:
     found = re.search(rf"^ARG {name}=(\S+)$", DOCKERFILE, re.MULTILINE)
     assert found, name
     return found[1]
+
+
+def test_the_version_is_the_code_s_own_and_the_package_s_too():
+    from setuptools.config.pyprojecttoml import read_configuration
+
+    assert read_configuration(images.ROOT / "pyproject.toml")["project"]["version"] == flytune.__version__
+    asking = [
+        path
+        for top in ("flytune", "tasks", "workflows", "images")
+        for path in (images.ROOT / top).rglob("*.py")
+        if re.search(r"""(version|files|distribution|requires|metadata)\(["'](flytune|__package__)""", path.read_text())
+    ]
+    assert asking == [], "an image has the code, and no installed project"
 
 
 def test_images_are_names_unless_asked_otherwise():
@@ -175,6 +189,28 @@ def test_each_target_drops_root_finds_the_project_and_says_its_revision(target):
     assert text.index("USER 10001") < text.index("RUN python")
 
 
+@pytest.mark.parametrize("target", ["light", "train"])
+def test_the_first_process_of_a_container_takes_signals_while_python_imports(target):
+    text = stage(target)
+    assert 'ENTRYPOINT ["tini", "-s", "--"]' in text
+    assert re.search(r"apt-get install [^&]* tini ", text)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"), [("pyflyte-fast-execute", "another\n"), ("pyflyte-execute", "Unclosed\nanother\n")]
+)
+def test_the_process_that_fetches_the_code_ends_without_errors_of_open_connections(script, said, tmp_path):
+    assert "COPY images/sitecustomize.py /opt/site/" in DOCKERFILE
+    assert DOCKERFILE.count("PYTHONPATH=/app:/opt/site") == 2
+    (tmp_path / script).write_text(
+        "import logging; log = logging.getLogger('flytekit'); log.error('Unclosed'); log.error('another')"
+    )
+    shutil.copy(images.ROOT / "images" / "sitecustomize.py", tmp_path)
+    command = [sys.executable, str(tmp_path / script)]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert done.stderr == said
+
+
 def test_pods_get_what_they_read_and_nothing_else():
     ignored = IgnoreGroup(str(images.ROOT), [DockerIgnore, FlyteIgnore]).is_ignored
     needed = [
@@ -183,6 +219,7 @@ def test_pods_get_what_they_read_and_nothing_else():
         "accelerators.yaml",
         "recipes/demo-qlora.yaml",
         "deepspeed_configs/zero3.json",
+        "flytune/base_models.json",
         "flytune/data/__init__.py",
     ]
     assert [path for path in [*needed, "tasks/train.py", "workflows/finetune.py", "images/__init__.py"] if ignored(path)] == []

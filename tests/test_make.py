@@ -14,21 +14,45 @@ from flytune.shapes import load_shapes
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def lines(target, **variables):
+def lines(target, *options, **variables):
     """What make would run."""
-    command = ["make", "--no-print-directory", "-n", target, *(f"{name}={value}" for name, value in variables.items())]
+    command = [
+        "make",
+        "--no-print-directory",
+        "-n",
+        *options,
+        target,
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
-def test_remote_and_register_show_the_plain_line_and_ask_for_the_cluster_first():
+def test_remote_and_register_show_the_plain_line_and_ask_plan_and_cluster_first():
     remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
     made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
-    assert made[-3:] == ["flytune doctor --remote --reach", f'echo "{remote}"', remote]
+    asked = ["flytune plan recipes/x.yaml", "flytune doctor --remote --reach"]
+    assert made[-4:] == [*asked, f'echo "{remote}"', remote]
     where = "--project flytesnacks --domain development --copy all --destination-dir ."
     register = f"pyflyte register {where} --version v1 workflows"
     assert lines("register", VERSION="v1")[-3:] == ["flytune doctor --remote --reach", f'echo "{register}"', register]
     assert "--version" not in lines("register")[-1]
+
+
+NEW = ("--assume-new", "requirements-dev.lock")
+"""As where nothing is installed yet."""
+
+
+def test_torch_without_cuda_is_installed_before_the_lock_which_takes_it():
+    (version,) = {line for line in (ROOT / "requirements-dev.lock").read_text().split() if line.startswith("torch==")}
+    made = [line for line in lines("install", *NEW, TORCH="cpu", BIN="nowhere/bin") if "pip install" in line]
+    assert f'"{version}+cpu"' in made[0]
+    assert "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS" in made[0]
+    assert made[1].endswith("--requirement requirements-dev.lock")
+    assert not [line for line in lines("install", *NEW, BIN="nowhere/bin") if "torch" in line]
+    assert any(
+        "TORCH=cu12: unknown; cpu, or leave it out" in line for line in lines("install", *NEW, TORCH="cu12", BIN="nowhere/bin")
+    )
 
 
 def test_help_lists_them():
@@ -77,13 +101,19 @@ def test_the_package_has_every_shape_s_tasks_workflows_and_launch_plans(package)
     shapes = load_shapes()
     assert {f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in shapes} <= set(tasks)
     assert {f"tasks.train.train_{shape.identifier}" for shape in shapes} <= set(tasks)
-    assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.sweep.sweep_point"} <= set(workflows)
-    assert {"nightly", "weekly", "sweep_point", "workflows.finetune.finetune"} <= set(plans)
+    assert {"workflows.finetune.finetune", "workflows.sweep.sweep"} <= set(workflows)
+    assert {"nightly", "weekly", "workflows.finetune.finetune"} <= set(plans)
 
 
 def test_the_package_s_code_has_what_pods_read_and_nothing_of_the_laptop(package):
     _, names = package
-    assert {"shapes.yaml", "cluster.yaml", "tasks/train.py", "flytune/recipe.py", "deepspeed_configs/zero3.json"} <= names
+    assert {
+        "shapes.yaml",
+        "cluster.yaml",
+        "tasks/train.py",
+        "flytune/base_models.json",
+        "deepspeed_configs/zero3.json",
+    } <= names
     assert not [name for name in names if name.startswith((".venv", ".git/", "tests", ".demo"))]
     task = next(iter(package[0]["1"].values()))
     assert "pyflyte-fast-execute" in task.template.container.args or task.template.HasField("k8s_pod")

@@ -1,6 +1,9 @@
 """What a run needs of each resource in each phase, and the verdict that follows; and the dry run that confirms it."""
 
 import json
+import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +58,33 @@ def test_a_4_bit_base_is_whole_on_each_gpu_before_it_is_sharded():
 def test_host_memory_while_loading(changes, bytes_each):
     table = needs_of(recipe_of(**changes))["host memory"].phases[LOAD]
     assert table.get("weights as loaded", 0) == 8 * bytes_each
-    assert table["processes"] == 8 * needs.PROCESS_GIB * GIB
+    assert table["processes"] == round(8 * needs.CUDA_BUILD_GIB * GIB)
+
+
+@pytest.mark.parametrize(
+    ("installed", "on_cpu"),
+    [("2.13.0+cpu", 1.0), ("2.13.0", 1.27), ("2.13.0+cu130", 1.27), (None, 1.27)],  # none: the plan task's image
+)
+def test_a_process_takes_what_the_build_of_torch_does(installed, on_cpu, monkeypatch):
+    def version(name):
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(sys, "platform", "linux")
+    needs._has_cpu_build.cache_clear()
+    try:
+        recipe = recipe_of(sharding="ddp")
+        assert needs_of(recipe, "cpu-2")["process memory"].phases[STEP]["process"] == round(on_cpu * GIB)
+        assert needs_of(recipe)["host memory"].phases[STEP]["processes"] == round(8 * 1.27 * GIB), "GPUs run the train image"
+    finally:
+        needs._has_cpu_build.cache_clear()
+
+
+def test_the_train_image_has_the_build_that_a_lock_without_one_names():
+    lines = (Path(__file__).parent.parent / "requirements.lock").read_text().splitlines()
+    assert [line for line in lines if line.startswith("torch==")] == ["torch==2.13.0"]
 
 
 def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():

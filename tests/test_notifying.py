@@ -48,9 +48,18 @@ def test_who_asks_is_told(webhook):
     assert got == [(f"/{SECRET}", {"text": "it broke"})]
     assert not notifying.tell(wishes("failed"), "succeeded", "done")
     assert not notifying.tell(wishes("failed", webhook=False), "failed", "it broke")
-    assert notifying.tell(wishes("succeeded"), "succeeded", "x" * 9999)
-    assert len(got[1][1]["text"]) == 3000
+    assert notifying.tell(wishes("succeeded"), "succeeded", "begin" + "x" * 99_999 + "end")
+    text = got[1][1]["text"]
+    assert text.startswith("begin")
+    assert text.endswith("end")
+    assert len(text) <= 12_000
     assert len(got) == 2
+
+
+def test_no_credential_is_told(webhook):
+    got, server = webhook
+    assert notifying.tell(wishes("failed"), "failed", f"posting to http://127.0.0.1:{server.server_port}/{SECRET} failed")
+    assert SECRET not in got[0][1]["text"]
 
 
 @pytest.mark.parametrize(

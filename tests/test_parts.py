@@ -157,12 +157,11 @@ def test_the_parts_are_registered_with_what_they_need():
 
     from flytekit.tools.translator import get_serializable
 
-    harness = {"list_jobs", "combine_tasks"}
     for workflow, tasks in (
         (parts.plan_only, {"make_plan"}),
         (parts.prepare_only, {"make_plan", "prepare_data"}),
-        (parts.evaluate_only, harness | {"make_plan", "fetch_base_model", "prepare_data"}),
-        (parts.export_only, harness | {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"}),
+        (parts.evaluate_only, {"make_plan", "fetch_base_model", "prepare_data", "combine_tasks"}),
+        (parts.export_only, {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"}),
     ):
         entities = OrderedDict()
         get_serializable(entities, SETTINGS, workflow)

@@ -1,23 +1,23 @@
 import http.server
 import json
 import re
+import socket
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytune import candidates, forecast, models, needs, planner, states
+from flytune import bases, candidates, forecast, models, needs, planner, states
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
+from flytune.peaks import STEP
 from flytune.recipe import Recipe
-from flytune.shapes import Shape, load_shapes, shape_named
+from flytune.shapes import GIB, Shape, load_shapes, shape_named
 from flytune.strategies import ONE_PROCESS, STRATEGIES, pair_problem, route, strategy_of
 from tests.test_recipe import RECIPES, content
 
-CONFIGS = Path(__file__).parent / "configs"
-LLAMA_8B = json.loads((Path(__file__).parent / "configs" / "meta-llama--Llama-3.1-8B-Instruct.json").read_text())
+LLAMA_8B = models.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
 SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 
@@ -72,11 +72,14 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_shipped_recipe_is_planned(path, hub):
+def test_every_shipped_recipe_is_planned_where_there_is_no_network(path, connections, tmp_path, monkeypatch):
     recipe = Recipe.from_yaml(path)
-    # The demo's models are made on the spot; their configurations are kept here.
-    made = CONFIGS / f"demo-{Path(recipe.model.name_or_path).name}.json"
-    plan = planner.make(recipe, geometry=models.geometry(json.loads(made.read_text()), "x") if made.is_file() else None)
+    # The headers are of the torch that PyPI has for Linux, whichever is installed here.
+    monkeypatch.setattr(needs, "_has_cpu_build", lambda: False)
+    # Where the demo's models were not made yet.
+    monkeypatch.chdir(tmp_path)
+    plan = planner.make(recipe)
+    assert not connections
     assert plan.verdict in ("fits", "tight")
     assert all(need.margin_bytes >= 0 for need in plan.needs)
     header = path.read_text().partition("\nname:")[0]
@@ -162,6 +165,21 @@ def test_the_micro_batch_may_be_bounded():
     assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (4, 2)
 
 
+def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
+    smollm = models.shipped()[".demo/models/smollm2-135m-instruct"]["config"]
+    base = {"method": "lora", "sharding": "none", "model": {"name_or_path": "a/b", "dtype": "float32"}}
+    base |= {"data": {"path": "x", "max_length": 256}, "hardware": {"shape": "cpu-1"}}
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": False}
+    plan = plan_of(smollm, training=training, **base)
+    assert plan.per_device_train_batch_size == 2
+    assert plan.memory.peak_bytes < 4e9
+    assert plan.memory.phases[STEP]["activations"] < candidates.CPU_ACTIVATIONS_GIB * GIB
+    asked = plan_of(smollm, training=training | {"per_device_train_batch_size": 8}, **base)
+    assert asked.per_device_train_batch_size == 8
+    longer = plan_of(smollm, training=training, **base | {"data": {"path": "x", "max_length": 2048}})
+    assert longer.per_device_train_batch_size == 1
+
+
 def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus():
     with pytest.raises(DoesNotFit, match="device_map is one process on one node, and the shape has 2 nodes"):
         plan_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8x2"})
@@ -224,13 +242,13 @@ def test_auto_takes_the_cheapest_gpu_and_cpus_only_when_asked():
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("HuggingFaceTB--SmolLM2-1.7B-Instruct", 1_711_376_384),
-        ("meta-llama--Llama-3.1-8B-Instruct", 8_030_261_248),
-        ("Qwen--Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
     ],
 )
 def test_published_models_are_counted_exactly(name, parameters):
-    assert models.geometry(json.loads((CONFIGS / f"{name}.json").read_text()), name).parameters == parameters
+    assert models.geometry(models.shipped()[name]["config"], name).parameters == parameters
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
@@ -272,6 +290,67 @@ def test_a_model_that_cannot_be_read_is_told_apart(tmp_path, hub):
     assert "not JSON" in said(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     assert "does not say hidden_size" in said(str(tmp_path))
+
+
+@pytest.fixture
+def connections(monkeypatch, tmp_path):
+    """The addresses that are connected to; each refuses."""
+    from huggingface_hub import constants
+
+    tried = []
+
+    def refuse(address, *arguments, **settings):
+        tried.append(address)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return tried
+
+
+def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connections):
+    with pytest.raises(RecipeError) as caught:
+        models.read_geometry(recipe_of(model={"name_or_path": "owner/unknown"}).model)
+    assert connections == [("hub.invalid", 443)]
+    said = str(caught.value)
+    assert "owner/unknown: no such folder, and the hub cannot be reached (no answer from https://hub.invalid); name a" in said
+    assert "config.json" in said
+    assert "HF_HUB_OFFLINE=1" in said
+
+
+def test_a_shipped_config_holds_for_its_revision_alone(connections):
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    pinned = models.shipped()[name]["revision"]
+    assert models.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters == 8_030_261_248
+    assert not connections
+    for model in ({"name_or_path": name}, {"name_or_path": name, "revision": "f" * 40}):
+        with pytest.raises(RecipeError, match=f"write model.revision: {pinned}, whose sizes Flytune has; or name a folder"):
+            models.read_geometry(recipe_of(model=model).model)
+    assert len(connections) == 2
+
+
+def test_a_commit_is_not_waited_for_either(connections):
+    assert bases.commit_of(recipe_of(model={"name_or_path": "owner/unknown"}).model) is None
+    assert len(connections) == 1
+
+
+def test_behind_a_proxy_it_is_the_proxy_that_is_tried(connections, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    assert not bases.hub_answers()
+    monkeypatch.setenv("no_proxy", "hub.invalid")
+    assert not bases.hub_answers()
+    assert connections == [("proxy.invalid", 3128), ("hub.invalid", 443)]
+
+
+def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
+    named = {(recipe.model.name_or_path, recipe.model.revision) for recipe in map(Recipe.from_yaml, RECIPES)}
+    assert {(name, entry["revision"]) for name, entry in models.shipped().items()} == named
+    assert all(entry["source"] for entry in models.shipped().values())
 
 
 class RefusingHub(http.server.BaseHTTPRequestHandler):
@@ -370,9 +449,7 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     from flytune import evaluating
 
     recipe = Recipe.from_yaml(RECIPES[0].parent / "llama-3.3-70b-qlora-fsdp.yaml")
-    geometry = models.geometry(
-        json.loads((Path(__file__).parent / "configs" / "meta-llama--Llama-3.3-70B-Instruct.json").read_text()), "x"
-    )
+    geometry = models.read_geometry(recipe.model)
     plan = planner.make(recipe, geometry=geometry)
 
     def on(name, **changes):

@@ -299,6 +299,7 @@ for folder, text, out in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
 """
 
 
+@pytest.mark.slow
 def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model, tmp_path):
     """By the code of their own cards: the one on the hub, which names its tag, and the one in the artifact's folder."""
     import torch
@@ -321,6 +322,7 @@ def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model,
     assert hub.asked["resolve"]
 
 
+@pytest.mark.slow
 def test_what_the_page_says_works(hub, adapter, model, tmp_path):
     """docs/publish.md's Python and its command, with this test's names in place of the page's."""
     publish(adapter)

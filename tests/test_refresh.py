@@ -218,7 +218,7 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
     assert accepted.Decision.read(folder / "accepted" / "accepted.json").artifact == first.artifact
 
 
-def test_models_of_other_vocabularies_are_not_compared(tmp_path):
+def test_models_of_other_vocabularies_are_not_compared(tmp_path, untrained):
     import json
 
     from flytune import comparing

@@ -272,17 +272,20 @@ def test_ranks_that_never_answer_are_named(monkeypatch):
         ranks.run(2, time.sleep, 60)
 
 
-def test_every_machine_of_one_node_has_a_selftest_task():
+def test_every_row_has_a_selftest_task():
     from tasks.selftest import SELFTEST
     from tests.test_tasks import limits, proto
 
-    assert SELFTEST.keys() == {shape.name for shape in load_shapes() if shape.nodes == 1}
+    assert SELFTEST.keys() == {shape.name for shape in load_shapes()}
     from google.protobuf.json_format import MessageToDict
 
     template = proto(SELFTEST["t4-8"])
     assert template.id.name == "tasks.selftest.selftest_t4_8"
     asked = limits(MessageToDict(template.k8s_pod.pod_spec))
     assert asked.get("gpu", asked.get("nvidia.com/gpu")) == "8"
+    job = MessageToDict(proto(SELFTEST["t4-8x3"]).custom)
+    assert job["workerReplicas"]["replicas"] == 3
+    assert job["elasticConfig"]["nprocPerNode"] == 1, "that process starts the node's ranks"
 
 
 def test_a_selftest_task_fails_with_the_table(monkeypatch):

@@ -6,25 +6,30 @@ import os
 import re
 import subprocess
 import sys
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import yaml
-from flytekit import FlyteContextManager
-from flytekit.core.context_manager import ExecutionState
-from flytekit.tools.translator import get_serializable
+from flytekit import task
 from rich.console import Console
 
-from flytune import grids, planner, sweeps
-from flytune.errors import RecipeError
+from chaos.pods import filled, write_inputs
+from flytune import accepted, grids, planner, sweeps
+from flytune.errors import DataError, RecipeError
 from flytune.metrics import Score
+from flytune.points import Run, Running
 from flytune.recipe import Recipe
 from flytune.sweeps import Outcome, Sweep
+from tasks.mapping import mapped, reason
+from tasks.promote import rollback_accepted
+from tests.dynamics import WholeRun
+from tests.flyteadmin import flyteadmin
+from tests.stages import plan_for
+from tests.test_accepted import decision
 from tests.test_planner import recipe_of
 from tests.test_tasks import SETTINGS
 from tests.tiny import tiny_base, tiny_recipe, write_pairs
-from workflows.sweep import run_points, sweep
+from workflows.sweep import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -133,7 +138,7 @@ def test_the_best_has_the_lowest_loss_and_those_within_chance_are_named():
     assert compared([1.5, 1.5]).best == f"{name}-1"
     assert compared([1.5, 1.8], reach=0.01).as_good == []
     assert "No point has a held-out loss" in sweeps.verdict(compared([None]))
-    assert found.outcomes[2].reason.startswith("no reason was told")
+    assert found.outcomes[2].reason.startswith("no reason is known")
 
 
 def test_losses_on_other_samples_are_warned_of():
@@ -166,26 +171,62 @@ def test_a_picture_of_many_values_and_of_one_run():
     assert sweeps.html(compared([None])).count("failed") > 1
 
 
-def test_the_points_are_mapped_over_a_launch_plan_with_the_inputs_limits():
-    recipes = [recipe_of(name=f"p-{number}") for number in range(3)]
-    context = FlyteContextManager.current_context().with_serialization_settings(SETTINGS)
-    state = context.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
-    with FlyteContextManager.with_context(context.with_execution_state(state)) as inner:
-        made = run_points.compile_into_workflow(
-            inner, run_points.task_function, recipes=recipes, notes="s3://b/n", concurrency=3, successes=2
-        ).to_flyte_idl()
-    (array,) = [node.array_node for node in made.nodes if node.HasField("array_node")]
-    assert (array.parallelism, array.min_successes) == (3, 2)
-    assert array.node.workflow_node.launchplan_ref.name == "sweep_point"
+def run_of(name):
+    """A point on its way, as far as what becomes of it asks."""
+    recipe = recipe_of(name=name)
+    request = {"model": recipe.model, "data": recipe.data, "fingerprint": "1"}
+    return Run(
+        recipe=recipe, plan=plan_for(recipe), route="a", shape="a", request=request, base={"name_or_path": "b"}, keep="k"
+    )
 
 
-def test_registering_the_sweep_registers_what_it_maps_over():
-    entities = OrderedDict()
-    get_serializable(entities, SETTINGS, sweep)
-    names = {entity.name for entity in entities if hasattr(entity, "name")}
-    assert {"sweep_point", "workflows.sweep.sweep_point", "workflows.finetune.finetune", "tasks.sweep.note_failure"} <= names
-    (point,) = [spec for entity, spec in entities.items() if getattr(entity, "name", "") == "workflows.sweep.sweep_point"]
-    assert point.template.failure_node is not None
+def test_a_failed_point_leaves_its_reason_and_the_others_go_on():
+    first = Running(runs=[run_of(name) for name in ("p-1", "p-2", "p-3")], least=2, concurrency=2, notes="n")
+    then = first.after({"p-1": {"trained": "x"}, "p-2": "train: it failed", "p-3": {"trained": "y"}})
+    assert [(run.recipe.name, run.trained) for run in then.runs] == [("p-1", "x"), ("p-3", "y")]
+    assert (then.reasons, then.spare) == ({"p-2": "train: it failed"}, 0)
+    assert then.unless_hopeless() is then
+    last = then.after({"p-1": "it failed too", "p-3": {}}).unless_hopeless()
+    assert last.runs == []
+    assert last.reasons["p-3"] == "not run: 1 points are left, and 2 must succeed (min_success_ratio)"
+
+
+@task
+def halve(number: int) -> int:
+    if number % 2:
+        raise DataError(f"{number} is odd")
+    return number // 2
+
+
+def test_a_mapped_task_may_fail_for_each_point_and_for_all(tmp_path):
+    notes = str(tmp_path / "notes" / "train" / "a")
+    assert mapped(halve, notes, spare=3)(number=[2, 3, 4]) == [1, None, 2]
+    assert [reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
+    assert mapped(halve, str(tmp_path / "all" / "a"), spare=2)(number=[1, 3]) == [None, None]
+
+
+def test_points_are_not_begun_once_too_many_have_failed(tmp_path):
+    notes = str(tmp_path / "notes" / "train" / "a")
+    assert mapped(halve, notes, spare=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
+    assert reason(notes, 1) == "3 is odd"
+    assert reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
+
+
+@pytest.mark.parametrize(("address", "ended"), [("gone", "error.pb"), ("there", "outputs.pb")])
+def test_a_pod_does_the_element_of_its_number_and_leaves_its_reason(address, ended, tmp_path):
+    accepted.record(str(tmp_path / "there"), decision("a"), expected=None)
+    accepted.record(str(tmp_path / "there"), decision("b"), expected="a")
+    made = mapped(rollback_accepted, str(tmp_path / "notes" / "all"), spare=2)
+    write_inputs(made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]})
+    command = filled(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
+    number = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "NUMBER", "NUMBER": "1", "FLYTE_ATTEMPT_NUMBER": "0"}
+    environment = os.environ | number | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command[0] = str(Path(sys.executable).with_name(command[0]))
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    assert (tmp_path / ended).exists(), done.stderr[-3000:]
+    left = "" if address == "there" else f"{tmp_path}/gone: "
+    assert reason(str(tmp_path / "notes" / "all"), 1).startswith(left)
+    assert bool(reason(str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
 
 
 def run(folder, recipe, *arguments):
@@ -202,33 +243,62 @@ def test_too_many_failures_end_the_sweep_with_the_reason(inputs, tmp_path):
     changes = [{"data.path": "none.jsonl"}, {"training.seed": 1}]
     done = run(tmp_path, tiny_recipe(*inputs), "--changes", json.dumps(changes), "--min_success_ratio", "1")
     assert done.returncode != 0
-    assert "none.jsonl" in done.stdout
+    assert "none.jsonl" in done.stderr
     assert "train_loss" not in done.stdout + done.stderr  # the second point was not begun
 
 
-@pytest.mark.slow
-def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, tmp_path):
-    recipe = tiny_recipe(*inputs, {"training.max_steps": 2})
-    changes = [
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    """Points that fail in each of their stages, and two that do not."""
+    broken = tmp_path_factory.mktemp("broken") / "pairs.jsonl"
+    broken.write_text('{"instruction": "a", "output": "b"}\n' + "no JSON\n" * 40)
+    return [
         {"training.learning_rate": 1e-2},
         {"training.learning_rate": 1e39},  # infinite in float32: what it leaves is not finite, and the gate refuses it
         {"sharding": "device_map"},
         {"training.learning_rate": 1e-9},
+        {"data.path": str(broken)},
     ]
-    done = run(tmp_path, recipe, "--changes", json.dumps(changes))
+
+
+def check_table(found):
+    """Each failed point has cost its row alone."""
+    assert found.best == "tiny-1"
+    assert [bool(one.tuned) for one in found.outcomes] == [True, False, False, True, False]
+    assert "method full with sharding device_map" in found.outcomes[2].reason
+    assert found.outcomes[1].reason.startswith("evaluate: ")
+    assert "not finite" in found.outcomes[1].reason
+    assert found.outcomes[4].reason.startswith("prepare: ")
+    assert "pairs.jsonl" in found.outcomes[4].reason
+    assert not [one for one in found.outcomes if "Error encountered" in one.reason or "Traceback" in one.reason]
+
+
+@pytest.mark.slow
+def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, changes, tmp_path):
+    recipe = tiny_recipe(*inputs, {"training.max_steps": 2})
+    done = run(tmp_path, recipe, "--changes", json.dumps(changes), "--min_success_ratio", "0.4")
     assert done.returncode == 0, done.stderr[-3000:]
     folder = Path(done.stdout.strip().splitlines()[-1])
     found = Sweep.read(folder / "sweep.json")
-    assert found.best == "tiny-1"
-    assert [bool(one.tuned) for one in found.outcomes] == [True, False, False, True]
-    assert "method full with sharding device_map" in found.outcomes[2].reason
-    assert "not finite" in found.outcomes[1].reason
-    assert "Error encountered" not in found.outcomes[1].reason
+    check_table(found)
     assert all(Path(one.artifact, "report.html").is_file() for one in found.outcomes if one.tuned)
-    assert (folder / "report.html").read_text().count("<path") == 4
+    assert (folder / "report.html").read_text().count("<path") == 5
     assert "Best: tiny-1" in done.stderr
-    # The data was prepared once, and Flyte's cache gave it to the others.
-    assert len(list((tmp_path / "tmp").rglob("flytune-*/dataset/manifest.json"))) <= 1
+    assert len(list((tmp_path / "tmp").rglob("flytune-*/dataset/manifest.json"))) <= 1, "the data was prepared once"
     best = Recipe.from_yaml(folder / "best.yaml")
     assert best.name == "tiny-1"
     assert planner.make(best).shape == "cpu-1"
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_in_pods_as_flyte_runs_dynamic_and_array_nodes(inputs, changes, tmp_path):
+    recipe = Recipe.model_validate(tiny_recipe(*inputs, {"training.max_steps": 2}))
+    with flyteadmin(tmp_path / "home") as (admin, storage):
+        given = {"recipe": recipe, "changes": changes, "min_success_ratio": 0.4}
+        whole = WholeRun(admin, sweep, given, tmp_path / "run", storage)
+        made = whole.outputs()["o0"].scalar.blob.uri
+        check_table(Sweep.read(admin.fetch(made, tmp_path / "sweep") / "sweep.json"))
+    pods = sorted(pod.name for pod in (tmp_path / "run").iterdir())
+    assert sum(pod.startswith("train_cpu_1-") for pod in pods) == 3, "points that could not be prepared ask for no GPU"
+    assert sum(pod.startswith("evaluate_model_cpu_1-") for pod in pods) == 3
+    assert sum(pod.startswith("store_artifact-") for pod in pods) == 2

@@ -7,6 +7,7 @@ import pytest
 from flytekit import FlyteContextManager
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.core.type_engine import TypeEngine
 from flytekit.models.types import SimpleType
 from flytekit.tools.translator import get_serializable
 from google.protobuf import json_format
@@ -186,6 +187,43 @@ def test_evaluation_may_have_a_shape_of_its_own(tmp_path):
         make_plan(recipe=Recipe.model_validate(tiny_recipe(base, data, {"evaluation.shape": "none-such"})))
 
 
+def light_pods(workflow, specs, tasks):
+    """Of the nodes on the longest way through a workflow, those whose pod is no shape's; each costs 20 to 60 s."""
+    count = 0
+    for node in workflow.nodes:
+        if node.HasField("branch_node"):
+            block = node.branch_node.if_else
+            cases = [case.then_node for case in [block.case, *block.other]]
+            count += max(light_pods(type(workflow)(nodes=[case]), specs, tasks) for case in cases)
+        elif node.HasField("workflow_node"):
+            count += light_pods(specs[node.workflow_node.sub_workflow_ref.name], specs, tasks)
+        elif node.HasField("task_node"):
+            count += tasks[node.task_node.reference_id.name].HasField("container")
+    return count
+
+
+@pytest.mark.parametrize(
+    ("name", "pods"),
+    [
+        ("finetune", 4),  # plan, base model, data (both cached), store
+        ("refresh", 6),  # finetune's; before them decide, at the end promote
+        ("infer", 3),  # split, base model, join
+        ("sweep", 6),  # draw and compare, four that lay out a stage; and for each point store
+    ],
+)
+def test_the_light_pods_on_the_way_are_few(name, pods):
+    from importlib import import_module
+
+    from flytekit.models.admin.workflow import WorkflowSpec
+    from flytekit.models.task import TaskSpec
+
+    entities = OrderedDict()
+    spec = get_serializable(entities, SETTINGS, getattr(import_module(f"workflows.{name}"), name)).to_flyte_idl()
+    made = [one.to_flyte_idl().template for one in entities.values() if isinstance(one, TaskSpec | WorkflowSpec)]
+    tasks = {one.id.name: one for one in made if not hasattr(one, "nodes")}
+    assert light_pods(spec.template, {one.id.name: one for one in made if hasattr(one, "nodes")}, tasks) == pods
+
+
 @pytest.mark.parametrize("name", ["finetune", "refresh", "sweep", "infer"])
 def test_a_workflow_with_all_its_tasks_is_within_what_flyteadmin_reads(name):
     """2 MB, flytestdlib's default of storage.limits.maxDownloadMBs; and 1.5 MiB, etcd's for the object of an execution."""
@@ -198,6 +236,10 @@ def test_a_workflow_with_all_its_tasks_is_within_what_flyteadmin_reads(name):
     get_serializable(entities, SETTINGS, workflow)
     specs = [made for made in entities.values() if isinstance(made, TaskSpec | WorkflowSpec)]
     assert sum(made.to_flyte_idl().ByteSize() for made in specs) < 1_500_000
+
+
+def test_a_class_s_schema_is_made_once():
+    assert TypeEngine.to_literal_type(Recipe) is TypeEngine.to_literal_type(Recipe)
 
 
 def test_workflows_keep_the_schema_of_their_recipe_for_the_console_and_tasks_do_not():

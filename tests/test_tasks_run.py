@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -47,7 +48,11 @@ def pyflyte(recipe, folder, seen=None):
     ("changes", "weights"),
     [
         ({"sharding": "zero2", "hardware.shape": "cpu-2"}, "model.safetensors"),
-        ({"method": "qlora", "sharding": "device_map", "model.dtype": "bfloat16"}, "adapter_model.safetensors"),
+        pytest.param(
+            {"method": "qlora", "sharding": "device_map", "model.dtype": "bfloat16"},
+            "adapter_model.safetensors",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["full-zero2-elastic", "qlora-one-process"],
 )
@@ -55,6 +60,12 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
     recipe = tiny_recipe(*inputs, changes | {"publish.address": str(tmp_path / "store")})
     done = pyflyte(recipe, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout + done.stderr
+    step = r"^step (\d)/3  loss [\d.]+  grad [\d.]+  lr [\de.-]+  [\d,]+ tok/s  \d+\.\d GiB  eta \d+:\d\d$"
+    assert re.findall(step, done.stdout, re.MULTILINE) == ["1", "2", "3"]
+    assert re.search(r"^trained 3 steps in \d+:\d\d  loss .*\nheld-out loss [\d.]+ on \d+ samples$", done.stdout, re.MULTILINE)
+    assert re.search(r"^held-out loss  base [\d.]+  tuned [\d.]+$", done.stdout, re.MULTILINE)
+    assert not re.search(r"\r|\x1b|[Ww]arning|WARN|Failed|\{'", said)
     (artifact,) = (tmp_path / "store").iterdir()
     files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
     records = {"recipe.yaml", "plan.json", "metrics.json", "training.json", "manifest.json", "report.html", "README.md"}
@@ -71,8 +82,15 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"training.learning_rat": 1}, "training.learning_rat: unknown key; did you mean learning_rate?"),
-        ({"method": "full", "sharding": "device_map"}, "method full with sharding device_map"),
+        # As tests/test_errors_shown.py has it, in less time.
+        pytest.param(
+            {"training.learning_rat": 1},
+            "training.learning_rat: unknown key; did you mean learning_rate?",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"method": "full", "sharding": "device_map"}, "method full with sharding device_map", marks=pytest.mark.slow
+        ),
         ({"data.path": "none.jsonl"}, "none.jsonl"),
         ({"model.name_or_path": "./none"}, "no such folder"),
     ],
@@ -80,8 +98,19 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
 def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, said, inputs, tmp_path):
     done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
     assert done.returncode != 0
-    assert said in "".join((done.stdout + done.stderr).replace("│", "").split("\n")).replace("  ", " ") or said in done.stderr
+    assert said in done.stderr
+    assert not re.search("Traceback|╭", done.stdout + done.stderr)
     assert not list(tmp_path.rglob("*.parquet")), "nothing was prepared"
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_for_a_mistake_end_in_one_error_alone(inputs, tmp_path):
+    changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.learning_rate": 1e30}
+    done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"^RunFailed: rank \d: bad loss: step \d: ", done.stderr, re.MULTILINE)
+    assert done.stderr.endswith("the run does not go on by itself\n")
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.fixture

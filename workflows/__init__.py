@@ -1,1 +1,3 @@
-"""Flyte workflows: wiring only."""
+"""Flyte workflows: wiring only. What goes into them: inputs.py."""
+
+from workflows import inputs as inputs

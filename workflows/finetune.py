@@ -11,7 +11,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.recipe import Recipe
 from tasks.base_model import fetch_base_model
 from tasks.evaluate import EVALUATE
-from tasks.harness import EVALUATE_TASKS, combine_tasks, list_jobs
+from tasks.harness import EVALUATE_TASKS
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.report import report_failure
@@ -23,27 +23,29 @@ from workflows.routing import each_on, on
 @workflow(on_failure=report_failure)
 def finetune(recipe: Recipe) -> FlyteDirectory:
     """Plan, prepare the data, train on the plan's machines, evaluate the export, store one artifact."""
-    planned = make_plan(recipe=recipe)
-    base = fetch_base_model(base=planned.base)
-    dataset = prepare_data(request=planned.request, keep=planned.keep)
+    planned, dataset, base = prepared(recipe)
     artifact: FlyteDirectory = stored(recipe, planned, dataset, base)
     return artifact
 
 
+def prepared(recipe: Any) -> tuple[Any, Any, Any]:
+    """Return the plan, the prepared data, and the base model's files."""
+    planned = make_plan(recipe=recipe)
+    base = fetch_base_model(base=planned.base)
+    return planned, prepare_data(request=planned.request, keep=planned.keep), base
+
+
 def stored(recipe: Any, planned: Any, dataset: Any, base: Any, further: bool = True) -> Any:
     """Trains, or exports what there is where not `further`; evaluates the export; stores one artifact."""
-    # Training takes its recipe: a task that the harness does not know is refused before.
-    asked = list_jobs(recipe=recipe)
-    given = {"recipe": asked.recipe, "plan": planned.plan, "dataset": dataset}
+    given = {"recipe": recipe, "plan": planned.plan, "dataset": dataset}
     trained = on("train", planned.route, TRAIN, base=base, further=further, **given)
-    scored = evaluated(recipe, planned, dataset, base, trained, asked)
-    return store_artifact(trained=trained, metrics=scored.metrics, harness=scored.results, **given)
+    metrics, answers = evaluated(recipe, planned, dataset, base, trained)
+    return store_artifact(trained=trained, metrics=metrics, answers=answers, data=planned.data, **given)
 
 
-def evaluated(recipe: Any, planned: Any, dataset: Any, base: Any, trained: Any, asked: Any) -> Any:
-    """Held-out text and, beside it, the harness's tasks: base and tuned model, from the exported files."""
+def evaluated(recipe: Any, planned: Any, dataset: Any, base: Any, trained: Any) -> tuple[Any, Any]:
+    """Get metrics on held-out text, and answers to the harness's tasks: base and tuned model, from the exported files."""
     inputs = {"recipe": recipe, "trained": trained, "base": base}
     metrics = on("evaluate", planned.shape, EVALUATE, dataset=dataset, **inputs)
-    over = {"job": asked.jobs}
-    answers = each_on("tasks", planned.shape, EVALUATE_TASKS, over, data=asked.data, **inputs)
-    return combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=asked.data)
+    over = {"job": planned.jobs}
+    return metrics, each_on("tasks", planned.shape, EVALUATE_TASKS, over, data=planned.data, **inputs)

@@ -9,13 +9,12 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.metrics import Metrics
 from flytune.plans import Plan
 from flytune.recipe import Recipe
-from tasks.base_model import fetch_base_model
 from tasks.checkpoint import find_checkpoint
-from tasks.harness import list_jobs
+from tasks.harness import combine_tasks
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.report import report_failure
-from workflows.finetune import evaluated, stored
+from workflows.finetune import evaluated, prepared, stored
 
 
 @workflow
@@ -36,11 +35,10 @@ def prepare_only(recipe: Recipe) -> FlyteDirectory:
 @workflow
 def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
     """A stored artifact held against its base model once more, on the recipe's held-out data as it is now."""
-    planned = make_plan(recipe=recipe)
-    base = fetch_base_model(base=planned.base)
-    dataset = prepare_data(request=planned.request, keep=planned.keep)
-    metrics: Metrics = evaluated(recipe, planned, dataset, base, artifact, list_jobs(recipe=recipe)).metrics
-    return metrics
+    planned, dataset, base = prepared(recipe)
+    metrics, answers = evaluated(recipe, planned, dataset, base, artifact)
+    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=planned.data)
+    return found
 
 
 @workflow(on_failure=report_failure)
@@ -56,9 +54,7 @@ def export_only(recipe: Recipe) -> FlyteDirectory:
 
 
 def _from_checkpoint(recipe: Recipe, further: bool) -> FlyteDirectory:
-    planned = make_plan(recipe=recipe)
-    base = fetch_base_model(base=planned.base)
-    dataset = prepare_data(request=planned.request, keep=planned.keep)
+    planned, dataset, base = prepared(recipe)
     found = find_checkpoint(recipe=recipe, dataset=dataset)
     artifact: FlyteDirectory = stored(found, planned, dataset, base, further)
     return artifact

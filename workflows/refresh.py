@@ -4,36 +4,48 @@ pyflyte run workflows/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02
 """
 
 from datetime import datetime
+from typing import NamedTuple
 
 from flytekit import conditional, workflow
+from flytekit.types.directory import FlyteDirectory
 
 from flytune.recipe import Recipe
-from tasks.base_model import fetch_base_model
-from tasks.plan import make_plan
-from tasks.prepare import prepare_data
 from tasks.promote import COMPARE, promote_challenger, rollback_accepted
 from tasks.refresh import decide_refresh, skip_refresh
-from workflows.finetune import finetune
+from tasks.report import report_failure
+from workflows.finetune import prepared, stored
 from workflows.routing import apart, on
+
+
+class Tuned(NamedTuple):
+    """An artifact, and what it is compared on; `shape` names the compare task."""
+
+    artifact: FlyteDirectory
+    shape: str
+    dataset: FlyteDirectory
+    base: FlyteDirectory
+
+
+@workflow(on_failure=report_failure)
+def train_challenger(recipe: Recipe) -> Tuned:
+    """Run finetune, and hand on what comparing needs as well."""
+    planned, dataset, base = prepared(recipe)
+    return Tuned(stored(recipe, planned, dataset, base), planned.shape, dataset, base)
 
 
 @workflow
 def challenge(recipe: Recipe, changed: Recipe, accepted: str, champion: str, fingerprint: str) -> str:
     """Finetune the `changed` recipe, hold its model against the champion, record what became of it under `recipe`."""
-    artifact = finetune(recipe=changed)
-    planned = make_plan(recipe=changed)
-    # As finetune has prepared it: from the cache.
-    dataset = prepare_data(request=planned.request, keep=planned.keep)
-    base = fetch_base_model(base=planned.base)
-    inputs = {"recipe": changed, "artifact": artifact, "dataset": dataset, "base": base, "champion": champion}
-    duel = on("compare", planned.shape, COMPARE, **inputs)
+    tuned = train_challenger(recipe=changed)
+    inputs = {"recipe": changed, "artifact": tuned.artifact, "dataset": tuned.dataset, "base": tuned.base}
+    duel = on("compare", tuned.shape, COMPARE, champion=champion, **inputs)
     told: str = promote_challenger(
         recipe=recipe,
         accepted=accepted,
         champion=champion,
         fingerprint=fingerprint,
         changed=changed,
-        artifact=artifact,
+        artifact=tuned.artifact,
         duel=duel,
     )
     return told

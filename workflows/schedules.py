@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, LaunchPlan, Slack, WorkflowExecutionPhase
 from flytekit.core.notification import Notification
 
-from flytune import refreshing
+from flytune import refreshing, uploads
 from flytune.recipe import Recipe
 from flytune.run_sections import Notify
 from workflows.refresh import refresh
@@ -23,7 +23,7 @@ _PHASES = {
 
 
 def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days: int) -> LaunchPlan:
-    """A launch plan that refreshes a model on the data of the `days` before each kickoff.
+    """Return a launch plan that refreshes a model on the data of the `days` before each kickoff.
 
     Args:
         name: of the launch plan; there is one of a name.
@@ -32,10 +32,12 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         accepted: the folder or fsspec address that keeps which model is accepted.
 
     Raises:
-        RecipeError: the recipe cannot be read, names no data.heldout_path, or an adapter's base without its commit.
+        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its commit, or files of
+            this machine: a launch plan uploads nothing.
     """
     recipe = Recipe.from_yaml(RECIPES / recipe_file)
     refreshing.check(recipe)
+    uploads.refuse(recipe, f"launch plan {name}: recipe {recipe.name}")
     return LaunchPlan.get_or_create(
         name=name,
         workflow=refresh,

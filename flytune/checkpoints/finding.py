@@ -65,6 +65,14 @@ def described(recipe: Recipe) -> str:
     return f"Newest whole checkpoint: {found}; the same recipe goes on from it." if found else "There is no whole checkpoint."
 
 
+def addresses(recipe: Recipe) -> list[str]:
+    """Return addresses of the recipe's checkpoints, of whatever data; none where they cannot be found out."""
+    try:
+        return [ledger.storage.address for ledger in _ledgers(recipe, "")]
+    except StorageError:
+        return []
+
+
 def _ledgers(recipe: Recipe, content_sha256: str) -> list[Ledger]:
     if content_sha256 or recipe.checkpoints.name:
         return [places.ledger_of(recipe, places.run_key(recipe, content_sha256))]

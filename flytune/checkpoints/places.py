@@ -3,7 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
-from flytune import notes
+from flytune import notes, phase_notes
+from flytune.checkpoints import staging
 from flytune.checkpoints.ledger import Ledger
 from flytune.checkpoints.storage import Storage
 from flytune.recipe import Recipe
@@ -39,6 +40,9 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     ledger.begin(training.attempt)
     ledger.clear()
     notes.clear(ledger.storage.address)
+    phase_notes.clear(ledger.storage.address)
     if ledger.storage.is_local:
+        # Attempts that were killed after the last one had swept.
+        staging.sweep(Path(ledger.storage.address))
         with suppress(OSError):  # another attempt is at work
             Path(ledger.storage.address).rmdir()

@@ -4,10 +4,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flytune import __version__
 from flytune.checkpoints.ledger import Checkpoint, Ledger
 from flytune.errors import StorageError, TrainingError
 
@@ -136,5 +136,5 @@ def check(checkpoint: Checkpoint, decisions: str, sharding: str, world_size: int
         log.warning(
             "%s: written with another recipe or other data of the same checkpoints.name; going on with this one's", where
         )
-    if checkpoint.flytune != version("flytune"):
-        log.warning("%s: written by flytune %s, this is %s", where, checkpoint.flytune, version("flytune"))
+    if checkpoint.flytune != __version__:
+        log.warning("%s: written by flytune %s, this is %s", where, checkpoint.flytune, __version__)

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flytune import tracking
+from flytune import __version__, tracking
 from flytune.checkpoints import events, places, resuming, staging
 from flytune.checkpoints.beside import Beside
 from flytune.checkpoints.ledger import Checkpoint
@@ -55,6 +54,11 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._failures, self._reason, self._bytes = 0, "", 0
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint at the address; 0 where none is, or none is written."""
+        found = self.ledger.checkpoints() if self.recipe.checkpoints.save_steps else []
+        return found[0].step if found else 0
 
     def begin(self, args: Any) -> None:
         """Agrees on this attempt's id, and gives the Trainer a folder of its own on each node."""
@@ -190,7 +194,7 @@ class Saver:
             eval_loss=scored,
             trackers=tracking.run_ids(),
             seconds=self.spent(),
-            flytune=version("flytune"),
+            flytune=__version__,
         )
 
     def _store(self, checkpoint: Checkpoint, folder: Path) -> None:

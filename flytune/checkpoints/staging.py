@@ -43,18 +43,21 @@ def _hold(folder: Path) -> None:
 
 def sweep(home: Path) -> None:
     """Removes the folders of attempts that are gone, and `home` itself when nothing is left."""
-    for lock in home.glob(f"attempt-*/node-*/{_LOCK}"):
-        if lock.parent not in _held and (descriptor := _taken(lock)) is not None:
+    for folder in home.glob("attempt-*/node-*"):
+        if folder not in _held and (descriptor := _taken(folder)) is not None:
             try:
-                remove(lock.parent)
+                remove(folder)
             finally:
                 os.close(descriptor)
 
 
-def _taken(lock: Path) -> int | None:
-    """A descriptor that holds it alone; None if another process holds it, or the file system has no locks."""
+def _taken(folder: Path) -> int | None:
+    """Return a descriptor of the lock, held alone; None if another process holds it, or the file system has no locks.
+
+    A folder without a lock is what a removal has left into which a process that was ending still wrote; it gets one.
+    """
     try:
-        descriptor = os.open(lock, os.O_RDWR)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
     except FileNotFoundError:
         return None
     try:

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from rich.console import Console
 
+from flytune import caches
 from flytune.errors import FlytuneError
 from flytune.recipe import json_schema
 
@@ -45,9 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listed = commands.add_parser("adapters", help="list the artifacts in a store: base, data, perplexity, when stored")
     listed.add_argument("address", help="a folder or fsspec address that holds artifacts")
     listed.add_argument("--json", action="store_true", help="as JSON")
-    fetch = commands.add_parser("fetch", help="a published artifact into a folder, checked, laid out as it was stored")
-    fetch.add_argument("address", help="an fsspec address, or hf://owner/name@REVISION")
+    fetch = commands.add_parser("fetch", help="an artifact into a folder, checked, laid out as it was stored")
+    fetch.add_argument(
+        "address", help="an execution (its id, or its address in the console), an fsspec address, or hf://owner/name@REVISION"
+    )
     fetch.add_argument("out", help="a new folder")
+    _on_cluster(fetch, "of an execution's id")
     combine = commands.add_parser("combine", help="make one adapter of several on the same base")
     combine.add_argument("out", help="a new folder for the combined artifact")
     combine.add_argument("addresses", nargs="+", help="folders or fsspec addresses of artifacts")
@@ -65,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accepted.add_argument("--reason", default="rolled back by hand", help="of the rollback, for the history")
     accepted.add_argument("--json", action="store_true", help="the decisions as JSON")
     doctor = commands.add_parser("doctor", help="check this machine, or with --remote a cluster, and say what to do")
+    doctor.add_argument("recipe", nargs="?", help="with --remote: a recipe, whose shape alone is looked for among the nodes")
     doctor.add_argument("--remote", action="store_true", help="the cluster of flytekit's config and of the kubeconfig")
-    doctor.add_argument("-p", "--project", default="flytesnacks", help="Flyte's project, with --remote")
-    doctor.add_argument("-d", "--domain", default="development", help="Flyte's domain, with --remote")
+    _on_cluster(doctor, "with --remote")
     doctor.add_argument("--reach", action="store_true", help="with --remote: only whether the cluster answers")
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
     commands.add_parser("schema", help="the JSON schema of recipe files")
@@ -76,10 +80,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(json_schema())
         return 0
     try:
+        caches.settle(in_pod=False)
         # A command loads what it needs: a plan is there in less time than selftest's imports take.
         return int(import_module(f"flytune.cli.{options.command}").run(options))
     except FlytuneError as error:
         return told(error)
+    except OSError as error:
+        if (refused := caches.refusal(error)) is None:
+            raise
+        return told(refused)
+
+
+def _on_cluster(command: argparse.ArgumentParser, when: str) -> None:
+    command.add_argument("-p", "--project", default="flytesnacks", help=f"Flyte's project, {when}")
+    command.add_argument("-d", "--domain", default="development", help=f"Flyte's domain, {when}")
 
 
 def told(error: Exception) -> int:

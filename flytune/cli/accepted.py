@@ -4,9 +4,10 @@ import argparse
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from flytune import accepted
+from flytune import accepted, tables
 from flytune.accepted import Decision
 
 
@@ -20,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     elif not decisions:
         sys.stdout.write(f"{options.address}: nothing was decided yet\n")
     else:
-        _show(decisions, Console())
+        _show(decisions, tables.console())
     return 0
 
 
@@ -31,7 +32,7 @@ def _show(decisions: list[Decision], console: Console) -> None:
     for column in ("loss", "difference, 95 %"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("artifact", "reason"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for one in decisions:
         duel = one.duel
         figures = ("", "")
@@ -42,7 +43,9 @@ def _show(decisions: list[Decision], console: Console) -> None:
             )
         # Elsewhere the figures are the reason.
         reason = one.reason if one.outcome == "rolled back" or not duel else ""
-        table.add_row(str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, one.artifact, reason)
-    console.print(table)
+        table.add_row(
+            str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, escape(one.artifact), escape(reason)
+        )
+    tables.show(table, console, below=("artifact", "reason"))
     standing = accepted.current(decisions)
     console.print(f"accepted: {standing.artifact if standing else 'no model'}", highlight=False, soft_wrap=True)

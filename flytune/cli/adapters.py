@@ -4,11 +4,10 @@ import argparse
 import json
 import sys
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flytune import catalog
+from flytune import catalog, tables
 from flytune.catalog import Entry
 
 
@@ -18,9 +17,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2) + "\n")
         return 0
-    table = Table(title=options.address, title_justify="left", show_lines=True)
+    table = Table(title=escape(options.address), title_justify="left", show_lines=True)
     for title in ("artifact", "base", "method", "data", "perplexity", "stored (UTC)"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title)
     table.add_column("size", justify="right")
     for entry in entries:
         stored = entry.stored.strftime("%Y-%m-%d %H:%M") if entry.stored else "unknown"
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         cells = (entry.name + told, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
         # Brackets are rich's own language: "[Errno 13]" would vanish.
         table.add_row(*map(escape, cells), _size(entry.size))
-    Console().print(table)
+    tables.show(table, tables.console())
     return 0
 
 

@@ -7,15 +7,20 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from flytune import evaluating, planner
 from flytune.cluster import load_cluster
 from flytune.doctor import Finding, admin, kube, laptop
-from flytune.shapes import load_shapes
+from flytune.errors import RecipeError
+from flytune.recipe import Recipe
+from flytune.shapes import Shape, load_shapes, shape_named
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 def run(options: argparse.Namespace) -> int:
     """Shows each finding as it is made; 1 where something fails."""
+    if options.recipe and not options.remote:
+        raise RecipeError(f"doctor {options.recipe}: a recipe's shape is looked for on a cluster; add --remote")
     console = Console(soft_wrap=True, highlight=False)
     made = []
     for finding in _findings(options):
@@ -38,4 +43,14 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         return
     yield from admin.look(config, options.project, options.domain, only_reach=options.reach)
     if not options.reach:
-        yield from kube.look(f"{options.project}-{options.domain}", load_shapes(), load_cluster())
+        yield from kube.look(f"{options.project}-{options.domain}", _shapes(options.recipe), load_cluster())
+
+
+def _shapes(recipe_file: str | None) -> tuple[Shape, ...]:
+    """Return the shapes that a recipe is planned on, of training and evaluation; all shapes without a recipe."""
+    if recipe_file is None:
+        return load_shapes()
+    recipe = Recipe.from_yaml(recipe_file)
+    plan = planner.make(recipe)
+    named = dict.fromkeys((plan.shape, evaluating.shape_for(recipe, plan).name))
+    return tuple(shape_named(name) for name in named)

@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from flytune import fetching, merging
+from flytune import fetching, merging, tables
 from flytune.probing import PROMPTS
 
 
@@ -25,6 +24,6 @@ def run(options: argparse.Namespace) -> int:
     for candidate in made.candidates:
         numbers = f"{candidate.divergence:.2e}", f"{candidate.worst:.2e}", f"{candidate.agreement:.1%}"
         table.add_row(candidate.onto, *numbers, "kept" if candidate is made.candidates[0] else "")
-    Console().print(table)
+    tables.show(table, tables.console())
     sys.stdout.write(f"{options.out}\n")
     return 0

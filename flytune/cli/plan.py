@@ -3,16 +3,14 @@
 import argparse
 import sys
 
-from rich.console import Console
-
-from flytune import confirming, counting, evaluating, plan_table, planner
+from flytune import confirming, counting, evaluating, plan_table, planner, tables
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe
 
 
 def run(options: argparse.Namespace) -> int:
     """Shows a plan, or the ranking of all."""
-    recipe, console = Recipe.from_yaml(options.recipe), Console()
+    recipe, console = Recipe.from_yaml(options.recipe), tables.console()
     if options.samples is not None and options.samples < 1:
         raise RecipeError(f"--samples {options.samples}: it takes a sample at least")
     samples = options.samples or counting.samples_guess(recipe.data)

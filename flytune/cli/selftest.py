@@ -5,9 +5,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
+from tqdm import tqdm
 
+from flytune import tables
 from flytune.cli import told
 from flytune.errors import RecipeError
 from flytune.selftest import matrix, table
@@ -19,13 +19,13 @@ def run(options: argparse.Namespace) -> int:
     pairs = matrix.pairs_named(options.pairs)
     if options.keep and Path(options.keep).exists():
         raise RecipeError(f"--keep {options.keep}: is there already; the self-test's files need a folder of their own")
-    # No thread that refreshes: the runs are forks of this process.
-    with tempfile.TemporaryDirectory() as made, Progress(console=Console(stderr=True), auto_refresh=False) as progress:
-        bar = progress.add_task("imports, model and data", total=len(pairs))
-        progress.refresh()
+    # No thread that looks after bars: the runs are forks of this process.
+    tqdm.monitor_interval = 0
+    with tempfile.TemporaryDirectory() as made, tqdm(total=len(pairs), desc="imports, model and data", unit=" pairs") as bar:
 
         def tell(cell: matrix.Cell) -> None:
-            progress.update(bar, advance=1, description=f"{cell.method} {cell.sharding} {cell.words}", refresh=True)
+            bar.set_description(f"{cell.method} {cell.sharding} {cell.words}", refresh=False)
+            bar.update()
 
         try:
             filled = matrix.fill(Path(options.keep or f"{made}/selftest"), pairs, tell)
@@ -34,5 +34,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(filled.model_dump_json(indent=2) + "\n")
     else:
-        table.show(filled, Console())
+        table.show(filled, tables.console())
     return 0 if filled.is_good else 1

@@ -51,7 +51,8 @@ def locate(path: str, key: str) -> Files:
         filesystem.invalidate_cache()
         is_file = filesystem.info(root)["type"] == "file"
         if not is_file:
-            entries = sorted((entry["name"], entry["type"]) for entry in filesystem.ls(root, detail=True))
+            # A link has a type of its own.
+            entries = sorted((one["name"], _type(filesystem, one)) for one in filesystem.ls(root, detail=True))
     except FileNotFoundError:
         raise DataError(f"{key}: {path}: no such file or folder{_beside(path)}") from None
     except Exception as error:  # each file system has errors of its own: credentials, network, a package that is missing
@@ -61,6 +62,11 @@ def locate(path: str, key: str) -> Files:
     if is_file:
         return Files(filesystem, [root], [path], saved=False)
     return _folder(path, key, filesystem, entries)
+
+
+def _type(filesystem: Any, entry: dict[str, Any]) -> str:
+    is_linked_file = entry.get("islink") and filesystem.isfile(entry["name"])
+    return "file" if is_linked_file else str(entry["type"])
 
 
 def size(path: str, key: str) -> int | None:
@@ -130,17 +136,20 @@ def _file_sha256(file: Path, label: str) -> str:
 
 
 def read_chat_template(path: str) -> str:
-    """The content of the recipe's Jinja file.
+    """Return the content of the recipe's Jinja file, or of the one at an address.
 
     Raises:
         DataError: it is not there, or not text.
     """
+    import fsspec
+
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        with fsspec.open(path, "rb") as file:
+            return str(file.read().decode("utf-8"))
     except FileNotFoundError:
         raise DataError(f"data.chat_template: {path}: no such file{_beside(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.chat_template: {path}: cannot be read: {error}") from None
+    except Exception as error:  # not text; and each file system has errors of its own
+        raise DataError(f"data.chat_template: {path}: cannot be read: {error}") from error
 
 
 def _beside(path: str) -> str:

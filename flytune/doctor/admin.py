@@ -1,4 +1,4 @@
-"""Asks Flyte's admin through flytekit: the one module of flytune that knows Flyte, for that is what it is asked about."""
+"""Questions to Flyte's admin through flytekit: knows Flyte, for that is what it is asked about."""
 
 import hashlib
 import importlib.util
@@ -64,7 +64,7 @@ def _reached(endpoint: str) -> Finding | None:
         socket.create_connection((host, int(port or PORT)), timeout=_SECONDS).close()
     except (OSError, ValueError) as error:
         do = f"see that it runs; without a cluster: {NO_CLUSTER}"
-        return fail("admin", f"{endpoint} does not answer: {_line(error)}", do)
+        return fail("admin", f"{endpoint} does not answer: {line(error)}", do)
     return None
 
 
@@ -98,7 +98,7 @@ def _asked(what: str, ask: Callable[[], Finding]) -> Iterator[Finding]:
         yield ask()
     # flytekit wraps some of gRPC's errors in RuntimeError.
     except (grpc.RpcError, FlyteException, RequestException, OSError, RuntimeError) as error:
-        yield fail(what, _line(error), _SEE)
+        yield fail(what, line(error), _SEE)
 
 
 def _project(client: Any, project: str, domain: str) -> Finding:
@@ -167,8 +167,8 @@ def _headers(md5: bytes, place: Any) -> dict[str, str]:
     return {"Content-MD5": b64encode(md5).decode(), **azure, **dict(place.headers)}
 
 
-def _line(error: BaseException) -> str:
-    """What was at the bottom of it."""
+def line(error: BaseException) -> str:
+    """Return the cause at the bottom of an error of flytekit or gRPC."""
     import grpc
 
     while error.__cause__ is not None:

@@ -36,6 +36,7 @@ DEVICES = {
     "H200": "nvidia-h200",
 }
 """What Flyte's accelerators (flytekit.extras.accelerators) say in a node's label."""
+_SCALED = "nothing to do where node groups grow from zero; else add nodes, or take rows out of shapes.yaml"
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 
 
@@ -73,20 +74,24 @@ def findings(found: Kubernetes, shapes: Sequence[Shape], cluster: Cluster) -> It
     if cluster.gang_scheduling != "none":
         yield _gang(found, cluster.gang_scheduling)
     yield from _secrets(found, cluster)
+    without = [shape for shape in shapes if not any(is_meant(node, shape) for node in found.nodes)]
     for shape in shapes:
-        yield machines(found.nodes, shape, cluster)
+        if len(without) == 1 or shape not in without:
+            yield machines(found.nodes, shape, cluster)
+    if len(without) > 1:
+        labels = f"by their labels {' or '.join(ACCELERATOR_LABELS)}, and by the rows' node_labels"
+        yield warn("shapes", f"no nodes ({labels}) for {', '.join(shape.name for shape in without)}", _SCALED)
 
 
 def machines(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
     """Whether the row's pods would find nodes."""
     what = f"shape {shape.name}"
-    scaled = "nothing to do where its node group grows from zero; else add nodes, or take the row out of shapes.yaml"
     fitting = [node for node in nodes if is_meant(node, shape)]
     if not fitting:
         labels = " or ".join(ACCELERATOR_LABELS)
         looked = f"no node has {shape.accelerator} in its label {labels}" if shape.is_gpu else "no node"
         asked = "".join(f", {key}={value}" for key, value in shape.node_labels.items())
-        return warn(what, looked + asked, scaled)
+        return warn(what, looked + asked, _SCALED)
     large = [node for node in fitting if not _lacking(node, shape, cluster)]
     if not large:
         lacks = ", ".join(_lacking(fitting[0], shape, cluster))
@@ -108,7 +113,7 @@ def machines(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
         do = "name it in cluster.yaml's spot_taints, and set spot: true on the row, or take the taint off"
         return warn(what, f"{large[0].name} keeps its pods off by the taint {taints}", do)
     if len(open_to_it) < shape.nodes:
-        return warn(what, f"{len(open_to_it)} of its {shape.nodes} nodes are there", scaled)
+        return warn(what, f"{len(open_to_it)} of its {shape.nodes} nodes are there", _SCALED)
     return ok(what, f"{len(open_to_it)} nodes")
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from flytune import loading, slices
+from flytune import host_memory, loading, slices
 from flytune.collating import Collator
 from flytune.dryrun import kernels
 from flytune.dryrun.case import Case, DryRun, Storage
@@ -100,6 +100,8 @@ def _build(case: Case) -> Any:
             model = get_peft_model(model, loading.peft_config(recipe))
     if case.profile.loss == "chunked":
         add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        if case.profile.kernels == "cpu":
+            host_memory.use_small_loss_tiles()
     if recipe.training.activation_checkpointing:
         if recipe.method.name != "full":
             model.enable_input_require_grads()

@@ -1,4 +1,4 @@
-"""The machine that the self-test runs on, as shapes: all its GPUs (two ranks on a CPU), and one process alone."""
+"""The machines that the self-test runs on, as shapes: all their GPUs (two ranks on a CPU), and one process alone."""
 
 import os
 import shutil
@@ -13,15 +13,19 @@ from flytune.strategies import strategy_of
 CPU_RANKS = 2
 
 
-def shapes() -> list[Shape]:
-    """What runs here: all GPUs, or with two gloo ranks where there are none; then one process alone."""
+def shapes(nodes: int = 1) -> list[Shape]:
+    """Return shapes for so many nodes like this: all GPUs, or gloo ranks where there are none, two in all at least.
+
+    The last one is of one process alone.
+    """
     # Asked in a process of its own: one that has used CUDA cannot be forked, and every training run here is a fork.
     gpus, has_async_io = ranks.run(1, _devices)
     name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
-    processes = len(gpus) or CPU_RANKS
+    processes = len(gpus) or max(1, CPU_RANKS // nodes)
     here = Shape(
-        name=f"selftest-{processes}",
+        name=f"selftest-{processes}" + f"x{nodes}" * (nodes > 1),
         accelerator=name,
+        nodes=nodes,
         processes=processes,
         gpu_memory_gib=gpu_memory,
         cpu=os.cpu_count() or 1,
@@ -31,8 +35,8 @@ def shapes() -> list[Shape]:
         nvme=has_async_io and any(Path("/sys/block").glob("nvme*")),
         price_per_hour=0.0,
     )
-    alone = here.model_copy(update={"name": "selftest-1", "processes": 1})
-    return [here, alone] if processes > 1 else [alone]
+    alone = here.model_copy(update={"name": "selftest-1", "nodes": 1, "processes": 1})
+    return [here, alone] if here.world_size > 1 else [alone]
 
 
 def _devices() -> tuple[list[tuple[str, float]], bool]:

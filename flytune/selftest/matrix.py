@@ -11,7 +11,7 @@ from pydantic import Field
 from flytune.errors import FlytuneError, RecipeError
 from flytune.sections import Method, Sharding
 from flytune.selftest import comparing, machine
-from flytune.selftest.ranks import RankFailed
+from flytune.selftest.ranks import Nodes, RankFailed
 from flytune.selftest.trials import Layout, Pair, Rows, Trials, plain_pair
 from flytune.shapes import Shape
 from flytune.strategies import STRATEGIES, pair_problem, strategy_of
@@ -106,8 +106,13 @@ def pairs_named(names: str) -> list[Pair]:
     return [known[name] for name in wanted]
 
 
-def fill(folder: Path, pairs: Sequence[Pair], tell: Callable[[Cell], None] = lambda cell: None) -> Matrix:
-    """Tries all `pairs` on this machine.
+def fill(
+    folder: Path,
+    pairs: Sequence[Pair],
+    tell: Callable[[Cell], None] = lambda cell: None,
+    nodes: Nodes | None = None,
+) -> Matrix:
+    """Try all `pairs` on this machine, or on all `nodes`, of which this is the first.
 
     Args:
         folder: a new or empty folder; every run's export and log stay in it.
@@ -117,7 +122,7 @@ def fill(folder: Path, pairs: Sequence[Pair], tell: Callable[[Cell], None] = lam
         RankFailed: not even the tiny model and its data could be made.
     """
     started = time.monotonic()
-    trials, cells = Trials(folder), []
+    trials, cells = Trials(folder, nodes=nodes), []
     for pair in pairs:
         cells.append(try_pair(trials, pair))
         tell(cells[-1])
@@ -125,6 +130,8 @@ def fill(folder: Path, pairs: Sequence[Pair], tell: Callable[[Cell], None] = lam
     processes = (
         f"{here.processes} x {here.accelerator}" if here.is_gpu else f"{here.processes} ranks on a CPU of {here.cpu} cores"
     )
+    if here.nodes > 1:
+        processes = f"{here.nodes} nodes of {processes}"
     size, seconds = trials.global_batch_size, time.monotonic() - started
     return Matrix(machine=processes, global_batch_size=size, cells=cells, seconds=seconds)
 
@@ -139,7 +146,7 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
         misfit = f"{pair}: {pair.sharding} {strategy_of(recipe).misfit(recipe, trials.shapes[0])}"
         lacking = machine.lacks(recipe, trials.shapes)
         return Cell.of(pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit)
-    layouts = trials.layouts(pair, strategy_of(recipe).processes(shape))
+    layouts = trials.layouts(pair, shape.nodes * strategy_of(recipe).processes(shape))
     distances = []
     for layout in layouts[1:] if pair == plain_pair(pair) else layouts:
         try:

@@ -4,49 +4,120 @@ torchrun and Flyte's Elastic start new interpreters, 15 seconds each; the whole 
 """
 
 import gc
+import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TIMEOUT = 300
+_LONGEST = timedelta(hours=24)
+"""Longest wait for what the first node asks of the others."""
 
 
 class RankFailed(Exception):
     """One of the ranks raised, or was killed."""
 
 
-def run(world_size: int, function: Callable[..., Any], *arguments: Any, log: Path | None = None) -> Any:
-    """What `function(*arguments)` returns on rank 0 of `world_size` processes.
+class Share(NamedTuple):
+    """One node's part of a process group that spans several."""
+
+    node: int
+    nodes: int
+    host: str
+    """Address of the first node."""
+    port: int
+
+
+class Nodes:
+    """The processes that torchrun has started, one a node: the first says what is run, and all run their share of it.
+
+    They talk through torchrun's own store, so that nothing but its rendezvous must be reached.
+    """
+
+    def __init__(self) -> None:
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._store: Any = PrefixStore("selftest", TCPStore(host, port, is_master=False, timeout=_LONGEST))
+        self._numbers = itertools.count()
+        # This node's address, as the others see it.
+        with socket.create_connection((host, port)) as connection:
+            self._host = connection.getsockname()[0]
+
+    def run(self, job: Any, work: Callable[[Share], Any]) -> Any:
+        """Have the other nodes do `job`, and this one, the first, `work`; return what `work` returns.
+
+        Raises:
+            RankFailed: of the node that failed first.
+        """
+        number, share = next(self._numbers), Share(0, self.count, self._host, _free_port())
+        self._store.set(f"job-{number}", pickle.dumps((job, share)))
+        value, failures = None, list[tuple[float, str]]()
+        try:
+            value = work(share)
+        except RankFailed as error:
+            failures.append((time.time(), str(error)))
+        answers = [pickle.loads(self._store.get(f"done-{number}-{node}")) for node in range(1, self.count)]
+        if failures := sorted(failures + [answer for answer in answers if answer]):
+            raise RankFailed(failures[0][1])
+        return value
+
+    def follow(self, work: Callable[[Any, Share], Any]) -> None:
+        """Do another node's share of each job, until the first node has no more."""
+        for number in self._numbers:
+            job, share = pickle.loads(self._store.get(f"job-{number}"))
+            if job is None:
+                return
+            failed = None
+            try:
+                work(job, share._replace(node=self.rank))
+            except RankFailed as error:
+                failed = (time.time(), f"node {self.rank}: {error}")
+            self._store.set(f"done-{number}-{self.rank}", pickle.dumps(failed))
+
+    def end(self) -> None:
+        """Tell the other nodes, on the first one, that there is no more to do."""
+        self._store.set(f"job-{next(self._numbers)}", pickle.dumps((None, Share(0, 0, "", 0))))
+
+
+def run(
+    world_size: int, function: Callable[..., Any], *arguments: Any, log: Path | None = None, share: Share | None = None
+) -> Any:
+    """Return `function(*arguments)` of rank 0 of `world_size` processes; on a node without it, of the node's first.
 
     Args:
         log: receives what the ranks print; this process's own output when not given.
+        share: this node's, where `world_size` is that of several.
 
     Raises:
         RankFailed: with the traceback of the first rank that failed; the others are ended at once.
     """
     _import_before_the_fork()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    share = share or Share(0, 1, "127.0.0.1", _free_port())
+    here = world_size // share.nodes
+    first = share.node * here
     context = multiprocessing.get_context("fork")
     ranks: dict[Any, Any] = {}
     try:
-        for rank in range(world_size):
+        for rank in range(first, first + here):
             # Each pipe is made right before its rank, so that no other rank holds its end open when that one dies.
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(rank, world_size, port, sender, log, function, arguments))
+            process = context.Process(target=_rank, args=(rank, here, share, sender, log, function, arguments))
             ranks[receiver] = rank, process
             process.start()
             sender.close()
-        return _answers(ranks, log)[0]
+        return _answers(ranks, log)[first]
     finally:
         for receiver, (_, process) in ranks.items():
             if process.pid is not None:
@@ -90,8 +161,8 @@ def _answer(receiver: Any) -> tuple[bool, bool, Any]:
 
 def _rank(
     rank: int,
-    world_size: int,
-    port: int,
+    here: int,
+    share: Share,
     sender: Any,
     log: Path | None,
     function: Callable[..., Any],
@@ -104,9 +175,11 @@ def _rank(
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)
-        if world_size > 1:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            os.environ |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        # Of a process that torchrun has started: its store is not that of these ranks.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        if (world_size := here * share.nodes) > 1:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank % here), "WORLD_SIZE": str(world_size)}
+            os.environ |= {"LOCAL_WORLD_SIZE": str(here), "MASTER_ADDR": share.host, "MASTER_PORT": str(share.port)}
         else:
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 os.environ.pop(name, None)
@@ -119,6 +192,13 @@ def _rank(
         sender.close()
         # Not exit: atexit handlers and destructors are the parent's.
         os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _import_before_the_fork() -> None:

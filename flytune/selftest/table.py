@@ -6,6 +6,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
+from flytune import tables
 from flytune.selftest.matrix import TOLERANCES, Cell, Matrix
 from flytune.strategies import STRATEGIES
 
@@ -25,7 +26,7 @@ def show(matrix: Matrix, console: Console) -> None:
         if offload in STRATEGIES[sharding].offloads:
             name = sharding + f", offload {offload}" * (offload != "none") + f", {rows}" * (rows != "chats")
             table.add_row(name, *(_words(cells.get((sharding, offload, rows, method))) for method in methods))
-    console.print(table)
+    tables.show(table, console)
     for state, title in {
         "differs": "DIFFERS",
         "failed": "FAILED",

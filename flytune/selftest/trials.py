@@ -10,6 +10,7 @@ from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.run_sections import Hardware
 from flytune.selftest import chats, machine, ranks, tiny_model
+from flytune.selftest.ranks import Nodes, Share
 from flytune.shapes import Shape
 
 # Warm-up at learning rate 0, the peak, and a cosine down, over two epochs, the second one shuffled anew. The third step is
@@ -56,11 +57,11 @@ class Run(NamedTuple):
 class Trials:
     """Trains the same run again and again, in forked processes, below one folder."""
 
-    def __init__(self, folder: Path, here: list[Shape] | None = None) -> None:
-        self.folder = folder
-        self.shapes = here or machine.shapes()
+    def __init__(self, folder: Path, here: list[Shape] | None = None, nodes: Nodes | None = None) -> None:
+        self.folder, self.nodes = folder, nodes
+        self.shapes = here or machine.shapes(nodes.count if nodes else 1)
         """This machine, and one process of it."""
-        self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].processes)
+        self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
         self.references: dict[Pair, Run] = {}
         (folder / "runs").mkdir(parents=True)
         chats.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
@@ -71,7 +72,7 @@ class Trials:
         ranks.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
         self.block_length = self.blocks = 1
         self._prepare("chats")
-        self.block_length, self.blocks = chats.block_length(self._prepare("step"), self.shapes[0].processes)
+        self.block_length, self.blocks = chats.block_length(self._prepare("step"), self.shapes[0].world_size)
         self._prepare("packed")
 
     def _prepare(self, rows: Rows) -> list[int]:
@@ -127,15 +128,27 @@ class Trials:
         return [Layout(micro_batch, share // micro_batch, processes) for micro_batch in cuts]
 
     def train(self, pair: Pair, layout: Layout, shape: Shape) -> Run:
-        """Trains and exports once; what the same pair and layout exported before is gone then.
+        """Train and export once, on all nodes that the shape has; what the same pair and layout exported before is gone.
 
         Raises:
             RankFailed: with the traceback of the rank that failed first.
         """
+        if self.nodes is None or shape.nodes == 1:
+            return self._train(pair, layout, shape)
+        run: Run = self.nodes.run((pair, layout, shape), lambda share: self._train(pair, layout, shape, share))
+        return run
+
+    def follow(self) -> None:
+        """Train along on all nodes but the first, on this node's own copy of the model and the data."""
+        assert self.nodes is not None, "there are several"
+        self.nodes.follow(lambda job, share: self._train(job[0], job[1], job[2], share))
+
+    def _train(self, pair: Pair, layout: Layout, shape: Shape, share: Share | None = None) -> Run:
         out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
         shutil.rmtree(out, ignore_errors=True)
         dataset, log = self.folder / pair.rows, out.with_name(f"{out.name}.log")
-        result: TrainingResult = ranks.run(layout.world_size, _fit, self.recipe(pair), shape, layout, dataset, out, log=log)
+        what = self.recipe(pair), shape, layout, dataset, out
+        result: TrainingResult = ranks.run(layout.world_size, _fit, *what, log=log, share=share)
         return Run(result, out / ("model" if pair.method == "full" else "adapter"))
 
     def reference(self, pair: Pair) -> Run:

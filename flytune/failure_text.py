@@ -1,0 +1,96 @@
+"""Texts of failures: what happened and what to do first, the traceback last and shortened in its middle, and no secrets."""
+
+import os
+import re
+import sys
+from typing import NamedTuple, Self
+
+MOST = 12_000
+"""Characters of a text's own sentences; longer ones are shortened too, so that a message can be sent at all."""
+_LEFT_OUT = "\n[... {0:,} characters left out ...]\n"
+_TO_DO = "\nwhat to do: "
+_FAILED = re.compile(r"^([\w.-]+) failed: ", re.MULTILINE)
+
+_SECRET_NAMES = re.compile(r"token|secret|passw|credential|api_?key|access_?key|webhook|_fsec_", re.IGNORECASE)
+_SECRETS = re.compile(
+    # In addresses: user:password@, and what signed or shared links carry.
+    r"(?<=://)[^/@\s]+(?=@)"
+    r"|(?<=[?&#])([\w-]*(?:signature|token|secret|passw(?:or)?d|pwd|credential|key)|sig|auth)=[^&\s\"']+"
+    r"|(?<=hooks\.slack\.com/)[\w/+-]+"
+    # In headers and settings.
+    r"|(?<=Bearer )[\w.~+/=-]+|(?<=Basic )[\w+/=]{8,}"
+    r"|(?<=secret_access_key['\"]: ['\"])[^'\"]+|(?<=session_token['\"]: ['\"])[^'\"]+|(?<=password['\"]: ['\"])[^'\"]+"
+    # By their form: Hugging Face, AWS, GitHub, Slack, OpenAI and those that copied it.
+    r"|\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{16,}|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}",
+    re.IGNORECASE,
+)
+_HIDDEN = "[hidden]"
+
+
+class FailureText(NamedTuple):
+    """A failure in words. `str` has all of it."""
+
+    sentence: str
+    """The failure itself, in one line or several."""
+    advice: str
+    """Advice to the user."""
+    task: str = ""
+    """The name of the task that failed; empty where it is not known."""
+    further: tuple[str, ...] = ()
+    """Consequences, a line each: whether another attempt is made, what is there to continue from, where the log is."""
+    details: str = ""
+    """A traceback, the stacks of a hang, or other text that is worth a second look."""
+
+    @property
+    def own(self) -> str:
+        """The text without its details."""
+        failed = f"{self.task} failed: " if self.task else ""
+        return "\n".join([f"{failed}{self.sentence}{_TO_DO}{self.advice}", *self.further])
+
+    def within(self, limit: int) -> str:
+        """Return at most `limit` characters, or the text's own sentences where these are longer; without secrets."""
+        own, details = shortened(without_secrets(self.own), MOST), without_secrets(self.details).strip("\n")
+        # What is left of a traceback in less than some lines says nothing.
+        if not details or (left := limit - len(own) - 2) < 200:
+            return own
+        return f"{own}\n\n{shortened(details, left)}"
+
+    def __str__(self) -> str:
+        return self.within(10 * MOST)
+
+    @classmethod
+    def parsed(cls, text: str) -> Self | None:
+        """Read the text of `str` once more, from wherever in `text` it begins; None where it is not there."""
+        before, marker, after = text.partition(_TO_DO)
+        if not marker:
+            return None
+        said, _, details = after.partition("\n\n")
+        advice, *further = said.splitlines()
+        task, sentence = "", before
+        if found := _FAILED.search(before):
+            task, sentence = found[1], before[found.end() :]
+        return cls(sentence, advice, task, tuple(further), details.strip("\n"))
+
+
+def task_name() -> str:
+    """Return the name of the Flyte task that this process runs, as the pod's command has it; empty elsewhere."""
+    return dict(zip(sys.argv, sys.argv[1:], strict=False)).get("task-name", "")
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text without its middle, where it is longer than `limit` characters; keep beginning and end alike."""
+    if len(text) <= limit:
+        return text
+    left = limit - len(_LEFT_OUT) - 4
+    head, tail = text[: left // 2], text[len(text) - (left - left // 2) :]
+    return head + _LEFT_OUT.format(len(text) - len(head) - len(tail)) + tail
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without anything that is known to be, or looks like, a credential."""
+    values = {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= 8}
+    for value in sorted(values, key=len, reverse=True):
+        # Paths to credentials, and switches, are no secrets.
+        if not value.startswith("/"):
+            text = text.replace(value, _HIDDEN)
+    return _SECRETS.sub(lambda found: f"{found[1]}={_HIDDEN}" if found[1] else _HIDDEN, text)

@@ -1,0 +1,87 @@
+"""Tables on a console of any width: no word is broken, and nothing is cut off."""
+
+import os
+import sys
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column, Table
+from rich.text import Text
+
+WIDE = 1000
+"""Columns of a console that is no terminal: logs and pipes hold lines of any length."""
+
+
+def console() -> Console:
+    """Return the standard output, as wide as its terminal (or COLUMNS says); without one, WIDE."""
+    return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE)
+
+
+def show(table: Table, console: Console, below: Sequence[str] = ()) -> None:
+    """Print the table as it is where the console is wide enough, else with more lines a row, each column as wide as its words.
+
+    Where even the words are too wide, columns named in `below` follow the table, a line a row; then a row is lines of its own.
+    """
+    if table.title:
+        console.print(table.title, style="italic", highlight=False, soft_wrap=True)
+        table.title = None
+    if _fitted(table, console):
+        console.print(table)
+        return
+    moved = [column for column in table.columns if column.header in below]
+    rest = copy(table)
+    rest.columns = [replace(column, _index=index) for index, column in enumerate(c for c in table.columns if c not in moved)]
+    if moved and _fitted(rest, console):
+        console.print(rest)
+        _line(console, f"{', '.join(str(column.header) for column in moved)}:")
+        for cells in zip(*(column.cells for column in (table.columns[0], *moved)), strict=True):
+            _line(console, "  ".join(str(cell) for cell in cells if cell))
+        return
+    _records(table, console)
+
+
+def _fitted(table: Table, console: Console) -> bool:
+    """Return whether all words have room; columns then have the widths that fill the console at most."""
+    options = console.options.update(max_width=WIDE)
+    if Measurement.get(console, options, table).maximum <= console.width:
+        return True
+    sizes = [_size(table, column, console) for column in table.columns]
+    between = Measurement.get(console, options, table).maximum - sum(most for _, most in sizes)
+    spare = console.width - between - sum(least for least, _ in sizes)
+    if spare < 0:
+        return False
+    wanted = sum(most - least for least, most in sizes)
+    for column, (least, most) in zip(table.columns, sizes, strict=True):
+        column.width, column.no_wrap = least + spare * (most - least) // wanted, False
+    return True
+
+
+def _size(table: Table, column: Column, console: Console) -> tuple[int, int]:
+    """Return the size of a column's longest word, and of its longest line."""
+    shown = [column.header, *column.cells, *([column.footer] if table.show_footer else [])]
+    sizes = [Measurement.get(console, console.options.update(max_width=WIDE), _text(one)) for one in shown]
+    most = max(size.maximum for size in sizes)
+    return most if column.no_wrap else max(size.minimum for size in sizes), most
+
+
+def _text(cell: object) -> Text:
+    return Text.from_markup(str(cell))
+
+
+def _records(table: Table, console: Console) -> None:
+    rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
+    if table.show_footer:
+        rows.append([str(column.footer) for column in table.columns])
+    headers = [str(column.header) for column in table.columns]
+    for row in rows:
+        console.print()
+        for header, cell in zip(headers, row, strict=True):
+            if cell:
+                _line(console, f"{header}: {cell}" if header else cell)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,112 @@
+"""Caches of libraries in pods and on laptops, and a HOME that cannot be written. tests/test_image_run.py: in the images."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flytune import caches, cli
+from flytune.errors import FlytuneError
+from tests.pods import ROOT
+from tests.tiny import tiny_base, tiny_recipe, write_pairs
+
+NOWHERE = "/dev/null/home"
+"""A HOME that root cannot make either."""
+TELL = (
+    "import tempfile; print(tempfile.gettempdir())\n"
+    "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)\n"
+    "import datasets; print(datasets.config.HF_DATASETS_CACHE)\n"
+    "import matplotlib; print(matplotlib.get_cachedir(), matplotlib.get_configdir(), sep=chr(10))\n"
+    "import torch; print(torch.hub.get_dir())\n"
+    "from torch.utils.cpp_extension import _get_build_directory as built; print(built('x', False))\n"
+    "from torch._inductor.runtime import cache_dir_utils as c; print(c.cache_dir(), c.triton_cache_dir(0), sep=chr(10))\n"
+    "from pathlib import Path; print(Path.home())\n"
+)
+
+
+def ran(code, folder, **variables):
+    """Lines that code has printed in a process with few variables, and what it has logged."""
+    own = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=own | variables, capture_output=True, text=True, timeout=540
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize("home", [NOWHERE, ""], ids=["unwritable", "writable"])
+def test_in_a_pod_each_library_has_its_cache_on_the_scratch_disk(home, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "scratch").mkdir()
+    pod = {"HOME": home or str(tmp_path / "home"), "FLYTE_INTERNAL_EXECUTION_ID": "e"}
+    (scratch, *found, at_home), logged = ran("import tasks\n" + TELL, tmp_path / "scratch", **pod)
+    assert [path for path in found if not path.startswith(f"{scratch}/caches/")] == []
+    assert at_home == (f"{scratch}/caches/home" if home else pod["HOME"])
+    assert logged.count(f"caches are in {scratch}/caches") == 1
+    assert (f"HOME={NOWHERE} cannot be written" in logged) == bool(home)
+    assert not list((tmp_path / "home").iterdir())
+
+
+def test_what_is_set_stays_and_a_rank_has_its_parent_s(tmp_path, monkeypatch, caplog):
+    for name in [*caches._COMPILED, *caches._MODELS]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert caches.settle(in_pod=True)
+    assert os.environ["HF_HOME"] == "/models"
+    assert Path(os.environ["TRITON_HOME"]).is_dir()
+    caches.settle(in_pod=True)
+    assert len(caplog.messages) == 1
+
+
+def test_a_laptop_keeps_its_caches_where_they_are(tmp_path):
+    (tmp_path / "home").mkdir()
+    found, logged = ran("import tasks, os; print(*sorted(os.environ))", tmp_path, HOME=str(tmp_path / "home"))
+    assert not set(found) & {*caches._COMPILED, *caches._MODELS}
+    assert logged == ""
+
+
+def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
+    code = "import tasks, os, deepspeed; print(*sorted(os.environ))"
+    found, logged = ran(code, tmp_path, HOME=NOWHERE)
+    assert set(found) >= set(caches._COMPILED)
+    assert "HF_HOME" not in found, "a temporary folder is no place for models"
+    assert f"HOME={NOWHERE} cannot be written; caches are in {tmp_path}/flytune-caches-" in logged
+
+
+def test_a_cached_task_runs_on_a_laptop_without_a_home(tmp_path):
+    base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 16)
+    code = (
+        "from flytune.recipe import DataRequest, Recipe; from tasks.prepare import prepare_data\n"
+        f"recipe = Recipe.model_validate({tiny_recipe(base, rows)!r})\n"
+        "request = DataRequest(model=recipe.model, data=recipe.data, fingerprint='x')\n"
+        f"print(prepare_data(request=request, keep={str(tmp_path / 'keep')!r}).path)"
+    )
+    (folder,), _ = ran(code, tmp_path, HOME=NOWHERE)
+    assert folder
+
+
+def test_a_folder_for_models_that_cannot_be_made_is_our_error(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{NOWHERE}/hub")
+    with pytest.raises(FlytuneError, match=f"^{NOWHERE}/hub/artifacts: cannot be written: Not a directory; set HF_HOME"):
+        caches.hub_folder("artifacts")
+
+
+def test_the_command_line_says_so_in_one_line(monkeypatch, capsys, tmp_path):
+    def refused(options):
+        raise PermissionError(13, "Permission denied", str(where))
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cli, "import_module", lambda name: type("Command", (), {"run": staticmethod(refused)}))
+    where = tmp_path / "home" / ".cache" / "huggingface"
+    assert cli.main(["schema"]) == 0
+    assert cli.main(["plan", "recipe.yaml"]) == 1
+    assert capsys.readouterr().err.startswith(f"FlytuneError: {where}: cannot be written: Permission denied; set HF_HOME")
+    where = tmp_path / "another"
+    with pytest.raises(PermissionError):
+        cli.main(["plan", "recipe.yaml"])

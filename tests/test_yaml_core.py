@@ -1,0 +1,112 @@
+"""YAML by the 1.2 core schema, wherever Flytune reads it; what it writes is equal to readers of 1.1 and of 1.2."""
+
+import json
+import math
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune import yaml_core
+from flytune.cluster import load_cluster
+from flytune.errors import RecipeError
+from flytune.gpus import load_accelerators
+from flytune.recipe import Recipe
+from flytune.shapes import load_shapes
+from tests.test_recipe import content
+
+CORE = {
+    **{word: word for word in ("on", "off", "yes", "no", "On", "OFF", "Yes", "NO", "y", "n", "tRUE", "nULL", "none")},
+    **{"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False},
+    **{"null": None, "Null": None, "NULL": None, "~": None, "": None},
+    **{"1e-3": 1e-3, "1E5": 1e5, "1e5": 1e5, "2.5e-5": 2.5e-5, ".5": 0.5, "-.5E3": -500.0, "1.": 1.0, "+1.5": 1.5},
+    **{".inf": math.inf, "-.Inf": -math.inf, "+.INF": math.inf},
+    **{"7": 7, "-7": -7, "+7": 7, "017": 17, "0o17": 15, "0xfF": 255},
+    **{
+        text: text for text in ("0b11", "1_000", "12:30:45", "1:30.5", "2026-11-22", "2026-11-22T01:02:03Z", "1.2.3", "=", "e3")
+    },
+    **{text: text for text in ("0o8", "-0o7", "0x", ".", "-", "+", "inf", "nan", ".infinity", "١")},
+}
+
+
+@pytest.mark.parametrize("text", [text for text in CORE if text != "-"], ids=repr)
+def test_a_scalar_is_what_the_core_schema_says(text):
+    wanted = CORE[text]
+    for read in (yaml_core.load(f"key: {text}")["key"], yaml_core.load(f"- {text}\n- x")[0]):
+        assert (type(read), read) == (type(wanted), wanted)
+    if text:
+        assert yaml_core.load(f"{text}: 1") == {wanted: 1}
+
+
+def test_nan_and_quoted_scalars():
+    assert math.isnan(yaml_core.load(".nan"))
+    assert yaml_core.load("['1', \"on\", !!str 1, !!int '7', !!float 1]") == ["1", "on", "1", 7, 1.0]
+
+
+@pytest.mark.parametrize(
+    "text", ["!!int x", "!!bool yes", "!!timestamp 2026-11-22", "!!python/name:os.system ''", "9" * 5000, "[1"]
+)
+def test_what_is_no_core_yaml_is_an_error(text):
+    with pytest.raises(yaml_core.YAMLError):
+        yaml_core.load(text)
+
+
+def test_merged_mappings_stay_and_keys_that_stand_twice_are_refused_with_both_lines(tmp_path):
+    text = "base: &base {x: 1, y: 2}\nmid: &mid {<<: *base, x: 3}\nlast: {<<: *mid, y: 4}\n"
+    assert yaml_core.load(text) == {"base": {"x": 1, "y": 2}, "mid": {"x": 3, "y": 2}, "last": {"x": 3, "y": 4}}
+    (tmp_path / "recipe.yaml").write_text("name: a\ntraining:\n  max_steps: 1\n  seed: 2\n\n  max_steps: 3\n")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: not YAML: max_steps is there twice, in lines 3 and 6; keep one"):
+        Recipe.from_yaml(tmp_path / "recipe.yaml")
+
+
+TEXTS = (
+    st.text()
+    | st.sampled_from([*filter(None, CORE), "\x85", "a\u2028 b", "\ufeff", "\t", " a", "<<"])
+    | st.from_regex(r"[-+.0-9eEoxXb_:~=<nyoNY ]{1,9}", fullmatch=True)
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4), max_leaves=12
+)
+
+
+def same(value, other):
+    """Equal in value and type: 1, 1.0 and True are not."""
+    return json.dumps(value) == json.dumps(other)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_back_equal_by_1_1_and_1_2(value):
+    text = yaml_core.dump(value)
+    assert same(yaml_core.load(text), value)
+    assert same(yaml.safe_load(text), value)
+
+
+# Words and numbers of YAML 1.1 that PyYAML does not know: other readers do.
+@pytest.mark.parametrize("text", ["y", "N", "1e3", "0o17", "1_0.5", "190:20:30.15", "+12", "0b1_0", "2026-1-1", "1,000", ".1_"])
+def test_a_text_that_some_reader_takes_for_something_else_is_quoted(text):
+    assert yaml_core.dump([text]) == f'- "{text}"\n'
+
+
+@given(st.builds(dict, description=TEXTS.filter(lambda text: "://" not in text)))
+def test_a_recipe_in_an_artifact_is_read_back_equal(changes):
+    recipe = Recipe.model_validate(content(**changes))
+    for read in (yaml_core.load, yaml.safe_load):
+        assert Recipe.model_validate(read(recipe.to_yaml())) == recipe
+
+
+def test_recipes_shapes_accelerators_and_the_cluster_are_read_by_it(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text(yaml.safe_dump(content()).rstrip() + "\nnotify:\n  on: [failed]\ndescription: off\n")
+    recipe = Recipe.from_yaml(file)
+    assert (recipe.notify.on, recipe.description) == (["failed"], "off")
+    (row, *_) = [json.loads(shape.model_dump_json()) for shape in load_shapes()]
+    file.write_text("- " + json.dumps(row | {"name": "?"}).replace('"?"', "on") + "\n")
+    assert load_shapes(file)[0].name == "on"
+    (row, *_) = [json.loads(one.model_dump_json()) for one in load_accelerators().values()]
+    file.write_text("- " + json.dumps(row | {"name": "?"}).replace('"?"', "no") + "\n")
+    assert list(load_accelerators(file)) == ["no"]
+    file.write_text("queue: off\nspot_taints: [2026-11-22]\nnode_start_minutes: 1e1\n")
+    found = load_cluster(file)
+    assert (found.queue, found.spot_taints, found.node_start_minutes) == ("off", ["2026-11-22"], 10.0)
