@@ -75,7 +75,7 @@ check: .venv/.installed ## Lint, format, types, floors
 	@ruff check .
 	@ruff format --check .
 	@mypy
-	@pytest -q tests/test_floors.py
+	@pytest -q tests/rules
 
 test: .venv/.installed ## The tests that take seconds
 	@pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
@@ -87,7 +87,7 @@ selftest: .venv/.installed ## Hold every method and sharding against plain train
 	@flytune selftest
 
 chaos: .venv/.installed ## Kill, cut off and starve training 200 times, and see that nothing is lost; half an hour
-	@python -m chaos
+	@python -m tests.chaos
 
 test-gpu: .venv/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu

@@ -4,12 +4,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from flytune import data, planner, training
-from flytune.checkpoints import Saver
-from flytune.recipe import DataRequest, Recipe
+from flytune import data
+from flytune.hardware.shapes import shape_named
+from flytune.planning import planner
+from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.selftest import tiny_model
-from flytune.shapes import shape_named
-from tests.tiny import tiny_recipe, write_pairs
+from flytune.training import loop
+from flytune.training.checkpoints import Saver
+from tests.support.tiny import tiny_recipe, write_pairs
 
 
 def large_model(tokenizer):
@@ -52,7 +54,7 @@ def main():
         data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
         watch(Saver, seconds)
         plan = planner.make(recipe)
-        result = training.fit(recipe, plan, shape_named(plan.shape), folder / "dataset", folder / "out")
+        result = loop.fit(recipe, plan, shape_named(plan.shape), folder / "dataset", folder / "out")
     step = sum(step.seconds for step in result.steps) / len(result.steps)
     print(f"{result.total_parameters / 1e6:.1f}M parameters, {step:.1f} s a step")  # noqa: T201
     for part, found in seconds.items():

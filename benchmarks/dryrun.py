@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flytune import dryrun, models
-from flytune.recipe import Recipe
-from flytune.shapes import GIB
+from flytune.hardware.shapes import GIB
+from flytune.models import geometry
+from flytune.planning import dryrun
+from flytune.recipe.recipe import Recipe
 
 MISTRAL_7B = {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336} | {
     "num_hidden_layers": 32,
@@ -94,7 +95,7 @@ def main() -> None:
     for column in ("run", "ranks", "predicted", "published", "off by", "seconds", "most of it", "source"):
         table.add_column(column, justify="left" if column in ("run", "most of it", "source") else "right")
     for name, config, sections, world_size, micro_batch, profile, published, source in ROWS:
-        content = config if isinstance(config, dict) else models.shipped()[config]["config"]
+        content = config if isinstance(config, dict) else geometry.shipped()[config]["config"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(content))
             dry = dryrun.run(recipe(sections), Path(folder), world_size, micro_batch, profile)

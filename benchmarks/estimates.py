@@ -27,8 +27,8 @@ from rich.table import Table
 
 from benchmarks import estimators, measured_runs
 from benchmarks.measured_runs import MeasuredRun
-from flytune import closed_form
-from flytune.closed_form import GIB, Memory
+from flytune.estimates import memory
+from flytune.estimates.memory import GIB, Memory
 
 BAND = 0.1
 """Around the GPU's memory: there a verdict is close."""
@@ -182,9 +182,7 @@ def reason(run: MeasuredRun) -> str:
 
 def estimable(runs: Iterable[MeasuredRun]) -> list[tuple[MeasuredRun, Memory]]:
     """The rows that say what was run, with their estimates."""
-    return [
-        (run, closed_form.memory(run.workload)) for run in runs if run.workload is not None and run.workload.method != "load"
-    ]
+    return [(run, memory.memory(run.workload)) for run in runs if run.workload is not None and run.workload.method != "load"]
 
 
 def main() -> None:
@@ -201,7 +199,7 @@ def main() -> None:
     console.print(far_off_table(runs))
     start = time.perf_counter()
     for index in range(TIMED_CALLS):
-        closed_form.memory(runs[index % len(runs)][0].workload)
+        memory.memory(runs[index % len(runs)][0].workload)
     each = (time.perf_counter() - start) / TIMED_CALLS
     console.print(f"{each * 1e6:.0f} microseconds an estimate, over {TIMED_CALLS:,}")
 

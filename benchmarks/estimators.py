@@ -5,7 +5,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from flytune.workload import BYTES, Workload
+from flytune.estimates.workload import BYTES, Workload
 
 GIB = 2**30
 MIB = 2**20

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import docstrings
-from flytune import answering
-from flytune.prompts import Generation
+from flytune.models import generation as models_generation
+from flytune.models.generation import Generation
 
 LONGEST = 400
 """Tokens of a prompt."""
@@ -75,7 +75,7 @@ def main() -> None:
         "one by one": lambda: plain(model, tokenizer, texts, 1, most),
         f"batches of {size}, in order": lambda: plain(model, tokenizer, texts, size, most),
         f"flytune, batches of {size}": lambda: [
-            (found.text, found.answer_tokens) for found in answering.answer(model, tokenizer, prompts, generation, ends)
+            (found.text, found.answer_tokens) for found in models_generation.answer(model, tokenizer, prompts, generation, ends)
         ],
     }
     lengths = sorted(map(len, prompts))

@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flytune import slices
-from flytune.sections import Model
+from flytune.models import sharded_loading
+from flytune.recipe.sections import Model
 
 DTYPE = "float32"
 MIB = 2**20
@@ -89,14 +89,14 @@ def broadcast(folder: Path) -> Any:
     if is_first:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE)
     else:
-        model = slices.meta_model(Model(name_or_path=str(folder)), DTYPE)
+        model = sharded_loading.meta_model(Model(name_or_path=str(folder)), DTYPE)
     return fsdp2_prepare_model(accelerator, model)
 
 
 def sliced(folder: Path) -> Any:
     """Every process reads its own rows."""
-    model = _shard(slices.meta_model(Model(name_or_path=str(folder)), DTYPE))
-    slices.fill(model, folder)
+    model = _shard(sharded_loading.meta_model(Model(name_or_path=str(folder)), DTYPE))
+    sharded_loading.fill(model, folder)
     return model
 
 

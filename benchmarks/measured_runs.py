@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.models import Geometry, geometry
-from flytune.workload import Optimizer, Profile, Workload
+from flytune.estimates.workload import Optimizer, Profile, Workload
+from flytune.models.geometry import Geometry, geometry
 
 MODELS = Path(__file__).with_name("measured_models.json")
 PARAMETERS_MAY_DIFFER = 0.005

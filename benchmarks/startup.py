@@ -2,7 +2,8 @@
 
 Three tables: what a laptop waits for (reading a recipe, planning it, importing the workflow; the peer is what a training script
 pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine; and `pyflyte run --remote` with
-the pods that it leads to, cold, from the uploaded code, without cluster (tests/propeller.py). benchmarks/spans.py finds causes.
+the pods that it leads to, cold, from the uploaded code, without cluster
+(tests/support/propeller.py). benchmarks/spans.py finds causes.
 """
 
 import json
@@ -18,13 +19,13 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from tests.flyteadmin import flyteadmin
-from tests.laptop import checkout, pyflyte, submit
-from tests.propeller import Run
-from tests.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.flyteadmin import flyteadmin
+from tests.support.laptop import checkout, pyflyte, submit
+from tests.support.propeller import Run
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 CASES = {
-    "read a recipe": "from flytune.recipe import Recipe; Recipe.from_yaml('recipes/demo-qlora.yaml')",
+    "read a recipe": "from flytune.recipe.recipe import Recipe; Recipe.from_yaml('recipes/demo-qlora.yaml')",
     "plan a recipe": "from flytune.cli import main; main(['plan', 'recipes/demo-qlora.yaml', '--json'])",
     "import the workflow": "import workflows.finetune",
     "peer: import SFTTrainer": "from trl import SFTTrainer",

@@ -1,9 +1,9 @@
-"""Tokens a second as flytune.speed tells them, against published measurements.
+"""Tokens a second as flytune.estimates.step_time tells them, against published measurements.
 
     python -m benchmarks.throughput --measurements FILE [--rows]
 
-A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that flytune.flops, kernels and
-speed mark as fitted: its errors stand apart, and they are the honest ones.
+A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that flytune.estimates.flops,
+kernels and step_time mark as fitted: its errors stand apart, and they are the honest ones.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from rich.table import Table
 
 from benchmarks.measured_runs import MeasuredRun, read
 from flytune.errors import FlytuneError
-from flytune.gpus import Accelerator, load_accelerators
-from flytune.speed import ENOUGH_TOKENS, StepTime, step
-from flytune.workload import Workload
+from flytune.estimates.step_time import ENOUGH_TOKENS, StepTime, step
+from flytune.estimates.workload import Workload
+from flytune.hardware.accelerators import Accelerator, load_accelerators
 
 WORST = 15
 NAMES = {"A100-80": "A100-80GB", "A100-40": "A100-40GB", "H100-80": "H100", "A6000Ada": "RTX6000-Ada"}

@@ -1,6 +1,6 @@
 """Flytune: fine-tune language models on Flyte, from one recipe to an artifact that is proven, kept and used."""
 
-from flytune import output
+from flytune.console import output
 
 __version__ = "0.1.0"
 """Version, which pyproject.toml reads too. No installed package is asked: the images import the project from a folder."""

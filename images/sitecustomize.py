@@ -1,6 +1,6 @@
 """Quiet end of pyflyte-fast-execute: it fetches the code, loads none of it, and leaves its connections to S3 open.
 
-Python imports this file as it starts, from the images' PYTHONPATH. Tasks close theirs (tasks/ending.py).
+Python imports this file as it starts, from the images' PYTHONPATH. Tasks close theirs (tasks/runtime/ending.py).
 """
 
 import logging

@@ -10,7 +10,7 @@ if not caches.settle(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
     # Flyte's cache of local runs has no other place than HOME.
     os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
 
-from tasks import console, ending, errors
+from tasks.runtime import console, ending, errors
 
 # Before `atexit`'s own, which stop the loops that the connections are closed on.
 threading._register_atexit(ending.close_file_systems)  # type: ignore[attr-defined]

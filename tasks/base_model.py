@@ -3,14 +3,14 @@
 from flytekit import Cache, FlyteContextManager, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import bases
-from flytune.bases import BaseRequest
-from flytune.failures import RETRIES
+from flytune.failures.table import RETRIES
+from flytune.models import base as models_base
+from flytune.models.base import BaseRequest
 from images import LIGHT
-from tasks.folders import fresh, is_local
-from tasks.interfaces import trimmed
-from tasks.retrying import retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import fresh, is_local
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 # Raise it when the same request would store other files. One file of weights at a time is on the pod's disk.
 CACHE_VERSION = "1"
@@ -36,5 +36,5 @@ def fetch_base_model(base: BaseRequest) -> FlyteDirectory:
     files = FlyteContextManager.current_context().file_access
     place = files.get_random_remote_directory()
     with retried():
-        bases.hand_over(base, lambda file, name: files.put_data(str(file), f"{place}/{name}"), fresh("hub"))
+        models_base.hand_over(base, lambda file, name: files.put_data(str(file), f"{place}/{name}"), fresh("hub"))
     return FlyteDirectory(place)

@@ -3,17 +3,17 @@
 from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.checkpoints import finding
-from flytune.recipe import Recipe
-from flytune.records import Manifest
+from flytune.recipe.recipe import Recipe
+from flytune.records.dataset import Manifest
+from flytune.training.checkpoints import find
 from images import LIGHT
-from tasks.folders import fetch_file, placed
-from tasks.interfaces import trimmed
+from tasks.runtime.directories import fetch_file, placed
+from tasks.runtime.schema import trimmed
 
 
 @trimmed
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="1Gi"))
 def find_checkpoint(recipe: Recipe, dataset: FlyteDirectory) -> Recipe:
     """The recipe, if there is a whole checkpoint of it and of its data; what follows waits for that answer."""
-    finding.required(placed(recipe), Manifest.read(fetch_file(dataset, "manifest.json")).content_sha256)
+    find.required(placed(recipe), Manifest.read(fetch_file(dataset, "manifest.json")).content_sha256)
     return recipe

@@ -4,15 +4,15 @@ from typing import Any
 
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import evaluation
-from flytune.failures import RETRIES
-from flytune.metrics import Metrics
-from flytune.recipe import Recipe
-from flytune.shapes import load_shapes
+from flytune.evaluation import score
+from flytune.failures.table import RETRIES
+from flytune.hardware.shapes import load_shapes
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, unpack
-from tasks.pods import declare
-from tasks.retrying import noted, retried
+from tasks.runtime.directories import fetch, unpack
+from tasks.runtime.pods import declare
+from tasks.runtime.retries import noted, retried
 
 
 def evaluate_model(
@@ -21,7 +21,7 @@ def evaluate_model(
     """Base and tuned model on the same held-out tokens, and their answers side by side."""
     with retried(), noted("evaluate"):
         unpack(base)
-        return evaluation.score_afresh(recipe, fetch(trained), fetch(dataset))
+        return score.score_afresh(recipe, fetch(trained), fetch(dataset))
 
 
 EVALUATE: dict[str, Any] = {

@@ -9,20 +9,21 @@ from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune import evaluation, harness
-from flytune.failures import RETRIES
-from flytune.harness import Job
-from flytune.metrics import Metrics
-from flytune.recipe import Recipe
-from flytune.shapes import load_shapes
+from flytune.evaluation import score
+from flytune.evaluation.harness import run
+from flytune.evaluation.harness.run import Job
+from flytune.failures.table import RETRIES
+from flytune.hardware.shapes import load_shapes
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fresh, unpack
-from tasks.harness_data import combined, kept
-from tasks.interfaces import trimmed
-from tasks.pods import declare
-from tasks.retrying import noted, retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import fetch, fresh, unpack
+from tasks.runtime.harness_data import combined, kept
+from tasks.runtime.pods import declare
+from tasks.runtime.retries import noted, retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 
 def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory, data: FlyteDirectory) -> FlyteFile:
@@ -30,7 +31,7 @@ def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: Flyt
     path = fresh("answers.json")
     with retried(), noted("evaluate"):
         unpack(base)
-        evaluation.afresh(harness.run, recipe, fetch(trained), job, kept(data)).write(path)
+        score.afresh(run.run, recipe, fetch(trained), job, kept(data)).write(path)
     return FlyteFile(str(path))
 
 

@@ -13,21 +13,24 @@ from flytekit.core.array_node_map_task import array_node_map_task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune import bases, catalog, inference, prompts
-from flytune.artifact import CONTENTS
-from flytune.bases import BaseRequest
+from flytune.artifacts import catalog
+from flytune.artifacts.build import CONTENTS
 from flytune.errors import StorageError
-from flytune.failures import RETRIES
-from flytune.prompts import Generation, Part
-from flytune.recipe import Recipe
-from flytune.shapes import load_shapes
+from flytune.failures.table import RETRIES
+from flytune.hardware.shapes import load_shapes
+from flytune.inference import batch, prompts
+from flytune.inference.prompts import Part
+from flytune.models import base as models_base
+from flytune.models.base import BaseRequest
+from flytune.models.generation import Generation
+from flytune.recipe.recipe import Recipe
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fetch_file, fresh, lasting, unpack, uploaded
-from tasks.interfaces import trimmed
-from tasks.pods import declare
-from tasks.retrying import noted, retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import fetch, fetch_file, fresh, lasting, unpack, uploaded
+from tasks.runtime.pods import declare
+from tasks.runtime.retries import noted, retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +72,11 @@ def split_prompts(
 
 def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory]) -> BaseRequest:
     recipe = Recipe.from_yaml(fetch_file(artifact, "recipe.yaml"))
-    inference.check_names(adapters, is_adapter=recipe.method.name != "full")
+    batch.check_names(adapters, is_adapter=recipe.method.name != "full")
     if recipe.method.name == "full":
         return BaseRequest(name_or_path=recipe.model.name_or_path)
     adapter = json.loads(fetch_file(artifact, catalog.ADAPTER).read_text(encoding="utf-8"))
-    return bases.request(bases.pinned(recipe.model, adapter.get("revision")))
+    return models_base.request(models_base.pinned(recipe.model, adapter.get("revision")))
 
 
 def answer_prompts(
@@ -88,11 +91,11 @@ def answer_prompts(
     out = fresh("answers.jsonl")
     with retried():
         # Before anything is fetched: a part that is done needs no model.
-        if not inference.answered(part, keep, out):
+        if not batch.answered(part, keep, out):
             with noted("answer"):
                 unpack(base)
                 others = {name: fetch(found) for name, found in adapters.items()}
-                inference.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, keep, out)
+                batch.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, keep, out)
     return FlyteFile(str(out))
 
 

@@ -5,20 +5,23 @@ from typing import NamedTuple
 from flytekit import Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import bases, counting, data, evaluating, plan_table, planner, publishing
-from flytune.bases import BaseRequest
-from flytune.failures import RETRIES
-from flytune.harness import Job
-from flytune.plans import Plan
-from flytune.points import Run
-from flytune.recipe import DataRequest, Recipe
-from flytune.strategies import route
+from flytune import data
+from flytune.artifacts import publish
+from flytune.evaluation.harness.run import Job
+from flytune.failures.table import RETRIES
+from flytune.models import base as models_base
+from flytune.models.base import BaseRequest
+from flytune.planning import evaluation_shape, planner, sample_count, table
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.records.plan import Plan
+from flytune.sharding import route
+from flytune.sweeps.points import Run
 from images import LIGHT
-from tasks.folders import is_local, placed
-from tasks.harness_data import HarnessData
-from tasks.interfaces import trimmed
-from tasks.retrying import retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import is_local, placed
+from tasks.runtime.harness_data import HarnessData
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 
 class Planned(NamedTuple):
@@ -53,24 +56,24 @@ def make_plan(recipe: Recipe) -> Planned:
     harness = HarnessData()
     with retried():
         run = planned(recipe, harness)
-    Deck("plan", plan_table.as_html(run.plan))
+    Deck("plan", table.as_html(run.plan))
     return Planned(run.plan, run.route, run.shape, run.request, run.keep, run.base, run.jobs, harness.stored())
 
 
 def planned(recipe: Recipe, harness: HarnessData) -> Run:
     """Return a recipe's run, with all that its tasks depend on; the data of its evaluation tasks goes to `harness`."""
-    plan = planner.make(recipe, samples=counting.samples_guess(recipe.data))
-    publishing.check(recipe)
-    base = bases.request(recipe.model)
+    plan = planner.make(recipe, samples=sample_count.samples_guess(recipe.data))
+    publish.check(recipe)
+    base = models_base.request(recipe.model)
     if not is_local():
-        bases.known(base, recipe.model)
+        models_base.known(base, recipe.model)
     request = DataRequest(
-        model=bases.pinned(recipe.model, base.commit),
+        model=models_base.pinned(recipe.model, base.commit),
         data=recipe.data,
         fingerprint=data.fingerprint(recipe.data),
-        tokenizer=bases.tokenizer_identity(recipe.model),
+        tokenizer=models_base.tokenizer_identity(recipe.model),
     )
-    shape = evaluating.shape_for(recipe, plan)
+    shape = evaluation_shape.shape_for(recipe, plan)
     return Run(
         recipe=recipe,
         plan=plan,

@@ -12,13 +12,13 @@ from flytune import data
 from flytune.data.progress import PROGRESS, Progress, digest_of
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
-from flytune.failures import RETRIES
-from flytune.recipe import DataRequest
+from flytune.failures.table import RETRIES
+from flytune.recipe.recipe import DataRequest
 from images import LIGHT
-from tasks.folders import fresh
-from tasks.interfaces import trimmed
-from tasks.retrying import retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import fresh
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 logger = logging.getLogger(__name__)
 # Raise it when the same request would prepare other bytes.

@@ -8,19 +8,20 @@ from typing import Any
 from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import accepted as models
-from flytune import comparing, guards, refreshing
-from flytune.accepted import Duel
-from flytune.failures import RETRIES
-from flytune.metrics import Metrics
-from flytune.recipe import Recipe
-from flytune.shapes import load_shapes
+from flytune.evaluation import guards
+from flytune.failures.table import RETRIES
+from flytune.hardware.shapes import load_shapes
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics
+from flytune.registry import compare, refresh
+from flytune.registry import history as models
+from flytune.registry.history import Duel
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.folders import fetch, fetch_file, unpack
-from tasks.interfaces import trimmed
-from tasks.pods import declare
-from tasks.retrying import retried
+from tasks.runtime.directories import fetch, fetch_file, unpack
+from tasks.runtime.pods import declare
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
 
 _POD = Resources(cpu="1", mem="2Gi")
 
@@ -31,9 +32,9 @@ def compare_models(
     """Challenger and champion on the same held-out tokens; against its base model where there is no champion."""
     with retried():
         if not champion:
-            return comparing.against_base(Metrics.read(fetch_file(artifact, "metrics.json")))
+            return compare.against_base(Metrics.read(fetch_file(artifact, "metrics.json")))
         unpack(base)
-        return comparing.duel(recipe, fetch(artifact), fetch(dataset), champion)
+        return compare.duel(recipe, fetch(artifact), fetch(dataset), champion)
 
 
 COMPARE: dict[str, Any] = {
@@ -57,9 +58,9 @@ def promote_challenger(
     """Accepts the challenger where it is better beyond doubt, and records the decision with its figures in any case."""
     with retried():
         metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
-        place = refreshing.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
+        place = refresh.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
     broken = guards.broken(changed, metrics)
-    decision = refreshing.settle(recipe, accepted, champion, fingerprint, place, duel, broken)
+    decision = refresh.settle(recipe, accepted, champion, fingerprint, place, duel, broken)
     return f"{decision.outcome}: {decision.reason}"
 
 

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from flytekit import Resources, task
 
-from flytune import refreshing
-from flytune.failures import RETRIES
-from flytune.recipe import Recipe
+from flytune.failures.table import RETRIES
+from flytune.recipe.recipe import Recipe
+from flytune.registry import refresh
 from images import LIGHT
-from tasks.interfaces import trimmed
-from tasks.retrying import retried
-from tasks.secrets import secrets
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 logger = logging.getLogger(__name__)
 _POD = Resources(cpu="1", mem="2Gi")
@@ -33,7 +33,7 @@ class Decided(NamedTuple):
 def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
     """Looks at the window's data and at the history of accepted models."""
     with retried():
-        turn = refreshing.decide(recipe, kickoff, accepted, days)
+        turn = refresh.decide(recipe, kickoff, accepted, days)
     return Decided("train" if turn.trains else "skip", *turn[1:])
 
 

@@ -7,16 +7,17 @@ import os
 from flytekit import Deck, Resources, task
 from flytekit.types.error.error import FlyteError
 
-from flytune import notifying, phase_notes
-from flytune.checkpoints import finding
-from flytune.failure_text import FailureText
-from flytune.phase_notes import PhaseNote
-from flytune.recipe import Recipe
+from flytune.artifacts import notify
+from flytune.failures.text import FailureText
+from flytune.recipe.recipe import Recipe
+from flytune.training import phase_notes
+from flytune.training.checkpoints import find
+from flytune.training.phase_notes import PhaseNote
 from images import LIGHT
-from tasks import flyte_messages
-from tasks.folders import attempts_of, is_local, placed
-from tasks.interfaces import trimmed
-from tasks.secrets import secrets
+from tasks.runtime import messages
+from tasks.runtime.directories import attempts_of, is_local, placed
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +34,19 @@ def report_failure(recipe: Recipe, err: FlyteError | None = None) -> None:
     """Says it in the log, in a deck, and to the webhook where the recipe asks for that; raises nothing itself."""
     try:
         recipe = placed(recipe)
-        kept = finding.described(recipe)
+        kept = find.described(recipe)
         text = _described(recipe, err, kept)
         # On this machine the error follows, shown by pyflyte.
         log.error("%s", f"{recipe.name}: failed. {kept}" if is_local() else text)
         Deck("Failure", f"<pre>{html.escape(str(text))}</pre>")
-        notifying.tell(recipe, "failed", text.within(notifying.LONGEST))
+        notify.tell(recipe, "failed", text.within(notify.LONGEST))
     except Exception:  # it would hide the run's own error
         log.exception("%s: failed, and what there is to go on from could not be told", recipe.name)
 
 
 def _described(recipe: Recipe, err: FlyteError | None, kept: str) -> FailureText:
     """Return the failure with the task's name, what is there to continue from (`kept`), and where the log is."""
-    text = flyte_messages.taken_apart(err.message if err else "")
+    text = messages.taken_apart(err.message if err else "")
     further, failed = list(text.further), text.task
     execution = os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", "")
     if not failed and (killed := _killed(recipe, execution)):
@@ -68,6 +69,6 @@ def _killed(recipe: Recipe, execution: str) -> PhaseNote | None:
     if not execution:
         return None
     found = [
-        note for place in [*finding.addresses(recipe), *attempts_of(execution)] for note in phase_notes.read(place, execution)
+        note for place in [*find.addresses(recipe), *attempts_of(execution)] for note in phase_notes.read(place, execution)
     ]
     return max((note for note in found if note.was_killed), key=lambda note: note.attempt, default=None)

@@ -8,16 +8,16 @@ from typing import Any
 from flytekit import Deck
 
 from flytune.errors import TrainingError
-from flytune.failures import RETRIES
+from flytune.failures.table import RETRIES
+from flytune.hardware.shapes import Shape, load_shapes
 from flytune.selftest import matrix, table
 from flytune.selftest.matrix import Matrix
-from flytune.selftest.ranks import Nodes
-from flytune.selftest.trials import Trials
-from flytune.shapes import Shape, load_shapes
+from flytune.selftest.processes import Nodes
+from flytune.selftest.runs import Trials
 from images import TRAIN as IMAGE
-from tasks.attempts import told
-from tasks.folders import fresh
-from tasks.pods import declare
+from tasks.runtime.attempts import told
+from tasks.runtime.directories import fresh
+from tasks.runtime.pods import declare
 from tasks.train import ranks
 
 

@@ -9,18 +9,20 @@ from flytekit import Artifact, Deck, Resources, task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune import artifact, checkpoints, notifying, publishing
-from flytune.failures import RETRIES
-from flytune.metrics import Metrics
-from flytune.plans import Plan
-from flytune.recipe import Recipe
-from flytune.records import Manifest, TrainingResult
+from flytune.artifacts import build, notify, publish
+from flytune.failures.table import RETRIES
+from flytune.recipe.recipe import Recipe
+from flytune.records.dataset import Manifest
+from flytune.records.metrics import Metrics
+from flytune.records.plan import Plan
+from flytune.records.training import TrainingResult
+from flytune.training import checkpoints
 from images import LIGHT
-from tasks.folders import fetch, fresh, placed, uploaded
-from tasks.harness_data import combined
-from tasks.interfaces import trimmed
-from tasks.retrying import retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import fetch, fresh, placed, uploaded
+from tasks.runtime.harness_data import combined
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Facts:
             "base_model": recipe.model.name_or_path,
             "data": Manifest.read(folder / "manifest.json").content_sha256,
         }
-        self._facts = {**self.partitions, **artifact.facts(folder, recipe, metrics)}
+        self._facts = {**self.partitions, **build.facts(folder, recipe, metrics)}
 
     def serialize_to_string(self, context: Any, variable: str) -> tuple[str, str]:
         """Flytekit's protocol for what it puts beside an output."""
@@ -68,16 +70,16 @@ def store_artifact(
     """
     with retried():
         metrics, results = combined(recipe, metrics, answers, data)
-        folder = artifact.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
+        folder = build.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
     with retried():
         stored = uploaded(folder)
-    published = publishing.attempt(folder, recipe, metrics)
+    published = publish.attempt(folder, recipe, metrics)
     records = Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json")
     try:
         checkpoints.clear(placed(recipe), *records)
     except Exception as error:  # noqa: BLE001 (the artifact is stored, and must not be lost for it)
         log.warning("%s: its checkpoints stay, for they cannot be removed: %s", recipe.name, error)
-    notifying.tell(recipe, "succeeded", notifying.succeeded(recipe, metrics, published or stored.path))
+    notify.tell(recipe, "succeeded", notify.succeeded(recipe, metrics, published or stored.path))
     facts = Facts(folder, recipe, metrics)
     return ARTIFACT.create_from(stored, facts, **facts.partitions)

@@ -9,23 +9,26 @@ from flytekit import Deck, FlyteContextManager, Resources, task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune import causes, grids, notifying, sweeps
+from flytune.artifacts import notify
 from flytune.errors import FlytuneError, RecipeError
-from flytune.failures import RETRIES
-from flytune.grids import Points
-from flytune.metrics import Metrics
-from flytune.points import Run, Running, distinct
-from flytune.recipe import Recipe
-from flytune.records import TrainingResult
-from flytune.sweeps import Outcome
+from flytune.failures import reports
+from flytune.failures.table import RETRIES
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics
+from flytune.records.training import TrainingResult
+from flytune.sweeps import grid as sweeps_grid
+from flytune.sweeps import results as sweeps_results
+from flytune.sweeps.grid import Points
+from flytune.sweeps.points import Run, Running, distinct
+from flytune.sweeps.results import Outcome
 from images import LIGHT
-from tasks.folders import fresh
-from tasks.harness_data import HarnessData
-from tasks.interfaces import trimmed
-from tasks.mapping import reason
 from tasks.plan import planned
-from tasks.retrying import retried
-from tasks.secrets import secrets
+from tasks.runtime.directories import fresh
+from tasks.runtime.harness_data import HarnessData
+from tasks.runtime.mapping import reason
+from tasks.runtime.retries import retried
+from tasks.runtime.schema import trimmed
+from tasks.runtime.secrets import secrets
 
 ALL = "all"
 """The group of all points, which are stored by one task."""
@@ -56,14 +59,14 @@ def draw_points(
     max_points: int,
 ) -> Drawn:
     """Reads and plans every point before any is run."""
-    sweeps.check(concurrency, min_success_ratio)
+    sweeps_results.check(concurrency, min_success_ratio)
     harness, runs = HarnessData(), list[Run]()
     with retried():
-        drawn = grids.draw(recipe, grid, changes, max_points)
-        points = sweeps.planned(drawn, min_success_ratio, lambda one: runs.append(_planned(one, harness)))
+        drawn = sweeps_grid.draw(recipe, grid, changes, max_points)
+        points = sweeps_results.planned(drawn, min_success_ratio, lambda one: runs.append(_planned(one, harness)))
     running = Running(
         runs=runs,
-        least=sweeps.least(points, min_success_ratio),
+        least=sweeps_results.least(points, min_success_ratio),
         concurrency=concurrency,
         notes=FlyteContextManager.current_context().file_access.get_random_remote_directory(),
     )
@@ -77,7 +80,7 @@ def _planned(recipe: Recipe, harness: HarnessData) -> Run:
     except FlytuneError:
         raise
     except Exception as error:
-        if causes.of_error(error, rank=0).recoverable:
+        if reports.of_error(error, rank=0).recoverable:
             raise
         raise RecipeError(f"{type(error).__name__}: {error}") from error
 
@@ -104,14 +107,14 @@ def compare_points(points: Points, running: Running, artifacts: list[FlyteDirect
         succeeded = {run.recipe.name: _outcome(points, run) for run in running.runs}
     for point in points.points:
         if (name := point.recipe.name) in running.reasons:
-            notifying.tell(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
-    sweep, folder = sweeps.compare(points, succeeded, running.reasons), fresh(f"{points.recipe}-sweep")
-    sweeps.write(sweep, points, folder)
-    sweeps.log(sweep)
-    Deck("Sweep", (folder / sweeps.REPORT).read_text(encoding="utf-8"))
+            notify.tell(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
+    sweep, folder = sweeps_results.compare(points, succeeded, running.reasons), fresh(f"{points.recipe}-sweep")
+    sweeps_results.write(sweep, points, folder)
+    sweeps_results.log(sweep)
+    Deck("Sweep", (folder / sweeps_results.REPORT).read_text(encoding="utf-8"))
     if len(succeeded) < running.least:
         Deck.publish()
-        raise FlytuneError(sweeps.too_few(sweep, running.least))
+        raise FlytuneError(sweeps_results.too_few(sweep, running.least))
     return FlyteDirectory(str(folder))
 
 
@@ -182,5 +185,5 @@ def _outcome(points: Points, run: Run) -> Outcome:
         for name in ("training.json", "metrics.json"):
             files.get_data(f"{run.artifact}/{name}", f"{folder}/{name}")
         training, metrics = TrainingResult.read(Path(folder, "training.json")), Metrics.read(Path(folder, "metrics.json"))
-    values: list[Any] = [grids.value_at(run.recipe, field) for field in points.fields]
-    return sweeps.outcome(run.recipe, values, run.plan, training, metrics, run.artifact)
+    values: list[Any] = [sweeps_grid.value_at(run.recipe, field) for field in points.fields]
+    return sweeps_results.outcome(run.recipe, values, run.plan, training, metrics, run.artifact)

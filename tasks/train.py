@@ -1,7 +1,7 @@
 """Train: one Flyte task for each row of shapes.yaml, declared with that row's machines.
 
-A row with several processes is an Elastic (torchrun) task that judges its failures (tasks/attempts.py); on one node it has
-a second task of one process, without Elastic, for device_map. TRAIN maps routes to tasks.
+A row with several processes is an Elastic (torchrun) task that judges its failures (tasks/runtime/attempts.py); on one node it
+has a second task of one process, without Elastic, for device_map. TRAIN maps routes to tasks.
 """
 
 from typing import Any
@@ -9,18 +9,20 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, RunPolicy
 
-from flytune import devices, training
-from flytune.cluster import load_cluster
-from flytune.failures import RETRIES
-from flytune.plans import Plan
-from flytune.recipe import Recipe
-from flytune.shapes import Shape, load_shapes, shape_named
-from flytune.strategies import ONE_PROCESS
+from flytune.artifacts.publish.checkpoints import StepPublisher
+from flytune.failures.table import RETRIES
+from flytune.hardware import devices
+from flytune.hardware.cluster import load_cluster
+from flytune.hardware.shapes import Shape, load_shapes, shape_named
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import Plan
+from flytune.sharding import ONE_PROCESS
+from flytune.training import loop
 from images import TRAIN as IMAGE
-from tasks.attempts import Ranks, told
-from tasks.folders import fetch, fresh, placed, unpack
-from tasks.pods import declare, rendezvous
-from tasks.secrets import secrets
+from tasks.runtime.attempts import Ranks, told
+from tasks.runtime.directories import fetch, fresh, placed, unpack
+from tasks.runtime.pods import declare, rendezvous
+from tasks.runtime.secrets import secrets
 
 
 def train(
@@ -34,7 +36,7 @@ def train(
     with told():
         devices.check(shape := shape_named(plan.shape))
         unpack(base)
-        training.fit(placed(recipe), plan, shape, fetch(dataset), out, further)
+        loop.fit(placed(recipe), plan, shape, fetch(dataset), out, further, StepPublisher)
     return FlyteDirectory(str(out))
 
 

@@ -43,7 +43,7 @@ def frozen():
 @pytest.fixture(autouse=True)
 def uncalibrated(monkeypatch):
     """Plans as they are told, whatever this machine was calibrated to."""
-    from flytune import calibration
+    from flytune.planning import calibration
 
     monkeypatch.setattr(calibration, "CALIBRATION_FILE", Path(os.environ["TMPDIR"]) / "no-calibration.yaml")
 
@@ -51,10 +51,10 @@ def uncalibrated(monkeypatch):
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory):
     """A Hugging Face cache that holds the config.json of each model of the hub that shipped recipes name."""
-    from flytune import models
+    from flytune.models import geometry
 
     cache = tmp_path_factory.mktemp("hub")
-    for name, entry in models.shipped().items():
+    for name, entry in geometry.shipped().items():
         if entry["revision"]:
             folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / entry["revision"]
             folder.mkdir(parents=True)
@@ -84,7 +84,7 @@ def bucket(monkeypatch):
     import s3fs
     from moto.server import ThreadedMotoServer
 
-    from tasks.ending import close_file_systems
+    from tasks.runtime.ending import close_file_systems
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -102,7 +102,7 @@ def bucket(monkeypatch):
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     """A checkout that `pyflyte run --remote` is typed in."""
-    from tests.laptop import checkout
+    from tests.support.laptop import checkout
 
     return checkout(tmp_path_factory.mktemp("laptop") / "checkout")
 
@@ -110,7 +110,7 @@ def laptop(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """The stand-in for flyteadmin, the variables of its storage, and a home that knows it."""
-    from tests.flyteadmin import flyteadmin
+    from tests.support.flyteadmin import flyteadmin
 
     home = tmp_path_factory.mktemp("home")
     with flyteadmin(home) as (admin, storage):

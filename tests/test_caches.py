@@ -1,4 +1,4 @@
-"""Caches of libraries in pods and on laptops, and a HOME that cannot be written. tests/test_image_run.py: in the images."""
+"""Caches of libraries in pods and on laptops, and a HOME that cannot be written (in images: end_to_end/test_image_run.py)."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 from flytune import caches, cli
 from flytune.errors import FlytuneError
-from tests.pods import ROOT
-from tests.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.paths import ROOT
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 NOWHERE = "/dev/null/home"
 """A HOME that root cannot make either."""
@@ -80,7 +80,7 @@ def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
 def test_a_cached_task_runs_on_a_laptop_without_a_home(tmp_path):
     base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 16)
     code = (
-        "from flytune.recipe import DataRequest, Recipe; from tasks.prepare import prepare_data\n"
+        "from flytune.recipe.recipe import DataRequest, Recipe; from tasks.prepare import prepare_data\n"
         f"recipe = Recipe.model_validate({tiny_recipe(base, rows)!r})\n"
         "request = DataRequest(model=recipe.model, data=recipe.data, fingerprint='x')\n"
         f"print(prepare_data(request=request, keep={str(tmp_path / 'keep')!r}).path)"

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytune import yaml_core
-from flytune.cluster import load_cluster
 from flytune.errors import RecipeError
-from flytune.gpus import load_accelerators
-from flytune.recipe import Recipe
-from flytune.shapes import load_shapes
-from tests.test_recipe import content
+from flytune.hardware.accelerators import load_accelerators
+from flytune.hardware.cluster import load_cluster
+from flytune.hardware.shapes import load_shapes
+from flytune.recipe.recipe import Recipe
+from tests.support.recipes import content
 
 CORE = {
     **{word: word for word in ("on", "off", "yes", "no", "On", "OFF", "Yes", "NO", "y", "n", "tRUE", "nULL", "none")},

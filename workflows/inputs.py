@@ -23,11 +23,12 @@ from rich.console import Console
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
-from flytune import uploads, yaml_core
+from flytune import yaml_core
 from flytune.errors import RecipeError, StorageError
-from flytune.recipe import Recipe
-from flytune.strict import Strict, load_yaml
-from flytune.uploads import Local
+from flytune.planning import uploads
+from flytune.planning.uploads import Local
+from flytune.recipe.recipe import Recipe
+from flytune.schema import Strict, load_yaml
 
 _CHUNK = 8 * 2**20
 # Seconds to connect, and between two bytes.

@@ -6,7 +6,7 @@ from typing import Any
 from flytekit import FlyteContextManager, conditional, map_task
 from flytekit.core.context_manager import BranchEvalMode
 
-from tasks.interfaces import trimmed
+from tasks.runtime.schema import trimmed
 
 
 def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:

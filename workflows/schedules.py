@@ -10,9 +10,10 @@ from pathlib import Path
 from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, LaunchPlan, Slack, WorkflowExecutionPhase
 from flytekit.core.notification import Notification
 
-from flytune import refreshing, uploads
-from flytune.recipe import Recipe
-from flytune.run_sections import Notify
+from flytune.planning import uploads
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.sections import Notify
+from flytune.registry import refresh as registry_refresh
 from workflows.refresh import refresh
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -36,7 +37,7 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
             this machine: a launch plan uploads nothing.
     """
     recipe = Recipe.from_yaml(RECIPES / recipe_file)
-    refreshing.check(recipe)
+    registry_refresh.check(recipe)
     uploads.refuse(recipe, f"launch plan {name}: recipe {recipe.name}")
     return LaunchPlan.get_or_create(
         name=name,

@@ -13,16 +13,16 @@ from flytekit import Resources, dynamic, workflow
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.metrics import Metrics
-from flytune.points import Running, distinct
-from flytune.recipe import Recipe
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics
+from flytune.sweeps.points import Running, distinct
 from images import TRAIN as IMAGE
 from tasks.base_model import fetch_base_model
 from tasks.evaluate import EVALUATE
 from tasks.harness import EVALUATE_TASKS
-from tasks.interfaces import trimmed
-from tasks.mapping import mapped
 from tasks.prepare import prepare_data
+from tasks.runtime.mapping import mapped
+from tasks.runtime.schema import trimmed
 from tasks.store import store_artifact
 from tasks.sweep import ALL, compare_points, draw_points, notes, with_data, with_metrics, with_models
 from tasks.train import TRAIN

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from flytune import caches
 from flytune.errors import FlytuneError
-from flytune.recipe import json_schema
+from flytune.recipe.recipe import json_schema
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

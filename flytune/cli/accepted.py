@@ -7,15 +7,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flytune import accepted, tables
-from flytune.accepted import Decision
+from flytune.console import tables
+from flytune.registry import history
+from flytune.registry.history import Decision
 
 
 def run(options: argparse.Namespace) -> int:
     """Shows all decisions, after one more where the accepted model is to go back."""
     if options.rollback:
-        accepted.rollback(options.address, options.reason)
-    decisions = accepted.history(options.address)
+        history.rollback(options.address, options.reason)
+    decisions = history.history(options.address)
     if options.json:
         sys.stdout.write("[" + ",\n".join(decision.model_dump_json() for decision in decisions) + "]\n")
     elif not decisions:
@@ -47,5 +48,5 @@ def _show(decisions: list[Decision], console: Console) -> None:
             str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, escape(one.artifact), escape(reason)
         )
     tables.show(table, console, below=("artifact", "reason"))
-    standing = accepted.current(decisions)
+    standing = history.current(decisions)
     console.print(f"accepted: {standing.artifact if standing else 'no model'}", highlight=False, soft_wrap=True)

@@ -7,8 +7,9 @@ import sys
 from rich.markup import escape
 from rich.table import Table
 
-from flytune import catalog, tables
-from flytune.catalog import Entry
+from flytune.artifacts import catalog
+from flytune.artifacts.catalog import Entry
+from flytune.console import tables
 
 
 def run(options: argparse.Namespace) -> int:

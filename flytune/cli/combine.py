@@ -4,13 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from flytune import combining
+from flytune.adapters import combine
 
 
 def run(options: argparse.Namespace) -> int:
     """Combines, and says into what."""
     wishes = {"weights": options.weights, "how": options.how, "r": options.rank, "density": options.density}
-    made = combining.combine(options.addresses, Path(options.out), **wishes, seed=options.seed)
+    made = combine.combine(options.addresses, Path(options.out), **wishes, seed=options.seed)
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0

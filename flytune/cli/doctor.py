@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from flytune import evaluating, planner
-from flytune.cluster import load_cluster
 from flytune.doctor import Finding, admin, kube, laptop
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe
-from flytune.shapes import Shape, load_shapes, shape_named
+from flytune.hardware.cluster import load_cluster
+from flytune.hardware.shapes import Shape, load_shapes, shape_named
+from flytune.planning import evaluation_shape, planner
+from flytune.recipe.recipe import Recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
@@ -52,5 +52,5 @@ def _shapes(recipe_file: str | None) -> tuple[Shape, ...]:
         return load_shapes()
     recipe = Recipe.from_yaml(recipe_file)
     plan = planner.make(recipe)
-    named = dict.fromkeys((plan.shape, evaluating.shape_for(recipe, plan).name))
+    named = dict.fromkeys((plan.shape, evaluation_shape.shape_for(recipe, plan).name))
     return tuple(shape_named(name) for name in named)

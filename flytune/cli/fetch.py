@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flytune import executions, fetching
+from flytune.artifacts import executions, fetch
 
 
 def run(options: argparse.Namespace) -> int:
@@ -14,6 +14,6 @@ def run(options: argparse.Namespace) -> int:
     execution = executions.named(address, options.project, options.domain) if not Path(address).exists() else None
     if execution is not None:
         address, place = executions.place(execution)
-    fetching.fetch(address, Path(options.out), place)
+    fetch.fetch(address, Path(options.out), place)
     Console().print(f"{options.out}: {address}, every file as its artifact.json says", highlight=False, soft_wrap=True)
     return 0

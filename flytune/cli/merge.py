@@ -6,13 +6,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from flytune import fetching, merging, tables
-from flytune.probing import PROMPTS
+from flytune.adapters import merge
+from flytune.artifacts import fetch
+from flytune.console import tables
+from flytune.models.probe import PROMPTS
 
 
 def run(options: argparse.Namespace) -> int:
     """Merges, and shows what each candidate differs by."""
-    made = merging.merge(fetching.fetched(options.artifact), Path(options.out))
+    made = merge.merge(fetch.fetched(options.artifact), Path(options.out))
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0

@@ -3,9 +3,11 @@
 import argparse
 import sys
 
-from flytune import confirming, counting, evaluating, plan_table, planner, tables
+from flytune.console import tables
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe
+from flytune.planning import evaluation_shape, planner, sample_count, table
+from flytune.planning.dryrun import confirm
+from flytune.recipe.recipe import Recipe
 
 
 def run(options: argparse.Namespace) -> int:
@@ -13,24 +15,24 @@ def run(options: argparse.Namespace) -> int:
     recipe, console = Recipe.from_yaml(options.recipe), tables.console()
     if options.samples is not None and options.samples < 1:
         raise RecipeError(f"--samples {options.samples}: it takes a sample at least")
-    samples = options.samples or counting.samples_guess(recipe.data)
+    samples = options.samples or sample_count.samples_guess(recipe.data)
     if options.shape == "auto":
         ranking = planner.rank(recipe, options.by)
-        made = [planner.plan_of(fit, samples) for fit in ranking.fits[: plan_table.ROWS]]
+        made = [planner.plan_of(fit, samples) for fit in ranking.fits[: table.ROWS]]
         if options.json:
-            sys.stdout.write(plan_table.ranking_json(recipe, ranking, made) + "\n")
+            sys.stdout.write(table.ranking_json(recipe, ranking, made) + "\n")
         else:
-            plan_table.show_ranking(recipe, ranking, made, options.by, console)
+            table.show_ranking(recipe, ranking, made, options.by, console)
         return 0
     if options.shape:
         recipe = planner.on_shape(recipe, options.shape)
     made_plan = planner.make(recipe, samples=samples)
-    evaluating.shape_for(recipe, made_plan)
+    evaluation_shape.shape_for(recipe, made_plan)
     if options.dry_run:
         with console.status("dry run: the model's code on empty tensors"):
-            made_plan = confirming.confirmed(recipe, made_plan)
+            made_plan = confirm.confirmed(recipe, made_plan)
     if options.json:
         sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")
     else:
-        plan_table.show(made_plan, console)
+        table.show(made_plan, console)
     return 0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from flytune import tables
 from flytune.cli import told
+from flytune.console import tables
 from flytune.errors import RecipeError
 from flytune.selftest import matrix, table
-from flytune.selftest.ranks import RankFailed
+from flytune.selftest.processes import RankFailed
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,9 +5,9 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from flytune import xray
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe
+from flytune.recipe.recipe import Recipe
+from flytune.report import xray
 
 
 def run(options: argparse.Namespace) -> int:

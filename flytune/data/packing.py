@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flytune.data.tokenizing import Encoded
+from flytune.data.labels import Encoded
 
 WINDOW_TOKENS = 4_000_000
 """Tokens packed at a time; 8 bytes each in memory."""

@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flytune.data.shards import MANIFEST, sha256_of
+from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
-from flytune.recipe import DataRequest
-from flytune.records import SplitCounts
-from flytune.strict import Record, Strict
+from flytune.files import sha256_of
+from flytune.recipe.recipe import DataRequest
+from flytune.records.dataset import SplitCounts
+from flytune.schema import Record, Strict
 
 logger = logging.getLogger(__name__)
 PROGRESS = "progress.json"

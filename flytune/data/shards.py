@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from flytune.data.labels import IGNORED, Encoded
 from flytune.data.packing import Window
-from flytune.data.tokenizing import IGNORED, Encoded
 from flytune.errors import DataError
-from flytune.records import Manifest, Shard, SplitCounts
+from flytune.files import sha256_of
+from flytune.records.dataset import Manifest, Shard, SplitCounts
 
 MANIFEST = "manifest.json"
 SAMPLES_A_SHARD = 100_000
@@ -119,12 +120,6 @@ class SplitWriter:
         self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
-
-
-def sha256_of(file: Path) -> str:
-    """Of a file's content, 64 hex digits."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def load(folder: Path, split: str) -> Any:

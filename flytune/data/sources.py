@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from flytune.data.hub import resolved_revision
 from flytune.errors import DataError
-from flytune.sections import Data
+from flytune.recipe.sections import Data
 
 KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "parquet": "parquet"}
 """Suffix of a file to what it holds; all but Parquet may also end in .gz."""

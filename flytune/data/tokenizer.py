@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flytune import bases
 from flytune.data.hub import advice
 from flytune.data.sources import read_chat_template
 from flytune.errors import DataError, RecipeError
-from flytune.sections import Data, Model
+from flytune.models import base
+from flytune.recipe.sections import Data, Model
 
 SHIPPED = "chat_templates/chatml.jinja and chat_templates/alpaca.jinja"
 
@@ -83,7 +83,7 @@ def _from_pretrained(model: Model) -> Any:
 
     where = f"model.name_or_path: {model.name_or_path}"
     try:
-        folder = Path(name := bases.local_name(model, weights=False))
+        folder = Path(name := base.local_name(model, weights=False))
     except RecipeError as error:
         raise DataError(str(error)) from None
     try:

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flytune.data.sampling import Chunk, Sampler, Samples
+from flytune.data.process import Chunk, Sampler, Samples
 from flytune.data.tokenizer import Encoder
 from flytune.errors import DataError
-from flytune.recipe import DataRequest
+from flytune.recipe.recipe import DataRequest
 
 logger = logging.getLogger(__name__)
 ALONE = 16

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from flytune.strict import Strict
+from flytune.schema import Strict
 
 Level = Literal["OK", "WARN", "FAIL"]
 

@@ -4,10 +4,10 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-from flytune.cluster import Cluster
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.doctor.nodes import Kubernetes, Node, findings
-from flytune.shapes import GIB, Shape
+from flytune.hardware.cluster import Cluster
+from flytune.hardware.shapes import GIB, Shape
 
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 _SECONDS = 10.0

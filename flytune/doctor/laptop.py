@@ -13,11 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from sys import version_info
 
-from flytune.cluster import CLUSTER_FILE, load_cluster
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe
-from flytune.shapes import GIB, SHAPES_FILE, load_shapes
+from flytune.hardware.cluster import CLUSTER_FILE, load_cluster
+from flytune.hardware.shapes import GIB, SHAPES_FILE, load_shapes
+from flytune.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ((3, 11), (3, 12))

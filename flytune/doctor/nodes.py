@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from flytune.cluster import Cluster
 from flytune.doctor.finding import Finding, fail, ok, warn
-from flytune.shapes import Shape
-from flytune.strict import Strict
+from flytune.hardware.cluster import Cluster
+from flytune.hardware.shapes import Shape
+from flytune.schema import Strict
 
 OPERATOR = "pytorchjobs.kubeflow.org"
 GANGS = {

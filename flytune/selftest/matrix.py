@@ -9,13 +9,13 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from flytune.errors import FlytuneError, RecipeError
-from flytune.sections import Method, Sharding
-from flytune.selftest import comparing, machine
-from flytune.selftest.ranks import Nodes, RankFailed
-from flytune.selftest.trials import Layout, Pair, Rows, Trials, plain_pair
-from flytune.shapes import Shape
-from flytune.strategies import STRATEGIES, pair_problem, strategy_of
-from flytune.strict import Record, Strict
+from flytune.hardware.shapes import Shape
+from flytune.recipe.sections import Method, Sharding
+from flytune.schema import Record, Strict
+from flytune.selftest import compare, shapes
+from flytune.selftest.processes import Nodes, RankFailed
+from flytune.selftest.runs import Layout, Pair, Rows, Trials, plain_pair
+from flytune.sharding import STRATEGIES, pair_problem, strategy_of
 
 # How far a run may be from plain training; docs/equality.md says why, and what was seen.
 TOLERANCES = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4}
@@ -141,10 +141,10 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
     recipe = trials.recipe(pair)
     if problem := pair_problem(recipe):
         return Cell.of(pair, state="refused", words="refused", reason=problem)
-    shape = machine.shape_for(recipe, trials.shapes)
+    shape = shapes.shape_for(recipe, trials.shapes)
     if shape is None:
         misfit = f"{pair}: {pair.sharding} {strategy_of(recipe).misfit(recipe, trials.shapes[0])}"
-        lacking = machine.lacks(recipe, trials.shapes)
+        lacking = shapes.lacks(recipe, trials.shapes)
         return Cell.of(pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit)
     layouts = trials.layouts(pair, shape.nodes * strategy_of(recipe).processes(shape))
     distances = []
@@ -166,8 +166,8 @@ def distance(trials: Trials, pair: Pair, layout: Layout, shape: Shape) -> Distan
     run = trials.train(pair, layout, shape)
     return Distance(
         layout=str(layout),
-        loss=comparing.losses(run, plain),
-        grad_norm=comparing.grad_norms(run, plain),
-        weights=comparing.weights(run, plain, trials.base),
+        loss=compare.losses(run, plain),
+        grad_norm=compare.grad_norms(run, plain),
+        weights=compare.weights(run, plain, trials.base),
         seconds=run.result.seconds,
     )

@@ -6,9 +6,9 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from flytune import tables
+from flytune.console import tables
 from flytune.selftest.matrix import TOLERANCES, Cell, Matrix
-from flytune.strategies import STRATEGIES
+from flytune.sharding import STRATEGIES
 
 _STYLES = {"equal": "green", "differs": "bold red", "failed": "bold red", "refused": "dim", "lacking": "yellow"}
 WIDTH = 120

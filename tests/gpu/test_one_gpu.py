@@ -6,11 +6,15 @@ import subprocess
 import pytest
 import torch
 
-from flytune import data, gate, heldout, loading, planner, training
-from flytune.recipe import DataRequest, Recipe
-from flytune.shapes import Shape
-from tests import ranks
-from tests.tiny import tiny_base, tiny_recipe, write_pairs
+from flytune import data
+from flytune.export import gate
+from flytune.hardware.shapes import Shape
+from flytune.models import loading, scoring
+from flytune.planning import planner
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.training import loop
+from tests.support import ranks
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 # Asked of the driver's library: a process that has started CUDA cannot be forked.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -28,11 +32,11 @@ def this_machine() -> Shape:
 def fit(recipe, dataset, out):
     # Here and not in the parent: a process that has used CUDA cannot be forked.
     shape = this_machine()
-    result = training.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
+    result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
     gate.check_files(recipe, out, dataset)
     model = loading.exported_model(recipe, out, device_map={"": 0})
     gate.check_answers(recipe, out, model)
-    nll, tokens = heldout.heldout_loss(model, heldout.heldout_rows(dataset, heldout.GATE_SAMPLES), 0, batch_size=4)
+    nll, tokens = scoring.heldout_loss(model, scoring.heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 
 

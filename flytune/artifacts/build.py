@@ -1,0 +1,142 @@
+"""The artifact: one folder with weights, tokenizer and everything needed to run again; stored whole or not at all."""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from flytune.artifacts.comparison import compare
+from flytune.artifacts.publish import publish, published_name
+from flytune.data.bad_rows import BAD_ROWS
+from flytune.errors import ExportError
+from flytune.evaluation import guards
+from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.models.probe import PROBE
+from flytune.recipe.recipe import Recipe
+from flytune.records.comparison import COMPARISON
+from flytune.records.contents import CONTENTS, Contents, record, stored
+from flytune.records.dataset import Manifest
+from flytune.records.export import Export
+from flytune.records.metrics import Metrics
+from flytune.records.plan import Plan
+from flytune.records.training import STEPS, TrainingResult
+from flytune.report import model_card, page, xray
+
+__all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
+
+log = logging.getLogger(__name__)
+
+# Pickles run code where they are read; the rest is state that only a running training needs.
+PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
+STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step", "checkpoint-")
+CACHES = {"__pycache__", ".cache", ".git"}
+
+
+def store(
+    recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Metrics, out: Path, harness: Path | None = None
+) -> Path:
+    """Assembles the artifact in `out`, a new or empty folder, and returns it. Weights are hard-linked where that works.
+
+    `harness` holds the results of its tasks, base.json and tuned.json, where any were asked.
+
+    Raises:
+        ExportError: `out` holds something; `trained` lacks weights, or has pickles, optimizer state, empty or cut files.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
+    weights = _checked_weights(trained)
+    manifest = record(Manifest, dataset / "manifest.json")
+    training = record(TrainingResult, trained / "training.json")
+
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(weights, out, copy_function=_link, dirs_exist_ok=True)
+    if harness:
+        shutil.copytree(harness, out / "harness")
+    (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    for name, made in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
+        made.write(out / f"{name}.json")
+    # A log that was lost is no reason to lose the model too; the others are what the gate needs to look once more.
+    for name in (STEPS, EXPORT, PROBE):
+        if (trained / name).is_file():
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copy(trained / name, out / name)
+    if (dataset / BAD_ROWS).is_file():
+        shutil.copy(dataset / BAD_ROWS, out)
+    compare(recipe, plan, manifest, training).write(out / COMPARISON)
+    records, broken = (recipe, plan, manifest, training, metrics), guards.broken(recipe, metrics)
+    (out / "report.html").write_text(page.render(*records, broken=broken, xray=xray.section(dataset)), encoding="utf-8")
+    (out / "README.md").write_text(model_card.render(*records, broken=broken), encoding="utf-8")
+    files = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    listed = [stored(path, path.relative_to(out).as_posix()) for path in tqdm(files, desc="hashing the artifact", delay=2)]
+    Contents(files=listed).write(out / CONTENTS)
+    return out
+
+
+def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | float | None]:
+    """An artifact in a few values, for a catalogue."""
+    return {
+        "version": published_name(artifact, recipe),
+        "method": recipe.method.name,
+        "base_commit": record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
+        "base_perplexity": metrics.base.perplexity,
+        "tuned_perplexity": metrics.tuned.perplexity,
+        "loss_difference": metrics.loss_difference,
+        "loss_difference_low": metrics.loss_difference_low,
+        "loss_difference_high": metrics.loss_difference_high,
+    }
+
+
+def _checked_weights(trained: Path) -> Path:
+    """`model/` or `adapter/` below `trained`, looked through."""
+    found = [trained / name for name in ("model", "adapter") if list((trained / name).glob("*.safetensors"))]
+    if len(found) != 1:
+        what = "both model/ and adapter/" if found else "neither model/ nor adapter/ with *.safetensors"
+        raise ExportError(f"{trained}: holds {what}; nothing was stored")
+    for path in sorted(path for path in trained.rglob("*") if path.is_file()):
+        if reason := _unfit(path, path.relative_to(trained)):
+            raise ExportError(f"{path.relative_to(trained)}: {reason}; nothing was stored")
+    for index in found[0].glob("*.safetensors.index.json"):
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if missing := sorted(name for name in named if not (found[0] / name).is_file()):
+            raise ExportError(f"{found[0].name}/{missing[0]}: stands in {index.name} but is not there; nothing was stored")
+    return found[0]
+
+
+def _unfit(path: Path, relative: Path) -> str | None:
+    """Why a file may not be in an artifact, if so."""
+    if path.suffix in PICKLES:
+        return "a pickle; weights are stored as safetensors alone"
+    if any(part.startswith(STATE) for part in relative.parts):
+        return "state of a running training, which is no part of a model"
+    if CACHES.intersection(relative.parts):
+        return "a cache"
+    if not path.stat().st_size:
+        return "empty"
+    if path.suffix == ".safetensors" and (expected := _safetensors_size(path)) != path.stat().st_size:
+        return f"cut short or damaged: its header says {expected:,} bytes, it has {path.stat().st_size:,}"
+    return None
+
+
+def _safetensors_size(path: Path) -> int:
+    """Bytes that a safetensors file has by its own header: 8 bytes of length, the JSON header, the tensors; 0 if unreadable."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length) if length < 2**27 else b"")
+            return 8 + length + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, KeyError, TypeError):
+            return 0
+
+
+def _link(source: str, target: str) -> Any:
+    """A hard link for weights (gigabytes that nobody edits), a copy of all else and across file systems."""
+    if source.endswith(".safetensors"):
+        try:
+            return os.link(os.path.realpath(source), target)
+        except OSError:
+            log.debug("%s: cannot be linked, so it is copied", source)
+    return shutil.copy(source, target)

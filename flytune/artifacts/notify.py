@@ -1,0 +1,51 @@
+"""Telling people how a run ended: a webhook in the form of Slack's incoming ones. It never stops a run, and is never shown."""
+
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from typing import Literal
+
+from flytune.evaluation import guards
+from flytune.failures.text import MOST, shortened, without_secrets
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+WEBHOOK = "FLYTUNE_WEBHOOK"
+"""The environment variable, from a secret of the cluster (cluster.yaml: secrets.notify), that holds the address."""
+SECONDS = 20.0
+LONGEST = 3000
+"""Characters of a message, unless its own sentences are longer; Slack cuts at 40,000, and shows fewer before `more`."""
+
+
+def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
+    """Posts `text` where the recipe's notify section asks for it; whether it was taken. What goes wrong is only logged."""
+    if not recipe.notify.webhook or ended not in recipe.notify.on:
+        return False
+    if not (address := os.environ.get(WEBHOOK)):
+        log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so nobody was told", WEBHOOK)
+        return False
+    body = json.dumps({"text": shortened(without_secrets(text), MOST)}).encode()
+    try:
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS):
+            return True
+    except urllib.error.HTTPError as error:
+        log.warning("notify.webhook: the address in %s answered %d, so nobody was told", WEBHOOK, error.code)
+    except Exception as error:  # noqa: BLE001 (a message that is lost is no reason to lose a run; some name the address)
+        log.warning("notify.webhook: the address in %s was not reached: %s; nobody was told", WEBHOOK, type(error).__name__)
+    return False
+
+
+def succeeded(recipe: Recipe, metrics: Metrics, address: str) -> str:
+    """What is told of a stored artifact."""
+    low, high = metrics.loss_difference_low, metrics.loss_difference_high
+    verdict = "better beyond doubt" if metrics.is_better else "not better beyond doubt"
+    broken = "".join(f"\nNot published or promoted: {sentence}" for sentence in guards.broken(recipe, metrics))
+    return (
+        f"{recipe.name}: done. Held-out perplexity {metrics.base.perplexity:.2f} -> {metrics.tuned.perplexity:.2f}; loss "
+        f"{metrics.loss_difference:+.4f} nats a token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}{broken}"
+    )

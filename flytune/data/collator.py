@@ -1,0 +1,110 @@
+"""Collating: rows of a prepared data set into one batch, so that no sample of a packed row sees another."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flytune.models.scoring import IGNORED
+
+PACKABLE = {
+    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "helium", "llama",
+    "minimax_m2", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3",
+    "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
+}  # fmt: skip
+"""Model types of which tests show that the loss of each token of packed samples is what it is alone: sdpa, eager and flash."""
+_MASKED = {
+    "afmoe", "bloom", "falcon", "gpt_oss", "mpt", "opt",
+}  # fmt: skip
+_RECURRENT = {
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe",
+    "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
+}  # fmt: skip
+
+
+def refusal(model_type: str, trust_remote_code: bool) -> str | None:
+    """Why data.packing would not keep the samples of such a model apart, or is not known to; None where it does."""
+    if trust_remote_code:
+        return "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
+    if model_type in PACKABLE:
+        return None
+    if model_type in _MASKED:
+        return f"transformers masks the attention of {model_type} without its positions: packed samples would see each other"
+    if model_type in _RECURRENT:
+        return f"{model_type} has recurrent or convolution layers, which carry one packed sample over into the next"
+    return f"no test shows that packed samples of {model_type} do not see each other"
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes batches for training, and for scoring in training, of rows with input_ids and labels; the Trainer's data_collator.
+
+    Rows without seq_lengths are filled up on the right to the longest, with an attention_mask, as TRL does.
+
+    Rows with seq_lengths (data.packing) are filled up to `max_length`: batches of one shape leave the allocator's memory in
+    one piece. Positions count from 0 in each sample, and are 0 in all of the padding. There is no attention_mask:
+    transformers (5.23, masking_utils) keeps samples apart by their positions only without one, and without a cache.
+    """
+
+    pad_token_id: int
+    max_length: int
+    """Tokens of a packed row."""
+    flatten: bool = False
+    """For FlashAttention, which reads position_ids of a single row only: packed rows become one, with the samples' borders."""
+
+    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+        """A batch of int64 tensors [rows, length]; flattened, [1, rows x max_length].
+
+        Keys: input_ids and labels; attention_mask, or position_ids; flattened, also FlashAttention's arguments.
+        """
+        import torch
+
+        if "seq_lengths" not in rows[0]:
+            width = max(len(row["input_ids"]) for row in rows)
+            mask = [_filled([1] * len(row["input_ids"]), width, 0) for row in rows]
+            return self._tokens(rows, width) | {"attention_mask": torch.tensor(mask)}
+        batch = self._tokens(rows, self.max_length)
+        positions = [[place for length in row["seq_lengths"] for place in range(length)] for row in rows]
+        batch["position_ids"] = torch.tensor([_filled(row, self.max_length, 0) for row in positions])
+        # Nothing stands before a sample's first token that could predict it.
+        batch["labels"][batch["position_ids"] == 0] = IGNORED
+        return self._flattened(batch, rows) if self.flatten else batch
+
+    def _tokens(self, rows: list[dict[str, list[int]]], width: int) -> dict[str, Any]:
+        import torch
+
+        fill = {"input_ids": self.pad_token_id, "labels": IGNORED}
+        return {name: torch.tensor([_filled(row[name], width, value) for row in rows]) for name, value in fill.items()}
+
+    def _flattened(self, batch: dict[str, Any], rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+        import torch
+
+        lengths: list[int] = []
+        for row in rows:
+            padding = self.max_length - sum(row["seq_lengths"])
+            lengths += [*row["seq_lengths"], *([padding] if padding else [])]
+        borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        flat = {name: tensor.view(1, -1) for name, tensor in batch.items()}
+        return flat | {
+            "cu_seq_lens_q": borders,
+            "cu_seq_lens_k": borders,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+        }
+
+
+def tokens_of(batch: dict[str, Any]) -> Any:
+    """How many tokens of a Collator's batch are no padding: a tensor without dimensions, on the batch's device.
+
+    (TRL's num_tokens counts one row of a packed batch, with its padding.)
+    """
+    if "attention_mask" in batch:
+        return batch["attention_mask"].sum()
+    # Padding is what has position 0 and no position 1 behind it: samples of one token train nothing and are never prepared.
+    starts = batch["position_ids"] == 0
+    begun = starts[:, :-1] & ~starts[:, 1:]
+    return (~starts).sum() + begun.sum()
+
+
+def _filled(values: list[int], width: int, value: int) -> list[int]:
+    return values + [value] * (width - len(values))

@@ -1,0 +1,83 @@
+"""What came of all rows: the manifest, or why there can be none."""
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+from flytune.data.counts import Tally, total
+from flytune.data.mixture import Split
+from flytune.errors import DataError
+from flytune.recipe.sections import Data
+from flytune.records.dataset import Bin, Manifest, SourceCounts, SplitCounts
+
+_BINS = 12
+
+
+def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]) -> None:
+    """Refuses data of which nothing is left, or nothing on one side.
+
+    Raises:
+        DataError: where it went.
+    """
+    source = ", ".join(source.name for source in data.all_sources.values())
+    rows, too_long, untrained = (total(tallies, what) for what in ("rows", "dropped_too_long", "dropped_untrained"))
+    kept = counts["train"].samples + counts["heldout"].samples
+    for tally in tallies[: len(data.all_sources)]:
+        if not tally.rows:
+            drawn_of = f": none was drawn at weight {tally.weight}, if it has any" if tally.weight < 1 else ""
+            raise DataError(f"{tally.name}: empty, not one row was found{drawn_of}")
+    if not kept:
+        raise DataError(
+            f"{source}: none of {rows} rows is left: {too_long} are longer than data.max_length "
+            f"{data.max_length}, {untrained} have no trained token within it (no answer, or an empty or cut one)"
+        )
+    names: dict[Split, str] = {"train": "training", "heldout": "held-out"}
+    for split, name in names.items():
+        if counts[split].samples:
+            continue
+        if data.heldout_path:
+            where = data.heldout_path if split == "heldout" else source
+            raise DataError(
+                f"{where}: no {name} sample is left of it; {too_long} were too long, {untrained} without a trained token"
+            )
+        raise DataError(
+            f"{source}: no {name} sample: {kept} samples, shared out by content at data.heldout_fraction "
+            f"{data.heldout_fraction}; give more data, change the fraction, or name data.heldout_path"
+        )
+
+
+def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path) -> Manifest:
+    """The manifest of what was written to `out`, tokenizer/ included."""
+    tokenizer, content = hashlib.sha256(), hashlib.sha256()
+    for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
+        tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    for shard in (shard for split in counts.values() for shard in split.shards):
+        content.update(f"{shard.file}:{shard.sha256}\n".encode())
+    lengths = sum((tally.lengths for tally in tallies), Counter[int]())
+    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates")
+    kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
+    return Manifest(
+        source=", ".join(source.name for source in data.all_sources.values()),
+        format=", ".join(dict.fromkeys(tally.form for tally in tallies if tally.form)),
+        **{what: total(tallies, what) for what in summed},
+        max_length=data.max_length,
+        longest=max(lengths),
+        tokens_read=sum(length * rows for length, rows in lengths.items()),
+        histogram=_histogram(lengths),
+        sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],
+        train=counts["train"],
+        heldout=counts["heldout"],
+        tokenizer_sha256=tokenizer.hexdigest(),
+        content_sha256=content.hexdigest(),
+    )
+
+
+def _histogram(lengths: Counter[int]) -> list[Bin]:
+    """Bins of equal width from the shortest row to the longest; no more than _BINS."""
+    shortest, longest = min(lengths), max(lengths)
+    width = -(-(longest + 1 - shortest) // _BINS)
+    bins: Counter[int] = Counter()
+    for length, rows in lengths.items():
+        bins[(length - shortest) // width] += rows
+    lows = range(shortest, longest + 1, width)
+    return [Bin(low=low, high=low + width, samples=bins[number]) for number, low in enumerate(lows)]

@@ -1,0 +1,172 @@
+"""The samples of all sources in turn, as they are made ahead, and the place that was reached in each."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+from tqdm import tqdm
+
+from flytune.data.bad_rows import BadRows
+from flytune.data.counts import Tally
+from flytune.data.formats import check_columns
+from flytune.data.process import HELDOUT, Chunk, Samples, shares
+from flytune.data.progress import Place
+from flytune.data.readers import Row, read, read_path, strict
+from flytune.data.sources import size
+from flytune.data.workers import Workers
+from flytune.errors import DataError
+from flytune.recipe.sections import Data
+
+Split = Literal["train", "heldout"]
+
+
+class Kept(NamedTuple):
+    """A sample that is stored."""
+
+    split: Split
+    ids: Any
+    """int32 [tokens]; so are the labels."""
+    labels: Any
+    trained: int
+    """Tokens."""
+    digest: bytes | None
+    """Where duplicates are left out."""
+
+
+_CHUNK_ROWS = 256
+_CHUNK_CHARACTERS = 500_000
+_WEIGHED = 8
+"""One row in so many tells how many characters the others have."""
+
+
+class Stream:
+    """The samples of one source, row by row, from a place on."""
+
+    def __init__(self, key: str, data: Data, workers: Workers, tally: Tally, place: Place) -> None:
+        self.key, self.tally, self.place = key, tally, place
+        self._data, self._workers = data, workers
+
+    def rows(self, bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[Kept]]:
+        """What each row gives that gives any; `place` is behind it.
+
+        Raises:
+            DataError: as reading and Sampler.samples; more bad rows than the recipe allows.
+        """
+        if self.key == HELDOUT:
+            check_columns(self._data.columns)
+            turns = [1.0]
+        else:
+            source = self._data.all_sources[self.key]
+            check_columns(source.columns, self.key)
+            turns = shares(source.weight)
+        for turn, share in enumerate(turns):
+            if turn < self.place.turn:
+                continue
+            if turn > self.place.turn:
+                self.place = Place(turn=turn)
+            begin = self.place
+            chunks = islice(self._chunks(turn, share, bar), begin.chunk, None)
+            for number, samples in enumerate(self._workers.samples(chunks), begin.chunk):
+                taken = begin.row if number == begin.chunk else 0
+                if not taken:
+                    self._count(samples, bad)
+                for row, kept in enumerate(islice(_rows(samples), taken, None), taken + 1):
+                    self.place = Place(turn=turn, chunk=number, row=row)
+                    yield kept
+                self.place = Place(turn=turn, chunk=number + 1)
+                bar.set_postfix_str(f"{self.tally.rows:,} rows", refresh=False)
+        self.place = self.place.model_copy(update={"is_done": True})
+
+    def _chunks(self, turn: int, share: float, bar: "tqdm[Any]") -> Iterator[Chunk]:
+        advance = bar.update if bar.unit == "B" else None
+        if self.key == HELDOUT:
+            rows = read_path(str(self._data.heldout_path), HELDOUT, self._data.dataset_split, advance)
+        else:
+            rows = read(self._data.all_sources[self.key], self.key, advance)
+        for chunk in _chunked(rows if self._data.max_bad_fraction else strict(rows)):
+            if advance is None:
+                bar.update(len(chunk))
+            yield Chunk(self.key, chunk, self.tally.form, share, turn > 0)
+
+    def _count(self, samples: Samples, bad: BadRows) -> None:
+        self.tally.add(samples.tally)
+        bad.rows += samples.tally.rows
+        for where, error in samples.bad:
+            bad.add(where, error)
+        bad.check(done=False)
+
+
+def mixed(streams: list[Stream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[tuple[Stream, list[Kept]]]]:
+    """One row of each source in turn, until all have ended; then those of heldout_path.
+
+    In turn, so that the first held-out samples, which are all that an evaluation may look at, are not of one source alone.
+    """
+    yield from _in_turn([stream for stream in streams if stream.key != HELDOUT], bad, bar)
+    yield from _in_turn([stream for stream in streams if stream.key == HELDOUT], bad, bar)
+
+
+def _in_turn(streams: list[Stream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[tuple[Stream, list[Kept]]]]:
+    waiting = {stream: stream.rows(bad, bar) for stream in streams if not stream.place.is_done}
+    while waiting:
+        taken = [(stream, next(rows, None)) for stream, rows in waiting.items()]
+        for stream, kept in taken:
+            if kept is None:
+                del waiting[stream]
+        yield [(stream, kept) for stream, kept in taken if kept is not None]
+
+
+def bytes_of(data: Data) -> int | None:
+    """Of all that will be read, as often as it is; None where that cannot be told before (the hub, `save_to_disk`)."""
+    total = 0
+    paths = [(source.path, f"{key}.path", len(shares(source.weight))) for key, source in data.all_sources.items()]
+    for path, key, times in [*paths, *([(data.heldout_path, HELDOUT, 1)] if data.heldout_path else [])]:
+        if path is None or (found := size(path, key)) is None:
+            return None
+        total += times * found
+    return total
+
+
+def _rows(samples: Samples) -> Iterator[list[Kept]]:
+    sample = token = 0
+    for pieces, is_heldout in zip(samples.pieces, samples.heldout, strict=True):
+        kept: list[Kept] = []
+        for number in range(sample, sample + pieces):
+            end = token + samples.lengths[number]
+            digest = samples.digests[number] if samples.digests else None
+            split: Split = "heldout" if is_heldout else "train"
+            kept.append(Kept(split, samples.ids[token:end], samples.labels[token:end], samples.trained[number], digest))
+            token = end
+        sample += pieces
+        yield kept
+
+
+def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Rows in lists, the same ones for the same rows; those that stand before an error come before it."""
+    chunk: list[Row] = []
+    characters = 0
+    stopped: DataError | None = None
+    try:
+        for row in rows:
+            if len(chunk) % _WEIGHED == 0:
+                characters += _WEIGHED * _characters(row[0])
+            chunk.append(row)
+            if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
+                yield chunk
+                chunk, characters = [], 0
+    except DataError as error:
+        stopped = error
+    if chunk:
+        yield chunk
+    if stopped is not None:
+        raise stopped
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    if isinstance(value, list):
+        # Numbers are tokens, of some characters each.
+        return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_characters, value))
+    return 1

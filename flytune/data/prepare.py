@@ -1,0 +1,138 @@
+"""Preparing: rows in, tokenized shards with a manifest out; once, on CPUs, so that no GPU ever waits for it."""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from flytune.data import contract, progress
+from flytune.data.bad_rows import BadRows
+from flytune.data.counts import Tally, dumped, loaded
+from flytune.data.manifest import manifest_of, refuse_empty
+from flytune.data.mixture import Kept, Split, Stream, bytes_of, mixed
+from flytune.data.process import HELDOUT, digest
+from flytune.data.progress import PROGRESS, Progress
+from flytune.data.shards import MANIFEST, SplitWriter
+from flytune.data.stored_samples import parts
+from flytune.data.tokenizer import load_tokenizer
+from flytune.data.workers import Workers
+from flytune.errors import DataError
+from flytune.recipe.recipe import DataRequest
+from flytune.recipe.sections import Data
+from flytune.records.dataset import Manifest
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Manifest:
+    """Reads, renders, tokenizes and splits the data of `request` into the folder `out`.
+
+    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
+    where rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
+    and a column seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one.
+
+    Equal requests give equal bytes, whatever the number of `processes` (all cores, if not given), and however often the run
+    was killed: `out` is new, or empty, or what a killed run of the same request left, which is gone on with behind its last
+    whole shards. Memory does not grow with the data (but see reading.read; data.deduplicate takes 80 bytes a sample).
+
+    Raises:
+        DataError: whatever about the data or the tokenizer the run could not work with.
+    """
+    data = request.data
+    if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
+        raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
+    tokenizer = load_tokenizer(request.model, data)
+    before = progress.find(out, request, list(_tallies(data)))
+    if (out / MANIFEST).exists():  # killed between the last two lines below
+        (out / PROGRESS).unlink()
+        return Manifest.read(out / MANIFEST)
+    with ExitStack() as opened:
+        size = bytes_of(data)
+        bar = opened.enter_context(_bar(size))
+        bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
+        workers = opened.enter_context(Workers(request, tokenizer, processes, size))
+        length = data.max_length if data.packing else None
+        writers: dict[Split, SplitWriter] = {
+            "train": opened.enter_context(SplitWriter(out, "train", length, before.train)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout", written=before.heldout)),
+        }
+        tallies = {key: loaded(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
+        streams = [Stream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
+        numbers = {stream: number for number, stream in enumerate(streams)}
+        bad.go_on(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
+        seen = _digests(out, before) if data.deduplicate else set()
+        for row in mixed(streams, bad, bar):
+            for stream, kept in row:
+                _write(kept, stream.tally, numbers[stream], writers, seen)
+            if any(writer.is_full for writer in writers.values()):
+                _end_shards(request, out, writers, streams, bad)
+        _end_shards(request, out, writers, streams, bad)
+        bad.check()
+    counts = {split: writer.counts() for split, writer in writers.items()}
+    refuse_empty(data, counts, list(tallies.values()))
+    tokenizer.save_pretrained(out / "tokenizer")
+    manifest = manifest_of(data, counts, list(tallies.values()), out)
+    contract.hold(out, manifest, data, tokenizer)
+    partial = out / f"{MANIFEST}.partial"
+    manifest.write(partial)
+    partial.replace(out / MANIFEST)
+    (out / PROGRESS).unlink()
+    train, heldout = manifest.train, manifest.heldout
+    logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)
+    if train.blocks is not None:
+        logger.info("packed into %d blocks, %.2f %% of them samples", train.blocks, 100 * manifest.useful_share)
+    return manifest
+
+
+def _bar(size: int | None) -> "tqdm[Any]":
+    """Of bytes with the time left, or of rows where nobody knows how many there are."""
+    if size is None:
+        return tqdm(desc="prepare", unit=" rows", delay=2)
+    return tqdm(desc="prepare", total=size, unit="B", unit_scale=True, delay=2)
+
+
+def _tallies(data: Data) -> dict[str, Tally]:
+    tallies = {key: Tally(source.name, source.weight) for key, source in data.all_sources.items()}
+    return tallies | ({HELDOUT: Tally(data.heldout_path)} if data.heldout_path else {})
+
+
+def _write(kept: list[Kept], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
+    for sample in kept:
+        if sample.digest is not None:
+            if sample.digest in seen:
+                tally.duplicates += 1
+                continue
+            seen.add(sample.digest)
+        writers[sample.split].add((sample.ids, sample.labels), number)
+        tally.keep(len(sample.ids), sample.trained)
+
+
+def _end_shards(
+    request: DataRequest, out: Path, writers: dict[Split, SplitWriter], streams: list[Stream], bad: BadRows
+) -> None:
+    """Makes the shards of both splits whole, and this the point that a killed run goes on from."""
+    progress.save(
+        Progress(
+            request=progress.digest_of(request),
+            places={stream.key: stream.place for stream in streams},
+            tallies={stream.key: dumped(stream.tally) for stream in streams},
+            train=writers["train"].counts(),
+            heldout=writers["heldout"].counts(),
+            bad_rows=bad.size(),
+            bad=bad.count,
+            first_bad=bad.first,
+        ),
+        out,
+    )
+
+
+def _digests(out: Path, before: Progress) -> set[bytes]:
+    """Of all samples that are stored already."""
+    return {
+        digest(part.tokens(sample), part.labelled[start : start + length])
+        for counts in (before.train, before.heldout)
+        for part in parts(out, counts)
+        for sample, (start, length) in enumerate(zip(part.starts, part.lengths, strict=True))
+    }

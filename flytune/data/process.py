@@ -1,0 +1,249 @@
+"""Rows of one source to tokenized samples: drawn by weight, rendered, tokenized in batches, and cut to max_length.
+
+A pure function of the rows and the request, so that any process may do it for any chunk of rows.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flytune.data.counts import Tally
+from flytune.data.formats import CHATS, Tokens, choose, convert
+from flytune.data.labels import IGNORED, Encoded, checked, encode
+from flytune.data.readers import Row
+from flytune.data.render import ChatTemplate, Rendered, render
+from flytune.data.tokenizer import Encoder, require_chat_template
+from flytune.errors import DataError
+from flytune.recipe.recipe import DataRequest
+
+_BATCH_CHARACTERS = 1_000_000
+"""Of text that is tokenized at a time."""
+HELDOUT = "data.heldout_path"
+"""The key of the rows that the recipe holds out itself."""
+_Text = tuple[Rendered | Encoded, str]
+"""What a row says, as text or as tokens, and where it stands."""
+
+
+class Chunk(NamedTuple):
+    """Rows that follow each other in one source."""
+
+    key: str
+    """The recipe's key of the source."""
+    rows: list[Row]
+    form: str
+    """The format of the source, if earlier rows told it."""
+    share: float
+    """How much of it is drawn."""
+    again: bool
+    """Whether they were read before (a weight above 1): what is wrong with them is known."""
+
+
+@dataclass
+class Samples:
+    """What a chunk gives: its samples, one after the other."""
+
+    tally: Tally
+    ids: Any
+    """int32 [tokens]."""
+    labels: Any
+    """int32 [tokens]."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each sample."""
+    trained: list[int] = field(default_factory=list)
+    """Trained tokens of each sample."""
+    pieces: list[int] = field(default_factory=list)
+    """Samples of each row that has any: several where long ones are split."""
+    heldout: list[bool] = field(default_factory=list)
+    """Of each such row: whether its samples are held out."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of each sample, where duplicates are left out."""
+    bad: list[tuple[str, DataError]] = field(default_factory=list)
+    """Where a bad row stands, and what is wrong with it."""
+
+
+class Sampler:
+    """Makes samples as one request asks for."""
+
+    def __init__(self, request: DataRequest, tokenizer: Encoder) -> None:
+        self._request, self._data, self._tokenizer = request, request.data, tokenizer
+        self._sources = {**request.data.all_sources, HELDOUT: request.data}
+        self._template: ChatTemplate | None = None
+        if request.data.system_prompt is not None and not request.data.system_prompt.strip():
+            raise DataError("data.system_prompt: empty; leave it out, or say what the system says")
+
+    def samples(self, chunk: Chunk) -> Samples:
+        """The samples of a chunk; what happens to its other rows is tallied.
+
+        Raises:
+            DataError: a bad row, where none is allowed; a row too long, where the recipe says so; no chat template.
+        """
+        import numpy
+
+        source = self._sources[chunk.key]
+        none = numpy.zeros(0, numpy.int32)
+        made = Samples(Tally(source.name, form=chunk.form), none, none)
+        kept: list[tuple[Any, Any]] = []
+        for batch in _batches(self._texts(chunk, made)):
+            for sample, (_, where) in zip(self._encoded([text for text, _ in batch]), batch, strict=True):
+                kept += self._kept(sample, where, chunk, made)
+        if kept:
+            made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
+            made.lengths = [len(ids) for ids, _ in kept]
+            starts = numpy.cumsum([0, *made.lengths[:-1]])
+            made.trained = numpy.add.reduceat(made.labels != IGNORED, starts, dtype=numpy.int64).tolist()
+        if self._data.deduplicate:
+            made.digests = [digest(ids, labels != IGNORED) for ids, labels in kept]
+        return made
+
+    def _kept(self, sample: Encoded, where: str, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
+        """What is stored of one row, as int32 arrays: nothing, the sample, or pieces of it, which stay together."""
+        import numpy
+
+        pieces, tally = self._cut(sample, where), made.tally
+        trained = [
+            (numpy.asarray(ids, dtype="<i4"), numpy.asarray(labels, dtype="<i4"))
+            for ids, labels in pieces
+            if labels.count(IGNORED) < len(labels)
+        ]
+        is_heldout = bool(trained) and self._is_heldout(trained[0][0], chunk.key)
+        if chunk.again and (is_heldout or not trained):
+            return []  # held-out samples are stored once
+        tally.lengths[len(sample[0])] += 1
+        if not chunk.again:
+            is_cut = len(sample[0]) > self._data.max_length
+            tally.truncated += is_cut and self._data.too_long == "truncate"
+            tally.split += is_cut and self._data.too_long == "split"
+            tally.dropped_too_long += not pieces
+            tally.dropped_untrained += bool(pieces) and not trained
+        if trained:
+            made.pieces.append(len(trained))
+            made.heldout.append(is_heldout)
+        return trained
+
+    def _texts(self, chunk: Chunk, made: Samples) -> Iterator[_Text]:
+        source, tally = self._sources[chunk.key], made.tally
+        for row, where in drawn(chunk.rows, chunk.share, self._data.seed):
+            tally.rows += not chunk.again
+            try:
+                if isinstance(row, DataError):
+                    raise row
+                form = tally.form or choose(row, source.format, source.columns, where)
+                sample = convert(row, form, source.columns, where, self._data.system_prompt)
+                if isinstance(sample, Tokens):
+                    text: Rendered | Encoded = checked(sample, len(self._tokenizer), where)
+                else:
+                    text = render(sample, self._chat_template(form), self._data.completion_only_loss, where)
+            except _Refused:
+                raise
+            except DataError as error:
+                if not self._data.max_bad_fraction:
+                    raise
+                if not chunk.again:
+                    tally.bad += 1
+                    made.bad.append((where, error))
+                continue
+            tally.form = form
+            yield text, where
+
+    def _chat_template(self, form: str) -> ChatTemplate | None:
+        if form not in CHATS:
+            if self._data.system_prompt is not None and not self._data.sources:
+                raise _Refused(f"data.system_prompt: only chats take one ({', '.join(CHATS)}), and the data's format is {form}")
+            return None
+        if self._template is None:
+            try:
+                require_chat_template(self._tokenizer, self._request.model, form)
+            except DataError as error:
+                raise _Refused(str(error)) from None
+            self._template = ChatTemplate(self._tokenizer)
+        return self._template
+
+    def _encoded(self, texts: list[Rendered | Encoded]) -> Iterable[Encoded]:
+        """All texts of a chunk are of one source, and so of one format."""
+        rendered = [text for text in texts if isinstance(text, Rendered)]
+        return encode(rendered, self._tokenizer) if rendered else [text for text in texts if not isinstance(text, Rendered)]
+
+    def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
+        """The sample as it fits into max_length; nothing where it is dropped."""
+        max_length, (ids, labels) = self._data.max_length, sample
+        if len(ids) <= max_length:
+            return [sample]
+        if self._data.too_long == "error":
+            raise DataError(
+                f"{where}: {len(ids)} tokens, more than data.max_length {max_length}; "
+                "raise it, or set data.too_long to truncate, split or drop"
+            )
+        if self._data.too_long == "drop":
+            return []
+        return (
+            [(ids[:max_length], labels[:max_length])] if self._data.too_long == "truncate" else list(split(sample, max_length))
+        )
+
+    def _is_heldout(self, ids: Any, key: str) -> bool:
+        """By the tokens as they are stored, so that equal samples never stand on both sides."""
+        if self._data.heldout_path:
+            return key == HELDOUT
+        hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + ids.tobytes()).digest()
+        return int.from_bytes(hashed[:8], "big") < self._data.heldout_fraction * 2**64
+
+
+def digest(ids: Any, labelled: Any) -> bytes:
+    """16 bytes of a hash that stand for a sample: its tokens (int32), and which of them are trained (bool)."""
+    return hashlib.sha256(ids.tobytes() + labelled.tobytes()).digest()[:16]
+
+
+class _Refused(DataError):
+    """No row's fault."""
+
+
+def drawn(rows: Iterable[Row], share: float, seed: int) -> Iterator[Row]:
+    """The share of the rows that their content draws: the same in any order, the smaller one always part of the larger."""
+    if share >= 1:
+        yield from rows
+        return
+    for row, where in rows:
+        content = json.dumps(row, sort_keys=True, default=str) if isinstance(row, dict) else where
+        digest = hashlib.sha256(f"{seed}:weight:{content}".encode()).digest()
+        if int.from_bytes(digest[:8], "big") < share * 2**64:
+            yield row, where
+
+
+def shares(weight: float) -> list[float]:
+    """2.5 as [1, 1, 0.5]: how much is drawn each time that the source is read."""
+    return [1.0] * int(weight) + [weight % 1] * (weight > int(weight))
+
+
+def split(sample: Encoded, max_length: int) -> Iterator[Encoded]:
+    """Pieces of max_length tokens at most that follow each other.
+
+    A piece ends behind the last answer that ends in it. Where none does (plain text, or an answer longer than max_length) it
+    is full, and its last token comes again as the first of the next one, as context: the first token of a piece has nothing
+    before it that could predict it, and is never trained. So each trained token is trained once.
+    """
+    ids, labels = sample
+    start = 0
+    while len(ids) - start > max(max_length, 1):
+        end = start + max_length
+        border = next((at for at in range(end, start, -1) if labels[at] == IGNORED != labels[at - 1]), None)
+        yield _piece(sample, start, border or end)
+        start = border or max(end - 1, start + 1)
+    yield _piece(sample, start, len(ids))
+
+
+def _piece(sample: Encoded, start: int, end: int) -> Encoded:
+    return sample[0][start:end], [IGNORED, *sample[1][start + 1 : end]]
+
+
+def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
+    batch: list[_Text] = []
+    characters = 0
+    for item in texts:
+        batch.append(item)
+        characters += len(item[0].text if isinstance(item[0], Rendered) else item[0][0])
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,229 @@
+"""Files to rows: JSON Lines, JSON, CSV, Parquet, and what `datasets.save_to_disk` wrote; one row at a time."""
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from flytune.data.hub import hub_rows
+from flytune.data.sources import Files, kind, locate
+from flytune.errors import DataError
+from flytune.recipe.sections import Source
+
+Row = tuple[dict[str, Any] | DataError, str]
+"""Column to value, or why the row cannot be read; and where it stands: `train.jsonl:4127`."""
+Advance = Callable[[int], object]
+"""Is told of further bytes that were read, of the files as they are stored."""
+_EXCERPT = 80
+_LARGEST_CELL = 2**31 - 1
+
+
+def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
+    """The rows of one source of a recipe, in order; `max_samples` of them at most, all when it is not set.
+
+    JSON Lines, CSV and Parquet are read piece by piece; a JSON file is held whole. `key` is the source's key in the recipe.
+
+    Raises:
+        DataError: the source is not there, or a file of it is damaged: where, and what was found.
+    """
+    if source.dataset_name is not None:
+        rows: Iterator[Row] = ((_bare(row), where) for row, where in hub_rows(source, source.dataset_name, key))
+    else:
+        rows = read_path(str(source.path), f"{key}.path", source.dataset_split, advance)
+    return islice(rows, source.max_samples)
+
+
+def read_path(path: str, key: str, split: str, advance: Advance | None = None) -> Iterator[Row]:
+    """The rows of all files behind `path`; `key` is the recipe's name for it, `split` the one of a saved DatasetDict."""
+    files = locate(path, key)
+    if files.saved:
+        yield from _saved(path, split)
+        return
+    for file, label in zip(files.files, files.labels, strict=True):
+        yield from _file(files, file, label, advance)
+
+
+def strict(rows: Iterator[Row]) -> Iterator[Row]:
+    """The same rows, up to the first that cannot be read.
+
+    Raises:
+        DataError: that row, with the number of others like it in its file.
+    """
+    for row, where in rows:
+        if isinstance(row, DataError):
+            raise DataError(f"{row}{_more(_bad_ones(rows, where), 'item' if ', item ' in where else 'line')}")
+        yield row, where
+
+
+def _bad_ones(rows: Iterator[Row], where: str) -> int:
+    """How many of the rows that follow one, in its file, cannot be read either."""
+    file, count = re.sub(r"\d+$", "", where), 0
+    with suppress(DataError):  # damage further on; what is told is the first that is wrong
+        for row, place in rows:
+            if not place.startswith(file):
+                break
+            count += isinstance(row, DataError)
+    return count
+
+
+def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iterator[Row]:
+    reader = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet}[str(kind(file))]
+    try:
+        with source.filesystem.open(file, "rb") as stored:
+            content = gzip.GzipFile(fileobj=stored) if file.endswith(".gz") else stored
+            place = 0
+            for number, row in enumerate(reader(content, label)):
+                if advance is not None and number % 64 == 0:
+                    before, place = place, max(place, stored.tell())
+                    advance(place - before)
+                yield row
+            if advance is not None:
+                advance(max(0, stored.tell() - place))
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{label}: cannot be read: {error}") from None
+
+
+def _json_lines(file: Any, label: str) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        row, mistake = _object(line)
+        where = f"{label}:{number}"
+        if mistake:
+            yield DataError(f"{where}: {mistake}: {_excerpt(line)}"), where
+        elif row is not None:
+            yield row, where
+
+
+def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The object that a line holds (None on a blank one), or what is wrong with the line."""
+    if not line.strip():
+        return None, ""
+    try:
+        value = json.loads(line.decode("utf-8-sig").rstrip(" \t\r\n"))
+    except UnicodeDecodeError as error:
+        return None, f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+    except json.JSONDecodeError as error:
+        return None, f"not JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return None, f"not JSON: {error}"
+    return (value, "") if isinstance(value, dict) else (None, f"not a JSON object but {_named(value)}")
+
+
+def _json(file: Any, label: str) -> Iterator[Row]:
+    content = file.read()
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{label}: not UTF-8: byte 0x{content[error.start]:02x} at {error.start}") from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # JSON Lines under the name of JSON, as many data sets have it
+            yield from _json_lines(io.BytesIO(content), label)
+            return
+        line = content.split(b"\n")[error.lineno - 1]
+        raise DataError(f"{label}:{error.lineno}: not JSON: {error.msg} at column {error.colno}: {_excerpt(line)}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{label}: not JSON: {error}") from None
+    if isinstance(value, dict):
+        lists = [item for item in value.values() if isinstance(item, list)]
+        if len(lists) != 1:
+            raise DataError(
+                f"{label}: a JSON file is a list of objects, or an object with one list of them; "
+                f"found an object with {len(lists)} lists, its keys are {', '.join(value) or 'none'}"
+            )
+        value = lists[0]
+    if not isinstance(value, list):
+        raise DataError(f"{label}: a JSON file is a list of objects, or an object with one list of them; found {_named(value)}")
+    for number, item in enumerate(value, 1):
+        where = f"{label}, item {number}"
+        if isinstance(item, dict):
+            yield item, where
+        else:
+            yield DataError(f"{where}: not an object but {_named(item)}: {item!r:.80}"), where
+
+
+def _csv(file: Any, label: str) -> Iterator[Row]:
+    csv.field_size_limit(_LARGEST_CELL)
+    reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
+    try:
+        for row in reader:
+            where = f"{label}:{reader.reader.line_num}"
+            if None in row or None in row.values():
+                cells = sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
+                yield DataError(f"{where}: {cells} cells, but the header has {len(reader.fieldnames or ())}"), where
+            else:
+                yield row, where
+    except csv.Error as error:
+        raise DataError(f"{label}:{reader.reader.line_num}: not CSV: {error}") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise DataError(f"{label}:{reader.reader.line_num + 1}: not UTF-8: byte 0x{byte:02x} at {error.start}") from None
+
+
+def _parquet(file: Any, label: str) -> Iterator[Row]:
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                number += 1
+                yield _bare(row), f"{label}, row {number}"
+    except OSError:
+        raise
+    except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
+        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from error
+
+
+def _saved(path: str, split: str) -> Iterator[Row]:
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(path)
+    except Exception as error:  # a folder that is not whole fails in many ways: Arrow's, JSON's, KeyError
+        raise DataError(
+            f"{path}: looks like datasets.save_to_disk but cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise DataError(f"{path}: no split {split}; there are {', '.join(saved)}; say which in data.dataset_split")
+        saved = saved[split]
+    for number, row in enumerate(saved, 1):
+        yield _bare(row), f"{path}, row {number}"
+
+
+def _bare(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of Arrow, where each object below a column has the keys of all: those that hold nothing were not there."""
+    return {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _named(value: Any) -> str:
+    names = {list: "a list", str: "a string", bool: "true or false", type(None): "null", dict: "an object"}
+    return names.get(type(value), "a number")
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode("utf-8", errors="replace").strip()
+    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 3] + "..."
+
+
+def _more(count: int, what: str) -> str:
+    if not count:
+        return ""
+    return (
+        f" ({count} other {what} of this file is bad as well)"
+        if count == 1
+        else f" ({count} other {what}s of this file are bad as well)"
+    )

@@ -1,0 +1,91 @@
+"""Stored samples as flat arrays, a row group of a shard at a time: what a look at all of them costs is memory for one group."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flytune.data.contract.duplicates import fingerprints
+from flytune.data.labels import IGNORED
+from flytune.records.dataset import SplitCounts
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples that follow one another in a shard, packed or not."""
+
+    file: str
+    """Relative to the data set: train/00000.parquet."""
+    ids: Any
+    """int32 [tokens]: of all samples, one after the other."""
+    labelled: Any
+    """bool [tokens]: those that carry a label."""
+    lengths: Any
+    """int64 [samples]."""
+    rows: Any
+    """int64 [samples]: the row of the file that a sample stands in."""
+    torn: int
+    """Rows whose seq_lengths do not add up to their tokens."""
+
+    @cached_property
+    def starts(self) -> Any:
+        """int64 [samples]: of a sample's first token."""
+        return self.lengths.cumsum() - self.lengths
+
+    @cached_property
+    def trained(self) -> Any:
+        """As `labelled`: with a label and something before it in its sample; the loss is taken over these."""
+        trained = self.labelled.copy()
+        trained[self.starts] = False
+        return trained
+
+    @cached_property
+    def hashes(self) -> Any:
+        """uint64 [samples]: of the sample's tokens; equal samples have an equal one."""
+        return fingerprints(self.ids, self.starts, self.lengths)
+
+    def tokens(self, sample: int) -> Any:
+        """int32: of one sample."""
+        return self.ids[self.starts[sample] : self.starts[sample] + self.lengths[sample]]
+
+    def where(self, sample: int) -> str:
+        """For people: `train/00000.parquet row 12`."""
+        return f"{self.file} row {self.rows[sample]}"
+
+
+def parts(folder: Path, counts: SplitCounts) -> Iterator[Part]:
+    """All samples of a split, in stored order; samples without a token are left out."""
+    from pyarrow.parquet import ParquetFile
+
+    for shard in counts.shards:
+        with ParquetFile(folder / shard.file) as file:
+            row = 0
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                yield _part(shard.file, table, row)
+                row += len(table)
+
+
+def _part(file: str, table: Any, first_row: int) -> Part:
+    import numpy
+
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    row_lengths = columns["input_ids"].value_lengths().to_numpy().astype(numpy.int64)
+    lengths, rows, torn = row_lengths, numpy.arange(first_row, first_row + len(row_lengths)), 0
+    if "seq_lengths" in columns:
+        samples = columns["seq_lengths"].value_lengths().to_numpy()
+        packed = columns["seq_lengths"].flatten().to_numpy().astype(numpy.int64)
+        numbers = numpy.repeat(numpy.arange(len(row_lengths)), samples)
+        is_torn = numpy.bincount(numbers, packed, len(row_lengths)) != row_lengths
+        # A torn row is looked at as one sample.
+        kept = ~is_torn[numbers]
+        torn = int(is_torn.sum())
+        numbers = numpy.concatenate([numbers[kept], numpy.flatnonzero(is_torn)])
+        order = numpy.argsort(numbers, kind="stable")
+        lengths = numpy.concatenate([packed[kept], row_lengths[is_torn]])[order]
+        rows = rows[numbers[order]]
+    labels = columns["labels"].flatten().to_numpy()
+    return Part(
+        file, columns["input_ids"].flatten().to_numpy(), labels != IGNORED, lengths[lengths > 0], rows[lengths > 0], torn
+    )

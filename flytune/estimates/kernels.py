@@ -1,0 +1,163 @@
+"""What a step does beside matrix products: bytes through GPU memory of the kernels around them, and how many kernels there are.
+
+Bytes are counted from the code that runs: each kernel reads its inputs and writes its result; 2 bytes a number, 4 where the
+code computes in float32. Backward is counted as twice forward: it reads what forward read, and the gradient, and writes one.
+"""
+
+from dataclasses import dataclass
+
+from flytune.estimates.flops import ATTENTION_LINEARS, recomputes
+from flytune.estimates.workload import BYTES, Workload
+from flytune.hardware.accelerators import Accelerator
+
+BANDWIDTH_SHARE = 0.82
+"""Fitted. Of `memory_gbs`, what these kernels reach."""
+LAUNCH_SECONDS = 17e-6
+"""Fitted. That Python, autograd and CUDA take to start one kernel; the GPU waits where its kernels are shorter."""
+ZERO3_HOOK = 20
+"""Fitted. Kernels that could start in the time of DeepSpeed's hooks around a module, which fetch its weights and drop them."""
+
+GPTQ_BYTES = 20.0
+"""A weight and pass: AutoGPTQ's torch code shifts, masks, subtracts zeros and scales in a kernel each (QuantLinear.forward)."""
+NF4_BYTES = 2.5
+"""A weight and pass: half a byte read, a 16-bit number written (bitsandbytes, dequantize_blockwise)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Bytes that one token moves in the forward pass of one layer, for each number of a width."""
+
+    norm: float
+    """Of hidden_size, for each of the two norms."""
+    rotary: float
+    """Of the width of queries and keys."""
+    activation: float
+    """Of intermediate_size: the MLP's, with the product of gate and up where it has one."""
+    launches: int
+    """Kernels in one layer's forward pass, products included."""
+
+
+EAGER = Kernels(norm=36, rotary=20, activation=10, launches=45)
+"""transformers' Llama: the norm casts to float32, squares, averages, scales, casts back and weighs (2+4, 4+4, 4, 4+4, 4+2,
+2+2); rotate_half negates and joins, two products and a sum follow (2+4+8+6); silu and product (4, 6)."""
+EAGER_FLOAT32 = Kernels(norm=28 + 15, rotary=46, activation=10, launches=60)
+"""The same after prepare_model_for_kbit_training: the norm casts no more, but each product casts its input to 16 bits (five
+of 4+2 a layer), the rotation computes in float32, and its results are cast (4+2)."""
+FUSED = Kernels(norm=4, rotary=4, activation=10, launches=18)
+"""One kernel a norm and one for the rotation (Liger, fms-acceleration's FOAK)."""
+COMPILED = Kernels(norm=4, rotary=4, activation=6, launches=12)
+"""torch.compile."""
+MPT = Kernels(norm=4, rotary=0, activation=4, launches=14)
+"""torch's own layer norm and GELU; learned positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKernels:
+    """Bytes that one token moves through LoRA beside one linear layer, forward, for each of its inputs and outputs."""
+
+    inputs: float
+    outputs: float
+    float32: bool = False
+    """Whether its products are in float32, without tensor cores (torch's default for them)."""
+
+
+FLOAT32_ADAPTERS = AdapterKernels(inputs=10, outputs=28, float32=True)
+"""The input is cast (2+4) and read (4); B's result is written (4), scaled (8), added to the layer's (2+4+4), cast (4+2)."""
+AUTOCAST_ADAPTERS = AdapterKernels(inputs=14, outputs=12)
+"""The input is cast to the adapter's float32 and back (2+4+4+2) and read (2); B's result is written (2), scaled (4) and added
+(2+2+2)."""
+PLAIN_ADAPTERS = AdapterKernels(inputs=7, outputs=12)
+"""All in 16 bits, behind a dropout (2+2+1), as fsdp_qlora's."""
+FUSED_ADAPTERS = AdapterKernels(inputs=2, outputs=6)
+
+RESIDUAL = 12 + 8
+"""Bytes for each number of hidden_size: two additions, and queries, keys, values and result laid out for attention."""
+
+LOGITS = {"hf": 48.0, "fp32_logits": 28.0, "chunked": 24.0, "foak": 6.0, "liger": 8.0}
+"""Bytes a token and word, forward and backward. hf casts to float32, shifts, takes log_softmax and goes all of the way back
+(6+8+8+12+8+6); fp32_logits saves the shifts; fused kernels read logits once and write the gradient in their place."""
+
+ADAMW_NUMBERS = {"fused": 7, "foreach": 20, "for_loop": 20}
+"""Numbers read or written for each parameter: fused reads gradient, weight and both moments and writes three; foreach makes
+nine passes over two to four of them (torch.optim.adamw)."""
+CLIPPING_NUMBERS = 3
+"""Norm, then scaling in place."""
+
+
+def kernels(workload: Workload) -> Kernels:
+    """What surrounds the products, by what the framework is."""
+    if workload.compiled:
+        return COMPILED
+    if workload.geometry.model_type == "mpt":
+        return MPT
+    if workload.loss in ("foak", "liger") or (workload.geometry.model_type == "qwen" and workload.attention == "flash"):
+        # The first Qwen's own code takes norm and rotation from flash-attn where that is installed.
+        return FUSED
+    # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
+    return EAGER_FLOAT32 if workload.kbit_float32 and not workload.sharding.startswith("fsdp") else EAGER
+
+
+def layer_bytes(workload: Workload) -> float:
+    """Through memory, of one layer's forward pass over one micro batch, without adapters."""
+    geometry, own = workload.geometry, kernels(workload)
+    hidden = geometry.hidden_size
+    turned = (geometry.num_attention_heads + geometry.num_key_value_heads) * geometry.head_dim
+    numbers = 2 * own.norm * hidden + own.rotary * turned + RESIDUAL * hidden
+    numbers += own.activation * geometry.intermediate_size * geometry.experts_per_token
+    if geometry.experts > 1:
+        # Tokens are gathered for each expert, and its results weighed and added (index_add_).
+        numbers += 16 * hidden * geometry.experts_per_token
+    return numbers * workload.tokens
+
+
+def adapter_kernels(workload: Workload) -> AdapterKernels:
+    """PEFT's code for LoRA, or one that fuses it; FOAK does so on a quantized base only."""
+    if workload.compiled or (workload.loss in ("foak", "liger") and workload.quantization != "none"):
+        return FUSED_ADAPTERS
+    if workload.precision == "pure" and workload.profile.startswith("transformers"):
+        return FLOAT32_ADAPTERS
+    return PLAIN_ADAPTERS if workload.profile == "fsdp_qlora" else AUTOCAST_ADAPTERS
+
+
+def adapter_bytes(workload: Workload) -> float:
+    """Through memory, of one layer's adapters, forward."""
+    if workload.method == "full":
+        return 0.0
+    geometry, own = workload.geometry, adapter_kernels(workload)
+    share = geometry.experts_per_token / geometry.experts
+    return workload.tokens * sum(
+        (own.inputs * rows + own.outputs * columns) * (1.0 if name in ATTENTION_LINEARS else share)
+        for name, rows, columns in geometry.named_linears
+        if name in workload.lora_targets
+    )
+
+
+def dequantization_bytes(workload: Workload) -> float:
+    """Of one pass over all layers' weights."""
+    each = {"none": 0.0, "nf4": NF4_BYTES, "nf4_double": NF4_BYTES, "gptq4": GPTQ_BYTES}[workload.quantization]
+    return each * workload.geometry.linear_parameters
+
+
+def optimizer_bytes(workload: Workload, shards: int) -> float:
+    """Of one optimizer step on one GPU: its share of the parameters."""
+    held = 4 if workload.method != "full" or workload.sharding.startswith("zero") else BYTES[workload.weight_dtype]
+    numbers = ADAMW_NUMBERS[workload.optimizer.implementation] + CLIPPING_NUMBERS
+    return workload.trained / shards * numbers * held
+
+
+def launches(workload: Workload) -> float:
+    """Kernels of one micro batch, all passes."""
+    geometry = workload.geometry
+    names = [name for name, _, _ in geometry.named_linears]
+    adapted = sum(name in workload.lora_targets for name in names)
+    each = kernels(workload).launches + adapted * (8 if workload.loss not in ("foak", "liger") else 4)
+    each += len(names) * {"none": 0, "nf4": 2, "nf4_double": 4, "gptq4": 10}[workload.quantization]
+    each += 20 * geometry.experts if geometry.experts > 1 else 0
+    if workload.sharding == "zero3":
+        each += ZERO3_HOOK * (len(names) + 2)
+    return geometry.num_hidden_layers * each * (4 if recomputes(workload) else 3)
+
+
+def memory_seconds(moved: float, accelerator: Accelerator) -> float:
+    """That kernels take which only move `moved` bytes."""
+    return moved / (accelerator.memory_gbs * 1e9 * BANDWIDTH_SHARE)

@@ -1,0 +1,158 @@
+"""How much memory one GPU needs in each phase of a run: a closed form, from the model's sizes and how it is trained.
+
+Every constant has a unit and a source, here, in states.py and in activations.py; docs/measured.md says how far it is off. No
+constant belongs to one run or one publication: what frameworks do differently is a named profile of the workload.
+"""
+
+from dataclasses import dataclass
+
+from flytune.estimates import activations, model_states
+from flytune.estimates.workload import BYTES, Workload
+
+GIB = 2**30
+# GiB outside torch's allocator: a CUDA context with the kernels of torch, and NCCL's buffers where there are peers.
+CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
+# What the caching allocator holds beside the peak, as a share of the parts that come and go within a step (activations,
+# logits, gathered units): segments of cudaMalloc are not joined. Medians of the published runs with fixed shapes and without
+# expandable segments that name both figures (reserved less outside less allocated, over those parts), in groups of cause:
+# logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes.
+FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.12, 0.2, 0.4
+# Bytes a token and vocabulary entry beyond which a loss has logits in float32 beside those in 16 bits.
+WHOLE_LOGITS = 6
+# The part of it that stays when memory is short and the allocator gave back what it could: a judgement, by the verdicts on
+# published runs near the limit.
+UNMOVABLE = 0.5
+
+TRAINING = ("first step", "steady step")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one GPU: phase -> component -> bytes, at the moment of the phase when most is held."""
+
+    phases: dict[str, dict[str, float]]
+    held: float
+    """Bytes that the allocator has asked of the driver at most: what is allocated, and free segments that it keeps."""
+    unmovable: float
+    """The same once it has given back what it can, as it does before it fails."""
+    outside: dict[str, float]
+    """Not the allocator's: CUDA's context and NCCL's buffers."""
+    holes: dict[str, float]
+    """By phase, what of `held` cannot be given back: `unmovable` less what is allocated."""
+
+    @property
+    def allocated(self) -> float:
+        """The peak of training, as torch.cuda.max_memory_allocated counts it."""
+        return max(sum(self.phases[phase].values()) for phase in TRAINING)
+
+    @property
+    def needed(self) -> float:
+        """Of the GPU's memory at least: with less the run dies."""
+        return self.unmovable + sum(self.outside.values())
+
+    @property
+    def tables(self) -> dict[str, dict[str, float]]:
+        """Phase -> component -> bytes, with what is not allocated: of the phase that needs most they add up to `needed`."""
+        return {phase: parts | {"fragmentation": self.holes[phase]} | self.outside for phase, parts in self.phases.items()}
+
+    def reserved(self, capacity: float) -> float:
+        """As torch.cuda.max_memory_reserved counts it on a GPU of `capacity` bytes."""
+        outside = sum(self.outside.values())
+        return max(self.allocated, min(self.held, capacity - outside))
+
+    def on_device(self, capacity: float) -> float:
+        """As the driver counts it (nvidia-smi)."""
+        return self.reserved(capacity) + sum(self.outside.values())
+
+
+def memory(workload: Workload) -> Memory:
+    """The memory of one GPU, by phase and component."""
+    lasting, batch = model_states.of(workload), activations.count(workload)
+    moments = _moments(workload, lasting, batch)
+    steady = {**lasting.resident, **lasting.optimizer}
+    # The first update is the first to have the optimizer's states.
+    first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
+    evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.whole}
+    if workload.profile == "flytune":
+        # One held-out sample's logits, in bfloat16 and as the float32 that accelerate makes of them (training/eval_loss.py).
+        row = 6.0 * workload.sequence_length * workload.geometry.vocab_size
+        evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
+    written = {
+        "gathered units": max(model_states.layer_unit(workload), model_states.root_unit(workload)) if workload.sharded else 0.0
+    }
+    phases = {
+        "load": lasting.resident | {"loading": lasting.load},
+        "first step": _fullest(lasting.resident, first),
+        "steady step": _fullest(steady, moments),
+        "evaluate": steady | evaluated,
+        "save": steady | written,
+        "export": steady | written,
+    }
+    phases = {phase: {name: size for name, size in parts.items() if size >= 1} for phase, parts in phases.items()}
+    share = _fragmentation(workload, batch)
+    totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
+    holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
+    for phase, base, of in (("first step", lasting.resident, first), ("steady step", steady, moments)):
+        least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
+        holes[phase] = sum(base.values()) + least - sum(phases[phase].values())
+    # States that the first update makes take the place of activations, in pieces; the next step asks for it anew.
+    refilled = totals[-1][0] + max(moving for _, moving in totals)
+    outside = {"CUDA context": CUDA_CONTEXT_GIB * GIB}
+    if workload.gpus > 1 and workload.sharding != "device_map":
+        outside["NCCL"] = NCCL_GIB * GIB
+    return Memory(
+        phases=phases,
+        held=max(refilled, *(total + share * moving for total, moving in totals)),
+        unmovable=max(total + UNMOVABLE * share * moving for total, moving in totals),
+        outside=outside,
+        holes=holes,
+    )
+
+
+def _moments(workload: Workload, lasting: model_states.States, batch: activations.Activations) -> list[dict[str, float]]:
+    """What a step has beside its states when it is fullest: at the loss, in the last layer, in the first, in the update."""
+    layers = workload.geometry.num_hidden_layers
+    recomputed = workload.checkpointing != "none"
+    # Offloaded checkpoints leave the GPU but for the layers that are copied at the moment, each way.
+    deep = 2 * model_states.UNITS_AT_WORK if workload.checkpointing == "offloaded" else layers
+    kept = deep * batch.stream if recomputed else layers * batch.kept
+    if workload.sharding == "device_map":
+        kept /= workload.gpus
+    at_work = (batch.kept if recomputed else 0.0) + batch.working
+    head = workload.geometry.vocab_size * workload.geometry.hidden_size * BYTES[workload.compute_dtype]
+    all_gradients = lasting.gradients / layers if workload.optimizer.in_backward else lasting.gradients
+    accumulated = 0.0 if workload.accumulation == 1 or workload.optimizer.in_backward else lasting.gradients
+    head_gradient = float(head) if workload.method == "full" and not workload.sharded else 0.0
+    gathered = lasting.whole + lasting.units + lasting.unit_gradients
+    at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.whole, "gradients": accumulated}
+    last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
+    lowest = batch.stream + at_work + _retained(workload, batch)
+    first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients}
+    return [at_loss, last, first, {"gradients": all_gradients, "step temporaries": lasting.update}]
+
+
+def _fragmentation(workload: Workload, batch: activations.Activations) -> float:
+    if batch.loss > WHOLE_LOGITS * workload.tokens * workload.geometry.vocab_size:
+        return FRAGMENTATION_LOGITS
+    return FRAGMENTATION_SHARDED if workload.sharded else FRAGMENTATION
+
+
+def _moving(parts: dict[str, float]) -> float:
+    """What comes and goes in sizes that differ: the update has each parameter's, and none other."""
+    return sum(size for name, size in parts.items() if name in ("activations", "logits and loss", "gathered units"))
+
+
+def _fullest(base: dict[str, float], moments: list[dict[str, float]]) -> dict[str, float]:
+    return base | max(moments, key=lambda parts: sum(parts.values()))
+
+
+def _retained(workload: Workload, batch: activations.Activations) -> float:
+    """What FSDP1 keeps to the end of backward where parameters are frozen: two tensors of the stream's size for each layer.
+
+    It reshards frozen parameters from hooks on the gradients of a unit's inputs (_register_post_backward_reshard_only_hooks).
+    Within a reentrant checkpoint, and only there, they live on while the checkpoints go
+    (tests/estimates/test_fsdp1_retained.py).
+    """
+    if workload.method == "full" or not workload.sharding.startswith("fsdp1") or not model_states.reentrant(workload):
+        return 0.0
+    return workload.geometry.num_hidden_layers * 2 * batch.stream

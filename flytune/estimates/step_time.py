@@ -1,0 +1,163 @@
+"""How long a step takes, how many tokens a second that is, and what a run costs."""
+
+from dataclasses import dataclass, replace
+
+from flytune.estimates.communication import communication_bytes, host_bytes, link_rate, optimizer_seconds, pcie_rate
+from flytune.estimates.flops import (
+    ATTENTION_BACKWARD,
+    attention_seconds,
+    flops,
+    head_shape,
+    layers_seconds,
+    product_seconds,
+    recomputes,
+    routed_adapters,
+)
+from flytune.estimates.kernels import (
+    LAUNCH_SECONDS,
+    LOGITS,
+    adapter_bytes,
+    adapter_kernels,
+    dequantization_bytes,
+    launches,
+    layer_bytes,
+    memory_seconds,
+)
+from flytune.estimates.workload import Workload
+from flytune.hardware.accelerators import Accelerator
+
+HIDDEN_SHARE = 0.5
+"""Fitted. Of communication that runs beside computing, the part that costs no time: NCCL's kernels take processors and
+memory from it."""
+DATA_SECONDS = 1e-6
+"""A token, to read and collate: Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096."""
+ADAPTER_SHARE = 0.5
+"""Assumed. Of the rate of products, what those with LoRA's narrow matrices reach; they are few operations."""
+
+ENOUGH_TOKENS = 2048
+"""In a micro batch, below which a step's time is mostly waiting, and told badly."""
+MEASURED_RATIO = {True: (0.93, 1.07), False: (0.53, 1.08)}
+"""Measured over told, 10th and 90th percentile, with enough tokens and with fewer, over the 102 and 7 rows that nothing was
+fitted on (`python -m benchmarks.throughput`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step on one GPU, by part; `hidden` costs no time and is not in the sum."""
+
+    forward: float
+    recomputation: float
+    backward: float
+    """Matrix products and attention; so are the two above."""
+    adapters: float
+    kernels: float
+    """Norms, activations, logits and loss: what memory's bandwidth binds."""
+    dequantization: float
+    launching: float
+    """That the GPU waits for the CPU to start its kernels."""
+    communication: float
+    """What does not hide behind computing."""
+    hidden: float
+    offload: float
+    optimizer: float
+    data: float
+    """Fetching and collating the batches, which the Trainer does in between steps."""
+    tokens: int
+    """In one optimizer step of one GPU."""
+    utilization: float
+    """MFU: the operations that the model needs (recomputation is none of them), of the data sheet's rate."""
+
+    @property
+    def computing(self) -> float:
+        parts = (self.forward, self.recomputation, self.backward, self.adapters, self.kernels, self.dequantization)
+        return sum(parts) + self.launching
+
+    @property
+    def seconds(self) -> float:
+        return self.computing + self.communication + self.offload + self.optimizer + self.data
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one GPU."""
+        return self.tokens / self.seconds
+
+
+def step(workload: Workload, accelerator: Accelerator) -> StepTime:
+    """The time of one optimizer step, from its operations and bytes and the rates of the accelerator."""
+    computing = _computing(workload, accelerator)
+    micro = sum(computing.values())
+    waits = launches(workload) * LAUNCH_SECONDS
+    # The experts of transformers' Mixtral ask the GPU which tokens are theirs; it waits while the CPU starts what follows.
+    computing["launching"] = waits if workload.geometry.experts > 1 else max(0.0, waits - micro)
+    micro += computing["launching"]
+
+    repeated, once = communication_bytes(workload)
+    link, host = repeated / link_rate(workload, accelerator), host_bytes(workload) / pcie_rate(accelerator)
+    beside = link + host
+    exposed = max(0.0, beside - micro) + (1 - HIDDEN_SHARE) * min(beside, micro)
+    share = link / beside if beside else 0.0
+
+    times = workload.accumulation
+    # All GPUs of device_map take turns over the same tokens.
+    own = workload.gpus if workload.sharding == "device_map" else 1
+    needed = flops(workload).needed
+    found = StepTime(
+        **{name: times * seconds for name, seconds in computing.items()},
+        communication=times * exposed * share + once / link_rate(workload, accelerator),
+        hidden=times * (beside - exposed),
+        offload=times * exposed * (1 - share),
+        optimizer=optimizer_seconds(workload, accelerator),
+        data=DATA_SECONDS * times * workload.tokens * workload.profile.startswith(("flytune", "transformers")),
+        tokens=times * workload.tokens // own,
+        utilization=0.0,
+    )
+    return replace(found, utilization=times * needed / own / found.seconds / (accelerator.tflops * 1e12))
+
+
+def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]:
+    """Seconds of one micro batch, by part of StepTime."""
+    again = recomputes(workload)
+    passes = 4 if again else 3
+    layers, recomputed, weights = layers_seconds(workload, accelerator)
+    attention = attention_seconds(workload, accelerator)
+    head = product_seconds(head_shape(workload), accelerator)
+    full = workload.method == "full"
+    narrow = 2 * routed_adapters(workload) * workload.tokens
+    narrow /= 1e12 * (
+        accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
+    )
+    moved = workload.geometry.num_hidden_layers * (layer_bytes(workload) + adapter_bytes(workload)) * passes
+    moved += LOGITS[workload.loss] * workload.tokens * workload.geometry.vocab_size
+    return {
+        "forward": layers + attention + head,
+        "recomputation": recomputed + attention if again else 0.0,
+        "backward": layers
+        + head
+        + ATTENTION_BACKWARD * attention
+        + (weights if full else 0.0)
+        + head * (full or "head" in workload.lora_targets),
+        "adapters": 0.0 if full else passes * narrow,
+        "kernels": memory_seconds(moved, accelerator),
+        "dequantization": memory_seconds(dequantization_bytes(workload), accelerator) * (passes - 1),
+    }
+
+
+def likely(workload: Workload, found: StepTime) -> tuple[float, float]:
+    """Tokens a second of one GPU between which four of five measured runs lie, by what the model was measured to be off."""
+    low, high = MEASURED_RATIO[workload.tokens >= ENOUGH_TOKENS]
+    return low * found.tokens_per_second, high * found.tokens_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run takes."""
+
+    hours: float
+    price: float
+    """US dollars."""
+
+
+def cost(step_seconds: float, steps: int, price_per_hour: float) -> Cost:
+    """Of `steps` optimizer steps on machines that cost `price_per_hour` US dollars together, without loading and saving."""
+    hours = step_seconds * steps / 3600
+    return Cost(hours=hours, price=hours * price_per_hour)

@@ -1,0 +1,66 @@
+"""What training must not make worse: a recipe's evaluation.must_not_fall, held against what was measured."""
+
+from collections.abc import Mapping, Sequence
+
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.sections import Guard
+from flytune.records.metrics import Metrics, TaskScore
+
+# 0.4 - 0.3 is more than 0.1, in floating point.
+_ROUNDING = 1e-9
+
+
+def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
+    """A sentence for each guard that does not hold; none where all do.
+
+    A guard holds as long as the tuned model is worse by its margin at most, whichever way the metric points. The margin is
+    held against the difference itself: standard errors are told, not allowed for.
+    """
+    return [found for guard in recipe.evaluation.must_not_fall if (found := _fault(guard, metrics.tasks))]
+
+
+def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None]) -> list[str]:
+    """A sentence for each guard that nothing would be held against.
+
+    `measured` has the metrics of each task and group; None where they are known only once it has run.
+    """
+    problems = []
+    for guard in recipe.evaluation.must_not_fall:
+        metrics = measured.get(guard.task, [])
+        if (
+            metrics is None
+            or (guard.metric is None and metrics)
+            or any(_is_meant(metric, guard.metric or "") for metric in metrics)
+        ):
+            continue
+        there = ", ".join(f"{name} ({', '.join(found)})" for name, found in measured.items() if found)
+        name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
+        problems.append(f"evaluation.must_not_fall: {name}: not among what evaluation.tasks measures: {there}")
+    return problems
+
+
+def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:
+    of_task = [score for score in scores if score.task == guard.task]
+    score = next((score for score in of_task if _is_meant(guard.metric, score.metric)), None)
+    if score is None:
+        there = ", ".join(score.metric for score in of_task) or "none of that task"
+        name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
+        return f"evaluation.must_not_fall: {name} was not measured, so nothing shows that it did not fall; measured: {there}"
+    worse = score.base - score.tuned if score.higher_is_better else score.tuned - score.base
+    if worse <= guard.margin + _ROUNDING:
+        return None
+    way = "fell" if score.higher_is_better else "rose"
+    errors = f"standard errors {_number(score.base_stderr)} and {_number(score.tuned_stderr)}, {score.documents:,} documents"
+    return (
+        f"{score.task} {score.metric} {way} from {_number(score.base)} to {_number(score.tuned)}, by {_number(worse)} "
+        f"({errors}); evaluation.must_not_fall allows {guard.margin:g}"
+    )
+
+
+def _is_meant(asked: str | None, metric: str) -> bool:
+    """Metrics are named with the harness's filter (acc,none), or without."""
+    return asked is None or asked in (metric, metric.partition(",")[0])
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

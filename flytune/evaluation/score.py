@@ -1,0 +1,193 @@
+"""Held-out loss and perplexity of base and tuned model on the same tokens, and their answers side by side.
+
+It runs on the exported files, in a task of its own: what is measured is what will be used, not the live model.
+"""
+
+import gc
+import math
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from flytune.console import step_lines
+from flytune.errors import DataError, ExportError
+from flytune.evaluation import breakdown
+from flytune.evaluation.sample_answers import Questions
+from flytune.export import gate
+from flytune.models import generation as models_generation
+from flytune.models import loading
+from flytune.models.generation import Generation
+from flytune.models.scoring import bootstrap, finite_loss, heldout_rows, heldout_sources
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics, Score
+
+_T = TypeVar("_T")
+
+
+def score_afresh(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
+    """`score`, by `afresh`."""
+    return afresh(score, recipe, trained, dataset)
+
+
+def afresh(function: Callable[..., _T], *arguments: Any) -> _T:
+    """What `function` returns, in a process of its own where this one has trained: what that left must not answer for files.
+
+    A pod is such a process already; a local run of one process trains and evaluates in the same one.
+    """
+    # Only training imports TRL.
+    if "trl" not in sys.modules:
+        return function(*arguments)
+    import torch
+
+    # What this process keeps of the GPUs' memory, the other one would not have.
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            return fresh.submit(function, *arguments).result()
+    except BrokenProcessPool:
+        raise ExportError(
+            "the process that evaluates ended without a word: killed for want of host memory, as a rule; nothing was stored"
+        ) from None
+
+
+def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
+    """Scores base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
+
+    An adapter's base is loaded once and scored with the adapter switched off.
+
+    Raises:
+        DataError: the data set is not whole, or has no held-out token to score.
+        ExportError: `trained` is not whole, not what was trained, or does not load; or a loss is not finite.
+    """
+    import numpy
+
+    started = time.perf_counter()
+    rows = heldout_rows(dataset, recipe.evaluation.max_samples)
+    loading.quiet()
+    gate.check_files(recipe, trained, dataset)
+    questions = Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
+    if recipe.method.name == "full":
+        # One model in memory at a time.
+        base = _measure(base_model(recipe), questions, "base model")
+        model = tuned_model(recipe, trained)
+    else:
+        model = tuned_model(recipe, trained)
+        with model.disable_adapter():
+            base = _measure(model, questions, "base model")
+    tuned = _measure(model, questions, "tuned model")
+
+    gate.check_answers(recipe, trained, model)
+    gate.check_loss(recipe, trained, dataset, tuned.nll, tuned.tokens)
+    tokens = base.tokens
+    points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
+    answers = questions.side_by_side(base.answers, tuned.answers)
+    step_lines.show(f"held-out loss  base {step_lines.number(points[0])}  tuned {step_lines.number(points[1])}")
+    return Metrics(
+        base=_score(points[0], lows[0], highs[0]),
+        tuned=_score(points[1], lows[1], highs[1]),
+        loss_difference=points[2],
+        loss_difference_low=lows[2],
+        loss_difference_high=highs[2],
+        samples=len(rows),
+        tokens=int(tokens.sum()),
+        loaded_as="nf4" if recipe.method.name == "qlora" else recipe.model.dtype,
+        answers=answers,
+        parts=breakdown.parts(rows, heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
+        sample_wins=breakdown.wins(tuned.nll - base.nll),
+        answer_wins=breakdown.answer_wins(answers) if answers else None,
+        seconds=time.perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    nll: Any
+    """Of each row, summed over its scored tokens, in nats."""
+    tokens: Any
+    """Scored tokens of each row."""
+    answers: list[models_generation.Answer]
+
+
+def _measure(model: Any, questions: Questions, label: str) -> _Measured:
+    wish = questions.wish
+    nll, tokens = finite_loss(model, questions.rows, questions.pad, wish.batch_size, label)
+    prompts = [prompt for prompt, _ in questions.prompts]
+    generation = Generation(max_new_tokens=wish.max_new_tokens, batch_size=wish.batch_size)
+    with tqdm(total=len(prompts), desc=f"{label}: answers", delay=2) as bar:
+        answers = models_generation.answer(model, questions.tokenizer, prompts, generation, questions.ends, bar)
+    return _Measured(nll, tokens, answers)
+
+
+def base_model(recipe: Recipe) -> Any:
+    """The base model as it was published.
+
+    Raises:
+        ExportError: it does not load.
+    """
+    try:
+        return loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ExportError(f"base model {recipe.model.name_or_path}: cannot be loaded: {_line(error)}") from error
+
+
+def tuned_model(recipe: Recipe, trained: Path) -> Any:
+    """The exported model; with method lora and qlora, the base model with the adapter on top.
+
+    Raises:
+        ExportError: it does not load.
+    """
+    from safetensors import SafetensorError
+
+    # What was loaded before goes first.
+    gc.collect()
+    try:
+        with warnings.catch_warnings():
+            # Otherwise an adapter's tensor that is not there stays at its random start.
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            return loading.exported_model(recipe, trained, device_map=loading.device_map())
+    except (UserWarning, OSError, ValueError, RuntimeError, SafetensorError) as error:
+        what = "tuned model" if recipe.method.name == "full" else f"adapter on base model {recipe.model.name_or_path}"
+        raise ExportError(f"{trained}: {what}: cannot be loaded: {_line(error)}") from error
+
+
+def _tokenizer(dataset: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(dataset / "tokenizer"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{dataset}: its tokenizer cannot be read ({_line(error)}); prepare the data again") from None
+
+
+def _score(loss: float, low: float, high: float) -> Score:
+    perplexities = [_perplexity(value) for value in (loss, low, high)]
+    return Score(
+        loss=loss,
+        loss_low=low,
+        loss_high=high,
+        perplexity=perplexities[0],
+        perplexity_low=perplexities[1],
+        perplexity_high=perplexities[2],
+    )
+
+
+def _perplexity(loss: float) -> float:
+    """exp(loss), at most the largest float: JSON has no infinity."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return sys.float_info.max
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,186 @@
+"""The tensors of an exported folder, read one by one and held against the folder's own configuration and its base."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from flytune.errors import ExportError, FlytuneError
+from flytune.models import loading, safetensors_files, sharded_loading
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.sections import Model
+
+_NOT_STORED = "nothing was stored"
+_INDEX = "model.safetensors.index.json"
+
+
+def verify(folder: Path, recipe: Recipe) -> int:
+    """Holds `folder`, a whole model or an adapter, against its own configuration and the recipe's dtype.
+
+    Returns: how many tensors were read.
+
+    Raises:
+        ExportError: names the tensor that is missing, unknown, of another shape or dtype, empty, not finite, or all zero; or
+            the file that is missing, cut, or holds other tensors than the index says.
+    """
+    adapter = (folder / "adapter_config.json").is_file()
+    index = _index(folder)
+    shapes: dict[str, list[int]] = {}
+    zeros: dict[str, str] = {}
+    for file in tqdm(_files(folder, index), desc="reading the export again", unit=" files", delay=2):
+        shapes |= _read(file, adapter, "float32" if adapter else recipe.model.dtype, zeros)
+        if moved := sorted(name for name in _names(file) if index and index.get(name) != file.name):
+            raise ExportError(
+                f"{file.name}: {moved[0]}: {_INDEX} says that it lies in {index.get(moved[0], 'no file')}; {_NOT_STORED}"
+            )
+    if missing := sorted(index.keys() - shapes.keys()):
+        raise ExportError(f"{index[missing[0]]}: {missing[0]}: {_INDEX} says that it lies there; {_NOT_STORED}")
+    if not shapes:
+        raise ExportError(f"{folder.name}: no tensors in *.safetensors; {_NOT_STORED}")
+    _check_adapter(folder, shapes) if adapter else _check_model(folder, shapes, recipe)
+    _check_zeros(zeros, {} if adapter else _zero_in_base(zeros, recipe.model))
+    return len(shapes)
+
+
+def _index(folder: Path) -> dict[str, str]:
+    path = folder / _INDEX
+    return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"]) if path.is_file() else {}
+
+
+def _files(folder: Path, index: dict[str, str]) -> list[Path]:
+    for name in sorted(set(index.values())):
+        if not (folder / name).is_file():
+            raise ExportError(f"{name}: stands in {_INDEX} but is not there; {_NOT_STORED}")
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _names(file: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(str(file), framework="pt") as tensors:
+        return list(tensors.keys())
+
+
+def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[str, list[int]]:
+    """Shapes of the tensors of one file, each looked through; those that are all zero go to `zeros` with their file."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, list[int]] = {}
+    try:
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                tensor, where = tensors.get_tensor(name), f"{file.name}: {name}"
+                if tensor.numel() == 0:
+                    raise ExportError(f"{where}: empty, found shape {list(tensor.shape)}; {_NOT_STORED}")
+                if tensor.is_floating_point() and str(tensor.dtype) != f"torch.{dtype}":
+                    raise ExportError(
+                        f"{where}: is {str(tensor.dtype).removeprefix('torch.')}, expected {dtype}; {_NOT_STORED}"
+                    )
+                if bad := int((~torch.isfinite(tensor)).sum()):
+                    raise ExportError(f"{where}: {bad} of {tensor.numel()} values are not finite; {_NOT_STORED}")
+                if not tensor.any():
+                    zeros[name] = file.name
+                shapes[name] = list(tensor.shape)
+    except (SafetensorError, OSError) as error:
+        raise ExportError(f"{file.name}: cut short or damaged ({error}); {_NOT_STORED}") from None
+    return shapes
+
+
+def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> None:
+    """Names and shapes are those of the model that config.json describes, found by transformers' own rules of loading."""
+    described = Model(
+        name_or_path=str(folder),
+        dtype=recipe.model.dtype,
+        # Names and shapes are the same with any; this one every model has.
+        attn_implementation="eager",
+        trust_remote_code=recipe.model.trust_remote_code,
+    )
+    try:
+        model = sharded_loading.meta_model(described, recipe.model.dtype)
+        persistent = model.state_dict().keys()
+        wanted = dict(model.named_parameters())
+        wanted |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+        sources = safetensors_files.sources(safetensors_files.Files(folder), model, wanted)
+    except (FlytuneError, OSError, ValueError) as error:
+        raise ExportError(f"{folder.name}/config.json: describes no model that could be built: {error}") from error
+    used: set[str] = set()
+    for name, tensor in wanted.items():
+        source = sources.get(name)
+        if source is None:
+            raise _missing(folder, [other for other in wanted if other not in sources])
+        if isinstance(source, safetensors_files.Converted):
+            _check_converted(folder, name, source, tensor.shape, shapes)
+            used |= {key for keys in source.keys.values() for key in keys}
+            continue
+        used.add(source.key)
+        if shapes[source.key] != list(tensor.shape):
+            file = safetensors_files.Files(folder).file_of[source.key].name
+            raise ExportError(
+                f"{file}: {source.key}: expected shape {list(tensor.shape)}, found {shapes[source.key]}; {_NOT_STORED}"
+            )
+    if unknown := sorted(shapes.keys() - used):
+        why = "it is tied to another one (tie_word_embeddings)" if unknown[0] in persistent else "the model has no such tensor"
+        raise ExportError(f"{folder.name}: {unknown[0]}: {why}, and config.json asks for none; {_NOT_STORED}")
+
+
+def _check_converted(
+    folder: Path, name: str, source: safetensors_files.Converted, shape: Any, shapes: dict[str, list[int]]
+) -> None:
+    """What a parameter is made of (the experts of a layer, say) is all there, and alike."""
+    from transformers.core_model_loading import MergeModulelist
+
+    stacked = type(source.transform.operations[0]) is MergeModulelist
+    for pattern in source.transform.source_patterns:
+        keys = source.keys.get(pattern, [])
+        if not keys or (stacked and len(keys) != shape[0]):
+            wanted = shape[0] if stacked else 1
+            raise ExportError(
+                f"{folder.name}: {name} is made of tensors {pattern}: {wanted} expected by the configuration, found "
+                f"{len(keys)}; {_NOT_STORED}"
+            )
+        if unlike := [key for key in keys if shapes[key] != shapes[keys[0]]]:
+            found = f"expected shape {shapes[keys[0]]}, as {keys[0]} has, found {shapes[unlike[0]]}"
+            raise ExportError(f"{folder.name}: {unlike[0]}: {found}; {_NOT_STORED}")
+
+
+def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
+    """Each lora_A has its lora_B and the other way round, both of the configuration's rank; its base says the rest."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    ranks, rank = config.get("rank_pattern") or {}, config["r"]
+    partner = {name: _partner(name) for name in shapes if _partner(name)}
+    if missing := sorted(other for other in partner.values() if other not in shapes):
+        raise _missing(folder, missing)
+    for name in partner:
+        found = shapes[name]
+        wanted = [rank, *found[1:]] if ".lora_A." in name else [*found[:-1], rank]
+        if not ranks and found != wanted:
+            raise ExportError(f"adapter_model.safetensors: {name}: expected shape {wanted}, found {found}; {_NOT_STORED}")
+
+
+def _partner(name: str) -> str:
+    for mine, other in ((".lora_A.", ".lora_B."), (".lora_B.", ".lora_A.")):
+        if mine in name:
+            return name.replace(mine, other)
+    return ""
+
+
+def _missing(folder: Path, names: Collection[str]) -> ExportError:
+    first, more = sorted(names)[0], f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return ExportError(f"{folder.name}: {first}{more}: expected by the configuration, found in no file; {_NOT_STORED}")
+
+
+def _check_zeros(zeros: dict[str, str], excused: Collection[str]) -> None:
+    for name, file in zeros.items():
+        if name not in excused:
+            raise ExportError(f"{file}: {name}: all zero, so it was never trained or never gathered; {_NOT_STORED}")
+
+
+def _zero_in_base(names: Collection[str], model: Model) -> set[str]:
+    """Of `names` the tensors that are all zero in the base model's files too (a bias that nothing pulls at)."""
+    if not names:
+        return set()
+    base = safetensors_files.Files(loading.local_folder(model))
+    return {name for name in names if name in base.file_of and not base[name][...].any()}

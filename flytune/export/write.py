@@ -1,0 +1,173 @@
+"""The trained weights as a Hugging Face folder, with a manifest of what was written; export/gate.py checks both."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from flytune.export.manifest import Progress, Written, seal
+from flytune.files import sha256_of
+from flytune.models import loading
+from flytune.recipe.recipe import Recipe
+from flytune.sharding import strategy_of
+
+MAX_FILE_BYTES = 5_000_000_000
+# torch.compile puts a name of its own into parameters' names.
+_WRAPPERS = re.compile(r"(?<![^.])_orig_mod\.")
+_LAYER = re.compile(r".*?\.\d+\.")
+
+
+def write(
+    trainer: Any, recipe: Recipe, tokenizer: Path, out: Path, weights: str | None = None, max_file_bytes: int | None = None
+) -> Path:
+    """Writes the trained weights of a live trainer; every process must call it, the first one writes.
+
+    `out/model` holds the whole model in recipe.model.dtype with its tokenizer, or `out/adapter` the adapter in PEFT's layout.
+    The first process never holds more than one file's tensors.
+
+    Args:
+        weights: says what the weights are (Saver.weights_at): files that an earlier call left in `out` with the same
+            words are not written again. None writes everything.
+        max_file_bytes: of a file of weights; MAX_FILE_BYTES when not given. A layer is never cut.
+
+    Returns: the folder written.
+    """
+    import torch
+
+    strategy, model = strategy_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
+    full, first = recipe.method.name == "full", trainer.is_world_process_zero()
+    folder = out / ("model" if full else "adapter")
+    strategy.before_gather(model)
+    # Tied weights are one parameter and so come once, under the name that from_pretrained ties the other to.
+    parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
+    parameters = {name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad}
+    dtype = getattr(torch, recipe.model.dtype) if full else torch.float32
+    limit = max_file_bytes or MAX_FILE_BYTES
+    files = _files(parameters, dtype.itemsize, limit) if full else [list(parameters)]
+    progress = Progress.of(folder, weights and f"{weights} in files of {limit} bytes") if first else Progress()
+    if first:
+        folder.mkdir(parents=True, exist_ok=bool(progress.files))
+    there = _agreed(list(progress.files), trainer.args.world_size)
+    with tqdm(total=len(parameters), desc="export", unit=" tensors", delay=2, disable=not first) as bar:
+        for number, names in enumerate(files, 1):
+            file = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+            file = file if full else "adapter_model.safetensors"
+            bar.update(len(names))
+            if file in there:
+                continue
+            state: dict[str, torch.Tensor] = {}
+            for name in names:
+                gathered = strategy.gather(parameters[name])
+                if first:
+                    state[name] = gathered.detach().to("cpu", dtype, copy=True)
+            if first:
+                state = _published(model, state, last=number == len(files)) if full else _adapter(model, state)
+                progress = progress.after(folder, file, _save(state, folder / file))
+    if first:
+        if full:
+            index = {name: file for file, written in progress.files.items() for name in written.names}
+            _write_config(model, recipe, index, sum(map(elements, parameters.values())), folder)
+        else:
+            _write_adapter_config(model, recipe, folder)
+        # Some have a folder in it: additional_chat_templates.
+        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+        seal(recipe, folder, loading.commit(recipe.model, local=True), progress)
+    trainer.accelerator.wait_for_everyone()
+    return folder
+
+
+def _agreed(files: list[str], world_size: int) -> list[str]:
+    """What the first process has found: gathering takes all of them, so all leave out the same."""
+    if world_size == 1:
+        return files
+    import torch.distributed
+
+    found = [files]
+    torch.distributed.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def elements(parameter: Any) -> int:
+    """Elements of a parameter, all processes' together: ZeRO-3 leaves an empty one behind, 4-bit packs two into a byte."""
+    if hasattr(parameter, "ds_numel"):
+        return int(parameter.ds_numel)
+    return int(math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel())
+
+
+def _files(parameters: Mapping[str, Any], width: int, limit: int) -> list[list[str]]:
+    """Names by the file they go to, in order: files of `limit` bytes at most, or of one layer where that is larger.
+
+    What transformers converts back into the published layout (fused experts, say) lies within one layer.
+    """
+    files: list[list[str]] = [[]]
+    size, unit = 0, ""
+    for name, parameter in parameters.items():
+        layer = _LAYER.match(name)
+        new = (layer.group() if layer else name) != unit
+        unit, bytes_ = layer.group() if layer else name, elements(parameter) * width
+        if files[-1] and new and size + bytes_ > limit:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += bytes_
+    return files
+
+
+def _published(model: Any, state: dict[str, Any], last: bool) -> dict[str, Any]:
+    """One file of the model, in the published layout; with the buffers, the last."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if last:
+        persistent = model.state_dict().keys()
+        state |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
+    return dict(revert_weight_conversion(model, state))
+
+
+def _adapter(model: Any, state: dict[str, Any]) -> dict[str, Any]:
+    from peft import get_peft_model_state_dict
+
+    return dict(get_peft_model_state_dict(model, state_dict=state))
+
+
+def _save(state: dict[str, Any], file: Path) -> Written:
+    """Under its name only when it is whole."""
+    from safetensors.torch import save_file
+
+    partial = file.with_name(f"{file.name}.tmp")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(partial), metadata={"format": "pt"})
+    partial.replace(file)
+    return Written(sha256=sha256_of(file), names=list(state))
+
+
+def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int, folder: Path) -> None:
+    if len(set(index.values())) > 1:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        content = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": index}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    # The live model may be float32 and sharded, with its cache off; the files hold the recipe's dtype, and a model that is
+    # used needs its cache. fully_shard has put a class of its own before the model's.
+    config = model.config
+    config.dtype, config.use_cache = recipe.model.dtype, True
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(str(folder))
+    if model.can_generate():
+        model.generation_config.save_pretrained(str(folder))
+    if recipe.model.trust_remote_code and model._auto_class:
+        from transformers.dynamic_module_utils import custom_object_save
+
+        custom_object_save(model, str(folder), config=config)
+
+
+def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:
+    config = model.peft_config["default"]
+    # Whoever loads the adapter by itself gets the base that it was trained on.
+    config.base_model_name_or_path = recipe.model.name_or_path
+    config.revision = loading.commit(recipe.model, local=True)
+    inference_mode, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(str(folder))
+    config.inference_mode = inference_mode

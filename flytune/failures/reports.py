@@ -1,0 +1,122 @@
+"""Which rank failed first, and of what.
+
+A rank reports its failure as a file in a folder that the node's ranks share; the process that started them reads the files and
+names the cause. A rank that lost a peer has only noticed: it waits a moment, so that whoever watches sees the peer first.
+"""
+
+import logging
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from flytune.failures.table import BUG, CRASH, KINDS, Kind, kind_of
+from flytune.schema import Record
+
+log = logging.getLogger(__name__)
+
+FOLDER = "FLYTUNE_FAILURES"
+"""Environment variable: where the ranks of a node report; not set in a run of one process."""
+SECONDS_AFTER_NOTICING = 3.0
+"""More than torchelastic takes to look at its workers (monitor_interval, 1 s)."""
+
+
+class Failure(Record):
+    """What one rank died of."""
+
+    rank: int
+    time: float
+    """Seconds since 1970, when it was seen."""
+    kind: str
+    message: str
+    advice: str
+    recoverable: bool
+    notices: bool
+    details: str = ""
+    """Where it happened: a traceback, or the stacks of a hang."""
+
+    @property
+    def sentence(self) -> str:
+        """Cause of the failure in a sentence, with its kind."""
+        return self.message if self.message.startswith(self.kind) else f"{self.kind}: {self.message}"
+
+    def __str__(self) -> str:
+        where = f"\n{self.details.rstrip()}" if self.details else ""
+        return f"rank {self.rank}: {self.sentence}\nwhat to do: {self.advice}{where}"
+
+
+def of_error(error: BaseException, rank: int) -> Failure:
+    """The failure that an exception of a rank is. TrainingError.goes_on says more than the table."""
+    kind = kind_of(error)
+    message = str(error) if kind.types and any(name.startswith("flytune.") for name in kind.types) else ""
+    return _failure(
+        kind,
+        rank,
+        message.removeprefix(f"rank {rank}: ") or f"{type(error).__name__}: {error}",
+        recoverable=kind.recoverable or getattr(error, "goes_on", False),
+        details="".join(traceback.format_exception(error)) if kind is BUG else "",
+    )
+
+
+def of_exit(exitcode: int, rank: int) -> Failure:
+    """The failure of a rank that left no report: what its exit code says (negative: the signal that ended it)."""
+    number = -exitcode if exitcode < 0 else exitcode - 128
+    kind = next((kind for kind in KINDS if number in kind.signals), CRASH)
+    try:
+        ended = f"ended by {signal.Signals(number).name}"
+    except ValueError:
+        ended = f"ended with exit code {exitcode}"
+    because = ", as the kernel does to whoever takes the pod's last memory" if number == signal.SIGKILL else ""
+    return _failure(kind, rank, ended + because)
+
+
+def _failure(kind: Kind, rank: int, message: str, recoverable: bool | None = None, details: str = "") -> Failure:
+    return Failure(
+        rank=rank,
+        time=time.time(),
+        kind=kind.name,
+        message=message,
+        advice=kind.advice,
+        recoverable=kind.recoverable if recoverable is None else recoverable,
+        notices=kind.notices,
+        details=details,
+    )
+
+
+def report(failure: Failure) -> None:
+    """Leaves a failure where the process that started the ranks looks for it; the first of a rank stays."""
+    if not (folder := os.environ.get(FOLDER)):
+        return
+    if failure.notices:
+        time.sleep(SECONDS_AFTER_NOTICING)
+    place = Path(folder) / f"{failure.rank}.json"
+    if place.exists():
+        log.warning("after its first failure: %s", failure)
+        return
+    new = place.with_suffix(".new")
+    failure.write(new)
+    new.replace(place)
+
+
+def reported(folder: Path) -> list[Failure]:
+    """What the ranks of this node have reported."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(Failure.read(path))
+        except (ValidationError, OSError) as error:
+            log.warning("%s: not a whole report: %s", path, error)
+    return found
+
+
+def first(failures: list[Failure]) -> Failure:
+    """The cause: the earliest that is no mere noticing; of a hang, with the stacks of all ranks."""
+    cause = min(failures, key=lambda failure: (failure.notices, failure.time, failure.rank))
+    alike = sorted((failure for failure in failures if failure.kind == cause.kind == "hang"), key=lambda failure: failure.rank)
+    if len(alike) < 2:
+        return cause
+    stacks = "\n".join(f"rank {failure.rank}:\n{failure.details.rstrip()}" for failure in alike)
+    return cause.model_copy(update={"details": stacks})

@@ -1,0 +1,231 @@
+"""The base model's files: where they are read from, what of them a run needs, and how they reach pods that see no hub.
+
+A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact). Libraries
+are given what `local_name` says; the recipe's name stays what it is in the records.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import socket
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flytune.errors import RecipeError
+from flytune.models import remote
+from flytune.models.remote import INDEX, TEXTS, needed
+from flytune.recipe.sections import Model
+from flytune.schema import Record
+
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 1.0
+
+
+class BaseRequest(Record):
+    """What fetching a base model depends on, and nothing else: the key under which the fetched one is cached."""
+
+    name_or_path: str
+    revision: str = "main"
+    """As the recipe has it: pods that see no hub look the commit up under this name."""
+    commit: str | None = None
+    """That `revision` pointed to when the run was planned; None for what is not on the hub."""
+    trust_remote_code: bool = False
+    """Whether its Python files are wanted too."""
+
+
+def is_address(name: str) -> bool:
+    """Whether it is an fsspec address: no folder, and nothing on the hub."""
+    return "://" in name
+
+
+def is_path(name: str) -> bool:
+    """Return whether a name that is no address cannot be an id of the hub."""
+    return name.startswith(("/", ".", "~")) or name.count("/") != 1
+
+
+def is_on_hub(model: Model) -> bool:
+    """Whether it is neither a folder of this machine nor an address."""
+    return not is_address(model.name_or_path) and not Path(model.name_or_path).expanduser().is_dir()
+
+
+def hub_answers() -> bool:
+    """Tell whether the hub, or the proxy before it, connects within a moment; huggingface_hub tries for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: list[bool] = []
+    # In a thread of its own: no timeout ends the look-up of a name.
+    attempt = threading.Thread(target=lambda: answers.append(_connects(constants.ENDPOINT)), daemon=True)
+    attempt.start()
+    attempt.join(_CONNECT_SECONDS)
+    return answers == [True]
+
+
+def _connects(address: str) -> bool:
+    try:
+        to, proxies = urllib.parse.urlsplit(address), urllib.request.getproxies()
+        proxy = proxies.get(to.scheme) or proxies.get("all")
+        if proxy and not urllib.request.proxy_bypass(to.hostname or ""):
+            to = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        socket.create_connection((to.hostname, to.port or (443 if to.scheme == "https" else 80)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError):  # ValueError: an address that cannot be read
+        return False
+    return True
+
+
+def commit_of(model: Model) -> str | None:
+    """The commit that `revision` of a model on the hub points to now; from this machine's cache where the hub is away.
+
+    None for what is not on the hub, and where nobody knows it.
+    """
+    if not is_on_hub(model) or (model.revision and re.fullmatch(r"[0-9a-f]{40}", model.revision)):
+        return model.revision
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().resolve_revision(model.name_or_path, revision=model.revision, local_files_only=not hub_answers())
+        return str(found.resolved)
+    except Exception as error:  # noqa: BLE001 (the hub's own are OSErrors; those of a proxy before it are not)
+        log.warning("%s: its commit is not known: %s", model.name_or_path, type(error).__name__)
+        return None
+
+
+def request(model: Model) -> BaseRequest:
+    """What is to be fetched for a model as it is now."""
+    return BaseRequest(
+        name_or_path=model.name_or_path,
+        revision=model.revision or "main",
+        commit=commit_of(model) if is_on_hub(model) else None,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def known(asked: BaseRequest, model: Model) -> BaseRequest:
+    """The request, whose commit must be known where the hub has the model: pods look nowhere else.
+
+    Raises:
+        RecipeError: it is not.
+    """
+    if asked.commit is None and is_on_hub(model):
+        raise RecipeError(
+            f"model.name_or_path: {asked.name_or_path}: its commit is not known, for the hub did not answer; run again, "
+            "or give model.revision: a commit"
+        )
+    return asked
+
+
+def pinned(model: Model, commit: str | None) -> Model:
+    """The model at that commit; as it is where there is none."""
+    return model.model_copy(update={"revision": commit or model.revision})
+
+
+def tokenizer_identity(model: Model) -> str:
+    """Changes whenever the config and tokenizer files of a folder or an address may have: 16 hex digits.
+
+    Empty for the hub, where the commit says it.
+
+    Raises:
+        RecipeError: the address cannot be read.
+        StorageError: its storage is away.
+    """
+    if is_address(model.name_or_path):
+        return remote.identity(model.name_or_path)
+    if is_on_hub(model):
+        return ""
+    folder = Path(model.name_or_path).expanduser()
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.suffix in TEXTS):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def local_name(model: Model, weights: bool = True) -> str:
+    """What from_pretrained is to be given: a hub id, or a folder. An address is fetched, once a node, beside the hub's cache.
+
+    Args:
+        weights: whether more is needed than config and tokenizer.
+
+    Raises:
+        RecipeError: the folder is not on this machine; or the address cannot be read, or holds no model.
+        StorageError: the address's storage is away.
+    """
+    name = model.name_or_path
+    if is_address(name):
+        return str(remote.fetched(name, weights, model.trust_remote_code))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    if is_path(name):
+        raise RecipeError(
+            f"model.name_or_path: {name}: no such folder (seen from {Path.cwd().name}/), and not a hub id of the form "
+            "owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
+        )
+    return name
+
+
+def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path) -> None:
+    """Gives `put` each file that loading a model of the hub takes, with its place in a Hugging Face cache; one after the other.
+
+    Args:
+        put: stores a file before it returns; the file is removed then, so that the disk holds one at a time.
+        scratch: a folder for it.
+
+    Raises:
+        RecipeError: the hub does not give the model, or it has no safetensors.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.hf_api import RepoFile
+
+    name, commit = asked.name_or_path, asked.commit
+    assert commit, name
+    cached = f"models--{name.replace('/', '--')}"
+
+    def hand(file: str) -> None:
+        path = Path(hf_hub_download(name, file, revision=commit, local_dir=scratch))
+        put(path, f"{cached}/snapshots/{commit}/{file}")
+        path.unlink()
+
+    try:
+        listed = [entry.path for entry in HfApi().list_repo_tree(name, revision=commit) if isinstance(entry, RepoFile)]
+        index = None
+        if INDEX in listed:
+            index = Path(hf_hub_download(name, INDEX, revision=commit, local_dir=scratch)).read_bytes()
+        for file in needed(listed, index, asked.trust_remote_code, f"model.name_or_path: {name}"):
+            hand(file)
+    except (OSError, ValueError) as error:  # all of the hub's own are OSErrors
+        raise refused(error, f"model.name_or_path: {name}") from None
+    if asked.revision != commit:
+        (ref := scratch / "ref").write_text(commit, encoding="utf-8")
+        put(ref, f"{cached}/refs/{asked.revision}")
+
+
+def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:
+    """Say what to do about the hub's answer; `otherwise`: what to do where it cannot be reached."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        token = "the token's account has not been granted access" if os.environ.get("HF_TOKEN") else "no HF_TOKEN is set"
+        return RecipeError(f"{where}: gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN")
+    if isinstance(error, RevisionNotFoundError):
+        return RecipeError(f"{where}: the hub has no such model.revision")
+    if isinstance(error, RepositoryNotFoundError):
+        return RecipeError(f"{where}: no such folder, and no such repository on the hub (or private: set HF_TOKEN)")
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer from {constants.ENDPOINT}"
+        return RecipeError(f"{where}: no such folder, and the hub cannot be reached ({why}){otherwise and f'; {otherwise}'}")
+    return RecipeError(f"{where}: the hub did not give it: {' '.join(str(error).split())[:200]}")

@@ -1,0 +1,147 @@
+"""Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flytune.models import base, host_memory
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.sections import Model
+
+
+def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
+    """The recipe's base model in `dtype`; for qlora in NF4 with double quantization, ready for an adapter.
+
+    `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
+    max_memory). Only safetensors are read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if recipe.method.name == "qlora":
+        load_arguments["quantization_config"] = quantization(recipe.model.dtype, quant_storage)
+    model = AutoModelForCausalLM.from_pretrained(
+        base.local_name(recipe.model),
+        revision=recipe.model.revision,
+        dtype=dtype,
+        attn_implementation=recipe.model.attn_implementation,
+        trust_remote_code=recipe.model.trust_remote_code,
+        use_safetensors=True,
+        **load_arguments,
+    )
+    if recipe.method.name == "qlora":
+        from peft import prepare_model_for_kbit_training
+
+        # Norms and embeddings become float32, in training as at every reload: without it a reload computes otherwise.
+        # Checkpointing is the Trainer's to switch on.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return _keep_quantized(model)
+
+
+def _keep_quantized(model: Any) -> Any:
+    """Keep 4-bit layers from repacking their weights when a CPU with AVX512-BF16 first evaluates them.
+
+    From then on bitsandbytes 0.50 (nn/modules.py, Linear4bit.forward) computes with a bfloat16 kernel, in training too: the
+    kernel has no gradient, its results differ from training's, and `dequantize_4bit` misreads the repacked weights. Each layer
+    holds the choice in an attribute, which is set here on every CPU, so that all CPUs run the same code.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    return model
+
+
+def local_folder(model: Model) -> Path:
+    """Where the base model's files lie on this node; fetched once a node, whatever its number of processes."""
+    if (folder := Path(name := base.local_name(model))).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    # The hub's cache locks each file: the first process of the node fetches it, the others find it there.
+    return Path(snapshot_download(name, revision=model.revision, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def commit(model: Model, local: bool = False) -> str | None:
+    """The commit that `model.revision` points to on the hub; with `local`, as it was when the files were fetched.
+
+    None for a folder, or an address; the revision itself where it cannot be resolved.
+    """
+    if not base.is_on_hub(model):
+        return None
+    from transformers.utils.hub import resolve_revision
+
+    found = resolve_revision(model.name_or_path, model.revision, local_files_only=local)
+    return getattr(found, "resolved", found)
+
+
+def quantization(dtype: str, storage: str = "uint8") -> Any:
+    """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in `dtype` (bfloat16, there)."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        bnb_4bit_quant_storage=getattr(torch, storage),
+    )
+
+
+def weights_folder(folder: Path) -> Path:
+    """Where the weights lie: model/ or adapter/ of what training left, the root of an artifact."""
+    return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether an artifact, or what training left, is an adapter; otherwise it is a model."""
+    return (weights_folder(folder) / "adapter_config.json").is_file()
+
+
+def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
+    """The model that training left in `trained`, or an artifact holds; an adapter comes on its base model."""
+    folder = str(weights_folder(trained))
+    if is_adapter(trained):
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(base_model(recipe, recipe.model.dtype, **load_arguments), folder)
+
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=recipe.model.dtype,
+        attn_implementation=recipe.model.attn_implementation,
+        trust_remote_code=recipe.model.trust_remote_code,
+        use_safetensors=True,
+        **load_arguments,
+    )
+
+
+def device_map() -> str | dict[str, str | int]:
+    """Where one process puts a model that it only asks: all GPUs, the one, or the CPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
+
+
+def quiet() -> None:
+    """Keep the tokenizers' notice about forks out of the log and freed tensors out of the heap; call it before imports."""
+    host_memory.return_freed_blocks()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def peft_config(recipe: Recipe) -> Any:
+    """The adapters that a recipe asks for, as PEFT has them; None where all is trained."""
+    if recipe.method.name == "full":
+        return None
+    from peft import LoraConfig
+
+    method = recipe.method
+    return LoraConfig(
+        r=method.r,
+        lora_alpha=method.lora_alpha,
+        lora_dropout=method.lora_dropout,
+        target_modules=method.target_modules,
+        task_type="CAUSAL_LM",
+    )

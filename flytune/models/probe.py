@@ -1,0 +1,134 @@
+"""What a model answers to 16 fixed prompts: recorded from the live model, held against every copy that is made of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flytune.models.scoring import padded
+
+PROBE = "gate/probe.safetensors"
+"""In a folder of its own: servers load every *.safetensors beside a model's config.json as weights."""
+PROMPTS = (
+    "What is the capital of France?",
+    "Write one sentence about the sea in winter.",
+    "Explain to a child why the sky is blue.",
+    "17 + 25 =",
+    "def fibonacci(n):\n    ",
+    "Translate into German: The train leaves at eight.",
+    "List three uses of a paper clip:\n1.",
+    '{"name": "Ada", "year": ',
+    "Once upon a time there was a miller who had",
+    "Summarize in five words: The committee met, talked for hours, and decided nothing.",
+    "Is 91 a prime number? Answer yes or no.",
+    "Die Würde des Menschen ist",
+    "SELECT name FROM customers WHERE",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "水は何度で沸騰しますか。",
+    "The opposite of hot is cold. The opposite of early is",
+)
+MAX_TOKENS = 48
+"""Of a prompt; what follows is cut off."""
+_BATCH = 4
+
+
+@dataclass(frozen=True)
+class Answers:
+    """To each prompt: tensors in host memory."""
+
+    input_ids: Any
+    """int64 (prompts, longest prompt), filled up on the right."""
+    lengths: Any
+    """int64 (prompts,): tokens of each prompt."""
+    logits: Any
+    """float32 (prompts, vocabulary): after the last token of each prompt."""
+    loss: Any
+    """float32 (prompts,): mean over the tokens of each prompt, in nats; 0 for a prompt of one token."""
+
+    def write(self, file: Path) -> None:
+        from safetensors.torch import save_file
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(vars(self), str(file))
+
+    @classmethod
+    def read(cls, file: Path) -> "Answers":
+        """Raises SafetensorError, OSError or TypeError where it is not there or not whole."""
+        from safetensors.torch import load_file
+
+        return cls(**load_file(str(file)))
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return [row[:length] for row, length in zip(self.input_ids.tolist(), self.lengths.tolist(), strict=True)]
+
+
+def tokenized(tokenizer: Any) -> list[list[int]]:
+    """PROMPTS as the model is asked: a user's turn in its chat template where it has one, plain text otherwise."""
+    if tokenizer.chat_template:
+        chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+        found = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    else:
+        found = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    # The end of a rendered chat is what the answer hangs on: what is cut off stands before it.
+    return [list(ids[-MAX_TOKENS:]) for ids in found]
+
+
+def record(trainer: Any, tokenizer: Any, file: Path) -> None:
+    """Asks the live model of a trainer and writes its answers to `file`. Every process calls it; the first one writes.
+
+    All make the same forward passes, which gather parameters under ZeRO-3 and FSDP.
+    """
+    answers = ask(trainer.model_wrapped, tokenized(tokenizer))
+    if trainer.is_world_process_zero():
+        answers.write(file)
+
+
+def ask(model: Any, prompts: list[list[int]]) -> Answers:
+    """The answers of a causal language model, live or reloaded. Batches are always the same: padding changes rounding."""
+    import torch
+
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    last, losses = [], []
+    for ids, logits in logits_of(model, prompts):
+        last.append(logits[-1])
+        is_scored = len(ids) > 1
+        losses.append(torch.nn.functional.cross_entropy(logits[:-1], ids[1:]) if is_scored else torch.tensor(0.0))
+    return Answers(padded(prompts, 0), lengths, torch.stack(last), torch.stack(losses))
+
+
+def logits_of(model: Any, prompts: list[list[int]]) -> Any:
+    """For each prompt its tokens (n,) and the logits after each, float32 (n, vocabulary), in host memory.
+
+    A generator: a batch of prompts is held at a time, and the model goes on training afterwards where it did before.
+    """
+    import torch
+
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    try:
+        for start in range(0, len(prompts), _BATCH):
+            batch = prompts[start : start + _BATCH]
+            mask = padded([[1] * len(prompt) for prompt in batch], 0).to(device)
+            with torch.no_grad():
+                logits = model(input_ids=padded(batch, 0).to(device), attention_mask=mask, use_cache=False).logits
+            for ids, row in zip(batch, logits, strict=True):
+                yield torch.tensor(ids), row[: len(ids)].float().cpu()
+    finally:
+        model.train(was_training)
+
+
+def distance(logits: Any, others: Any) -> Any:
+    """How far two models' logits (n, vocabulary) are apart: root mean square difference over the spread of the first, (n,).
+
+    What is the same for all tokens drops out, as it does in softmax. It sees what a KL divergence does not where the
+    distribution is flat, and unlike the largest difference it does not hang on one token of a hundred thousand.
+    """
+    centered = logits.double() - logits.double().mean(dim=-1, keepdim=True)
+    moved = others.double() - others.double().mean(dim=-1, keepdim=True)
+    return (centered - moved).norm(dim=-1) / centered.norm(dim=-1).clamp_min(1e-12)
+
+
+def divergence(logits: Any, others: Any) -> Any:
+    """KL(first || second) in nats of the distributions of two models, for logits (n, vocabulary): (n,)."""
+    first, second = logits.double().log_softmax(dim=-1), others.double().log_softmax(dim=-1)
+    return (first.exp() * (first - second)).sum(dim=-1)

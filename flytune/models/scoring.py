@@ -1,0 +1,194 @@
+"""Held-out samples, and what they cost a model: shared by training (the live model) and evaluation (the exported one)."""
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from tqdm import tqdm
+
+from flytune.errors import DataError, ExportError
+from flytune.records.dataset import Manifest
+
+IGNORED = -100
+"""The label of a token that the loss is not taken over."""
+GATE_SAMPLES = 8
+"""Held-out samples that the live model is scored on before export; the evaluation holds the export against them."""
+# Rows of logits that are turned to float32 at a time: 512 MB at a vocabulary of 128k.
+_LOGIT_ROWS = 1024
+RESAMPLES = 2000
+"""Of the bootstrap."""
+
+Row = dict[str, list[int]]
+"""One sample: input_ids and labels, equally long."""
+
+
+def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss") -> tuple[Any, Any]:
+    """What `rows` cost a causal language model, live or reloaded; reads no file.
+
+    Logits are computed only where some sample of the batch has a label, and turned to float32 a block at a time.
+    Under ZeRO-3 every rank must call it with the same rows.
+
+    Returns:
+        The negative log-likelihood of each row, summed over its tokens with a label, in nats (float64, shape (rows,)), and
+        the number of those tokens (int64, shape (rows,)). The first token of a row has nothing before it and is not scored.
+    """
+    import numpy
+    import torch
+
+    rows = list(rows)
+    nll, tokens = numpy.zeros(len(rows)), numpy.zeros(len(rows), dtype=numpy.int64)
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]["input_ids"]))
+    device = next(model.parameters()).device
+    slices = "logits_to_keep" in inspect.signature(_innermost(model).forward).parameters
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), tqdm(total=len(rows), desc=label, unit=" samples", delay=2) as bar:
+            for start in range(0, len(order), batch_size):
+                batch = order[start : start + batch_size]
+                input_ids = padded([rows[index]["input_ids"] for index in batch], pad_token_id).to(device)
+                mask = padded([[1] * len(rows[index]["input_ids"]) for index in batch], 0).to(device)
+                # Position p predicts token p + 1.
+                targets = padded([rows[index]["labels"] for index in batch], IGNORED).to(device)[:, 1:]
+                positions = (targets != IGNORED).any(dim=0).nonzero().flatten()
+                bar.update(len(batch))
+                if not len(positions):
+                    continue
+                # Numbers and not a tensor: the states that they index may lie on another GPU than the tokens.
+                keep = {"logits_to_keep": positions.tolist()} if slices else {}
+                logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False, **keep).logits
+                if not slices:
+                    logits = logits[:, positions]
+                targets = targets[:, positions].to(logits.device)
+                labelled = targets != IGNORED
+                # Row by row, and as they are where all are wanted: a copy is as large as the logits.
+                by_row = [
+                    _cross_entropy(row if wanted.all() else row[wanted], target[wanted])
+                    for row, target, wanted in zip(logits, targets, labelled, strict=True)
+                ]
+                losses = torch.cat(by_row).double().cpu().numpy()
+                owner = labelled.nonzero()[:, 0].cpu().numpy()
+                nll[batch] = numpy.bincount(owner, weights=losses, minlength=len(batch))
+                tokens[batch] = numpy.bincount(owner, minlength=len(batch))
+    finally:
+        model.train(was_training)
+    return nll, tokens
+
+
+def finite_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> tuple[Any, Any]:
+    """heldout_loss of the model that `label` names.
+
+    Raises:
+        ExportError: a loss is not finite.
+    """
+    import numpy
+
+    nll, tokens = heldout_loss(model, rows, pad_token_id, batch_size, f"{label}: loss")
+    if bad := numpy.flatnonzero(~numpy.isfinite(nll)).tolist():
+        raise ExportError(
+            f"{label}: the loss of held-out sample {bad[0]} is {nll[bad[0]]} ({len(bad)} of {len(nll)} are not finite): "
+            "its weights have diverged, or overflow in model.dtype; lower training.learning_rate, or use bfloat16"
+        )
+    return nll, tokens
+
+
+def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
+    """Loss per token of each column of `nll` (samples, models), with a 95 % percentile interval.
+
+    Whole samples are drawn with replacement (tokens of one sample are not independent), the same for all columns, so that
+    a column of differences is paired. Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Intervals of
+    fewer than about 20 samples are known to be too narrow; from a single one nothing follows, and the interval is unbounded.
+
+    Returns:
+        Points, lower and upper ends, in nats a token, one for each column.
+    """
+    import numpy
+
+    scored = tokens > 0
+    nll, tokens = nll[scored], tokens[scored]
+    points = nll.sum(axis=0) / tokens.sum()
+    samples = len(tokens)
+    if samples < 2:
+        unknown = [sys.float_info.max] * len(points)
+        return points.tolist(), [-end for end in unknown], unknown
+    draw = numpy.random.default_rng(seed)
+    losses: list[Any] = []
+    block = max(1, 2**22 // samples)
+    for start in range(0, resamples, block):
+        # How often each sample is drawn, instead of which: a resampled sum is then a matrix product.
+        counts = draw.multinomial(samples, [1 / samples] * samples, size=min(block, resamples - start))
+        losses.append(counts @ nll / (counts @ tokens)[:, None])
+    low, high = numpy.percentile(numpy.concatenate(losses), [2.5, 97.5], axis=0)
+    return points.tolist(), low.tolist(), high.tolist()
+
+
+def heldout_rows(dataset: Path, limit: int) -> list[Row]:
+    """The first `limit` held-out samples of a prepared data set, in stored order.
+
+    Raises:
+        DataError: the folder is not whole, or its held-out part has nothing to score.
+    """
+    import pyarrow.parquet
+
+    again = "prepare the data again"
+    try:
+        manifest = Manifest.read(dataset / "manifest.json")
+    except FileNotFoundError:
+        raise DataError(f"{dataset}: no manifest.json, so preparing it never finished; {again}") from None
+    except ValidationError as error:
+        raise DataError(f"{dataset}/manifest.json: not a manifest ({error.error_count()} mistakes); {again}") from None
+    rows: list[Row] = []
+    for shard in manifest.heldout.shards:
+        if len(rows) >= limit:
+            break
+        try:
+            table = pyarrow.parquet.read_table(dataset / shard.file, columns=["input_ids", "labels"])
+        except FileNotFoundError:
+            raise DataError(f"{dataset}: {shard.file} stands in manifest.json but is not there; {again}") from None
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {again}") from None
+        rows += table.slice(0, limit - len(rows)).to_pylist()
+    if not any(label != IGNORED for row in rows for label in row["labels"][1:]):
+        raise DataError(f"{dataset}: no held-out token to score; raise data.heldout_fraction or name data.heldout_path")
+    return rows
+
+
+def heldout_sources(dataset: Path, limit: int) -> list[str]:
+    """The source of each row that `heldout_rows` gives."""
+    import pyarrow.parquet
+
+    manifest = Manifest.read(dataset / "manifest.json")
+    numbers: list[int] = []
+    for shard in manifest.heldout.shards:
+        if len(numbers) < limit:
+            numbers += pyarrow.parquet.read_table(dataset / shard.file, columns=["source"])["source"].to_pylist()
+    return [manifest.sources[number].name for number in numbers[:limit]]
+
+
+def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:
+    """Rows of tokens as one tensor (rows, longest), filled up with `value` on the right, or on the left."""
+    import torch
+
+    width = max(len(row) for row in rows)
+    return torch.tensor([[value] * (width - len(row)) + row if left else row + [value] * (width - len(row)) for row in rows])
+
+
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    """Per token, in float32; `logits` (tokens, vocabulary)."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    if not len(targets):
+        return logits.new_zeros(0, dtype=torch.float32)
+    blocks = zip(logits.split(_LOGIT_ROWS), targets.split(_LOGIT_ROWS), strict=True)
+    return torch.cat([cross_entropy(part.float(), target, reduction="none") for part, target in blocks])
+
+
+def _innermost(model: Any) -> Any:
+    """The transformers model inside DDP or DeepSpeed's engine and PEFT."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,43 @@
+"""What a run may take of time or money, before it ends with what it has trained."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flytune.recipe.sections import Hardware
+
+
+class Budget(NamedTuple):
+    """Training time of all attempts together: from the start of each one's training task, loading and saving included.
+
+    Of an attempt that was killed it counts what its last checkpoint knows of. Preparing, export and evaluation are not in it.
+    """
+
+    seconds: float
+    name: str
+    """As the recipe has it."""
+
+    def words(self, step: int, spent: float) -> str:
+        """That it is used up after `step` optimizer steps and `spent` seconds."""
+        return f"{self.name} is used up after step {step}: {spent / 3600:.3g} of {self.seconds / 3600:.3g} hours"
+
+
+def of(wish: Hardware, price_per_hour: float) -> Budget | None:
+    """The scarcer of hardware.max_hours and hardware.max_price, on machines of that price; None where there is neither."""
+    found = []
+    if wish.max_hours is not None:
+        found.append(Budget(3600 * wish.max_hours, f"hardware.max_hours: {wish.max_hours:g}"))
+    if wish.max_price is not None and price_per_hour:
+        found.append(Budget(3600 * wish.max_price / price_per_hour, f"hardware.max_price: {wish.max_price:g}"))
+    return min(found, default=None)
+
+
+def shortfall(wish: Hardware, price_per_hour: float, hours: Sequence[float]) -> str | None:
+    """What to say of a plan whose `hours` (likely at least, the estimate, likely at most) the budget may not hold."""
+    budget = of(wish, price_per_hour)
+    if budget is None or not hours or hours[-1] * 3600 <= budget.seconds:
+        return None
+    share = budget.seconds / 3600 / hours[1]
+    ends = f"stops after about {share:.0%} of its steps" if share < 1 else "may stop before its last step"
+    return (
+        f"{budget.name} is {budget.seconds / 3600:.3g} hours, {hours[1]:.3g} are planned: training {ends}, loading not counted"
+    )

@@ -1,0 +1,167 @@
+"""A recipe on a shape: whether it can work there, with which micro batch, what it needs and how fast it is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flytune.data import collator
+from flytune.errors import RecipeError
+from flytune.estimates.step_time import StepTime
+from flytune.estimates.workload import Workload
+from flytune.hardware.shapes import GIB, Shape
+from flytune.models.geometry import Geometry
+from flytune.planning import requirements, workloads
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import STEP, TIGHT, Need
+from flytune.sharding import pair_problem, strategy_of
+
+# Samples in one forward pass at most: beyond it a step of the GPUs in shapes.yaml gains nothing but memory.
+MAX_MICRO_BATCH = 16
+# GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from all else that
+# the machine does, and fills short samples up to the longest of more (docs/measured.md, "Memory on a CPU").
+CPU_ACTIVATIONS_GIB = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A recipe on a shape with one micro batch."""
+
+    recipe: Recipe
+    shape: Shape
+    workload: Workload
+    needs: list[Need]
+    time: StepTime | None
+
+    @property
+    def share(self) -> float:
+        """Of the resource that is nearest to its end."""
+        return max(need.share for need in self.needs)
+
+    @property
+    def is_tight(self) -> bool:
+        return self.share > TIGHT
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all GPUs; 0 where no time can be told."""
+        return self.shape.world_size * self.time.tokens_per_second if self.time else 0.0
+
+    @property
+    def price_per_token(self) -> float:
+        """US dollars."""
+        rate = self.tokens_per_second
+        return self.shape.total_price_per_hour / 3600 / rate if rate else math.inf
+
+
+def on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
+    """The largest micro batch that fits on one shape, one that fits well before one that is tight; or why there is none."""
+    fits = each(recipe, shape, geometry)
+    if isinstance(fits, str):
+        return fits
+    held = [fit for fit in fits if fit.share <= 1]
+    well = [fit for fit in held if fit.needs[0].share <= TIGHT]
+    if is_modest(recipe, shape):
+        most = CPU_ACTIVATIONS_GIB * GIB
+        well = [fit for fit in well if fit.needs[0].phases[STEP].get("activations", 0) <= most] or well[-1:]
+    return next(iter([*well, *held]), None) or _lacks(fits[-1])
+
+
+def is_modest(recipe: Recipe, shape: Shape) -> bool:
+    """Return whether the micro batch is bounded by CPU_ACTIVATIONS_GIB too."""
+    return not shape.is_gpu and not recipe.training.per_device_train_batch_size
+
+
+def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
+    """A recipe on a shape with each micro batch that its global batch allows, largest first; or why there is none."""
+    if reason := _misfit(recipe, shape):
+        return reason
+    strategy = strategy_of(recipe)
+    share = recipe.training.global_batch_size // (strategy.processes(shape) * shape.nodes)
+    most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
+    fits = []
+    for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
+        work = workloads.workload(recipe, geometry, strategy, shape, micro_batch, share // micro_batch)
+        fits.append(Fit(recipe, shape, work, requirements.of(recipe, shape, work), workloads.time_of(work, shape)))
+    return fits
+
+
+def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """What is wrong with a recipe whatever the shape, a sentence each."""
+    problems = []
+    if pair := pair_problem(recipe):
+        problems.append(pair)
+    if "8bit" in recipe.training.optim and (reason := strategy_of(recipe).no_8bit_optimizer):
+        problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
+    if geometry.quantized and recipe.method.name == "full":
+        problems.append(
+            f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
+            "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
+        )
+    if recipe.data.packing and (reason := collator.refusal(geometry.model_type, recipe.model.trust_remote_code)):
+        problems.append(f"data.packing: {reason}")
+    if recipe.model.dtype == "float16" and geometry.dtype == "bfloat16":
+        problems.append(
+            f"model.dtype: float16, but {recipe.model.name_or_path} was trained in bfloat16, whose range float16 does not "
+            "have (its activations overflow); use bfloat16 or float32"
+        )
+    if recipe.model.dtype == "float32" and recipe.model.attn_implementation.startswith("flash"):
+        problems.append("model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype")
+    name = recipe.model.name_or_path
+    if recipe.model.revision is not None and (name.startswith((".", "/", "~")) or "://" in name):
+        problems.append("model.revision: only models on the hub have one; a folder or address is what it is")
+    return problems
+
+
+def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
+    """The shapes that the recipe's wishes allow, cheapest first as they come."""
+    wish, names = recipe.hardware, [shape.name for shape in shapes]
+    if wish.shape != "auto" and wish.shape not in names:
+        raise RecipeError(f"hardware.shape: {wish.shape}: no such row in shapes.yaml; there are {', '.join(names)}")
+    allowed = [
+        shape
+        for shape in shapes
+        if wish.shape in ("auto", shape.name)
+        and wish.accelerator in (None, shape.accelerator)
+        and wish.spot in (None, shape.spot)
+        and (wish.max_price_per_hour is None or shape.total_price_per_hour <= wish.max_price_per_hour)
+        # A cpu shape is for those who ask for it: it is cheapest, and never what a rented run is meant for.
+        and (shape.is_gpu or "cpu" in (wish.accelerator, shape.accelerator if wish.shape == shape.name else None))
+    ]
+    if not allowed:
+        wishes = ", ".join(f"{key} {value}" for key, value in wish.model_dump(exclude_defaults=True).items()) or "a GPU"
+        raise RecipeError(f"hardware: no row of shapes.yaml has {wishes}; there are {', '.join(names)}")
+    return allowed
+
+
+def _misfit(recipe: Recipe, shape: Shape) -> str | None:
+    """Why a recipe cannot run on a shape whatever its size, if it cannot."""
+    strategy = strategy_of(recipe)
+    if misfit := strategy.misfit(recipe, shape):
+        return f"{strategy.name} {misfit}"
+    if recipe.model.dtype == "bfloat16" and not shape.bf16:
+        return f"{shape.accelerator} does not compute in bfloat16"
+    if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:
+        return "FlashAttention needs a GPU"
+    if shape.nodes > 1 and recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
+        return (
+            f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
+            "is mounted into all pods (/mnt/...), an address (s3://...), or leave checkpoints.save_steps out"
+        )
+    world_size = strategy.processes(shape) * shape.nodes
+    batch = recipe.training.global_batch_size
+    if batch % world_size:
+        below = batch // world_size * world_size
+        near = f"{below} or {below + world_size}" if below else str(world_size)
+        return f"global_batch_size {batch} is no multiple of its {world_size} processes; {near} would be"
+    return None
+
+
+def _lacks(fit: Fit) -> str:
+    """What is missing of the scarcest resource."""
+    need = max(fit.needs, key=lambda need: need.share)
+    name, size = need.largest
+    return (
+        f"{-need.margin_bytes / GIB:.1f} GiB of {need.resource} missing: needs {need.peak_bytes / GIB:.1f} "
+        f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, with micro batch "
+        f"{fit.workload.micro_batch}"
+    )

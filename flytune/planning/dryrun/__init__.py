@@ -1,0 +1,67 @@
+"""The dry run: peak memory of a training step from the real model code, without weights and without a GPU.
+
+The model, PEFT's adapters, FSDP2 at the true number of processes, checkpointing, TRL's loss, clipping and AdamW run on
+tensors that have sizes and no memory (torch's FakeTensorMode), while a ledger writes down which storages live. What cannot
+be run so comes from the closed form in flytune/memory.py.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from flytune.errors import RecipeError
+from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
+from flytune.recipe.recipe import Recipe
+from flytune.sharding import strategy_of
+
+__all__ = ["Case", "DryRun", "Profile", "Storage", "refusal", "run"]
+
+SHARDINGS = ("none", "fsdp")
+
+
+def refusal(recipe: Recipe) -> str | None:
+    """Why there is no dry run of a recipe; None where there is one."""
+    if recipe.method.name == "qlora":
+        return "4-bit layers (bitsandbytes) do not run on fake tensors"
+    if recipe.sharding.name not in SHARDINGS:
+        return f"sharding {recipe.sharding.name} does not run on fake tensors; {' and '.join(SHARDINGS)} do"
+    if "8bit" in strategy_of(recipe).optimizer(recipe):
+        return "8-bit optimizers (bitsandbytes) do not run on fake tensors"
+    if recipe.training.torch_compile:
+        return "compiled layers are other operations than the ones written down"
+    return None
+
+
+def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile: Profile | None = None) -> DryRun:
+    """Bytes of one rank in each phase of training, and what they are of at the peak; in seconds, of which ten are imports.
+
+    A process of its own does it: libraries are patched there, and a process group of ranks that do not exist is started.
+
+    Args:
+        config: folder with the base model's config.json.
+        world_size: processes, as the strategy starts them.
+        micro_batch: samples of recipe.data.max_length tokens in one forward pass.
+        profile: what another framework does otherwise.
+
+    Raises:
+        RecipeError: the recipe has no dry run (see `refusal`), or its model cannot be built from `config`.
+    """
+    if reason := refusal(recipe):
+        raise RecipeError(f"recipe {recipe.name}: no dry run: {reason}; the closed form plans it")
+    case = Case(recipe=recipe, config=str(config), world_size=world_size, micro_batch=micro_batch, profile=profile or Profile())
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "flytune.planning.dryrun"],
+        input=case.model_dump_json(),
+        capture_output=True,
+        text=True,
+        # Compiling parts of the loss and of the hooks would take a third of the time, and gain nothing without arithmetic.
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RecipeError(f"recipe {recipe.name}: no dry run of the model in {config}: {last[:300]}; the closed form plans it")
+    answer = DryRun.model_validate_json(done.stdout)
+    return answer.model_copy(update={"seconds": time.monotonic() - started})

@@ -1,0 +1,62 @@
+"""The second engine: a plan's GPU memory from the model's own code on tensors without memory (flytune/planning/dryrun)."""
+
+from flytune.errors import DoesNotFit, RecipeError
+from flytune.estimates.memory import GIB
+from flytune.hardware.shapes import shape_named
+from flytune.models.geometry import config_file, read_geometry
+from flytune.planning import candidates, dryrun
+from flytune.planning.candidates import Fit
+from flytune.planning.dryrun import DryRun
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import FIRST_STEP, LOAD, STEP, Need, Plan
+
+_NOT_ALLOCATED = ("CUDA context", "NCCL", "fragmentation")
+
+
+def confirmed(recipe: Recipe, plan: Plan) -> Plan:
+    """The plan with GPU memory as the dry run tells it, at its micro batch or the largest smaller one that fits.
+
+    Raises:
+        RecipeError: the recipe has no dry run; the message says why (4-bit layers, DeepSpeed).
+        DoesNotFit: not even one sample at a time fits by the dry run.
+    """
+    shape = shape_named(plan.shape)
+    if not shape.is_gpu:
+        raise RecipeError(f"--dry-run: {plan.shape} has no GPU, and the dry run tells GPU memory")
+    folder = config_file(recipe.model).parent
+    fits = candidates.each(recipe, shape, read_geometry(recipe.model))
+    assert not isinstance(fits, str), "it has a plan"
+    for fit in fits:
+        if (micro_batch := fit.workload.micro_batch) > plan.per_device_train_batch_size:
+            continue
+        traced = dryrun.run(recipe, folder, plan.world_size, micro_batch)
+        need = _need(fit.needs[0], traced)
+        if need.share <= 1:
+            changes = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": fit.workload.accumulation}
+            return plan.model_copy(
+                update=changes | {"needs": [need, *fit.needs[1:]], "reasons": [*plan.reasons, _said(fit, traced)]}
+            )
+    raise DoesNotFit(
+        f"recipe {recipe.name}: {plan.shape}: {-need.margin_bytes / GIB:.1f} GiB of {need.resource} missing by the dry run, "
+        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), where the closed form had it fit: shard "
+        "or offload more, or lower data.max_length"
+    )
+
+
+def _need(told: Need, traced: DryRun) -> Need:
+    beside = {phase: {name: table[name] for name in _NOT_ALLOCATED if name in table} for phase, table in told.phases.items()}
+    first = max(size for phase, size in traced.phases.items() if phase.startswith("first step"))
+    phases = dict(told.phases)
+    phases[LOAD] = {"parameters": traced.phases["load"]} | beside[LOAD]
+    phases[FIRST_STEP] = {"all of the step's peak": first} | beside[FIRST_STEP]
+    phases[STEP] = traced.kinds | beside[STEP]
+    return told.model_copy(update={"phases": phases, "engine": "dry run"})
+
+
+def _said(fit: Fit, traced: DryRun) -> str:
+    table = fit.needs[0].phases[STEP]
+    closed = sum(size for name, size in table.items() if name not in _NOT_ALLOCATED)
+    return (
+        f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in {traced.peak_module}), the "
+        f"closed form has {closed / GIB:.2f}; {traced.seconds:.0f} s"
+    )

@@ -1,0 +1,68 @@
+"""The machine that evaluates: one node, which must hold the model that was trained over several."""
+
+import logging
+from typing import NamedTuple
+
+from flytune.errors import DoesNotFit
+from flytune.estimates.model_states import QUANTIZED
+from flytune.hardware.shapes import GIB, Shape, load_shapes, shape_named
+from flytune.models.geometry import Geometry, read_geometry
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import Plan
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.9
+"""Of the memory, for weights; the rest is for activations, logits, and what the libraries hold."""
+
+
+class Room(NamedTuple):
+    """Bytes for weights on one node."""
+
+    gpus: float
+    host: float
+
+
+def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
+    """The row of which one node evaluates: evaluation.shape, else the plan's.
+
+    Raises:
+        DoesNotFit: it cannot hold the model, GPUs and host memory together; 4-bit weights must lie on the GPUs.
+        RecipeError: there is no such row.
+    """
+    shape = shape_named(recipe.evaluation.shape or plan.shape)
+    needed = weights(recipe, read_geometry(recipe.model) if geometry is None else geometry)
+    room = _room(shape)
+    if needed > _usable(recipe, shape):
+        others = [one.name for one in load_shapes() if needed <= _usable(recipe, one)]
+        raise DoesNotFit(
+            f"recipe {recipe.name}: evaluation: one node of {shape.name} has {_usable(recipe, shape) / GIB:.1f} GiB for "
+            f"weights, and the model takes {needed / GIB:.1f}; "
+            + (f"write evaluation.shape: {others[0]}" if others else "no row of shapes.yaml is large enough: add one")
+        )
+    if shape.is_gpu and needed > room.gpus:
+        log.warning(
+            "evaluation: %.1f GiB of weights on one node of %s, whose GPUs have %.1f for them: the rest lies in host memory, "
+            "which is slow; evaluation.shape may name a larger row",
+            needed / GIB,
+            shape.name,
+            room.gpus / GIB,
+        )
+    return shape
+
+
+def weights(recipe: Recipe, geometry: Geometry) -> float:
+    """Bytes of the model as it is evaluated: in model.dtype, with qlora in 4 bits with all else in float32."""
+    if recipe.method.name != "qlora":
+        return float(geometry.parameters * (4 if recipe.model.dtype == "float32" else 2))
+    return geometry.linear_parameters * QUANTIZED["nf4_double"] + (geometry.parameters - geometry.linear_parameters) * 4
+
+
+def _usable(recipe: Recipe, shape: Shape) -> float:
+    room = _room(shape)
+    return room.gpus if shape.is_gpu and recipe.method.name == "qlora" else sum(room)
+
+
+def _room(shape: Shape) -> Room:
+    gpus = shape.processes * shape.gpu_memory_gib if shape.is_gpu else 0.0
+    return Room(SHARE * gpus * GIB, SHARE * (shape.memory_gib - shape.shared_memory_gib) * GIB)

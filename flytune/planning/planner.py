@@ -1,0 +1,125 @@
+"""What follows from a recipe: shape, world size, micro batch, accumulation, memory, time; or why nothing can."""
+
+from collections.abc import Sequence
+
+from flytune.data import order
+from flytune.errors import DoesNotFit, RecipeError
+from flytune.estimates import step_time
+from flytune.hardware.shapes import Shape, load_shapes
+from flytune.models import initial_adapter
+from flytune.models.geometry import Geometry, read_geometry
+from flytune.planning import budget, candidates, ranking, requirements, save_interval, workloads
+from flytune.planning.calibration import load_factors
+from flytune.planning.candidates import Fit
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.sections import Hardware
+from flytune.records.plan import Calibration, Plan
+from flytune.sharding import strategy_of
+
+
+def make(
+    recipe: Recipe, shapes: Sequence[Shape] | None = None, geometry: Geometry | None = None, samples: int | None = None
+) -> Plan:
+    """The plan of a recipe on the shape that costs least an hour of those that fit and that its hardware wishes allow.
+
+    Args:
+        samples: that training will have, where that is known; hours and price of the run follow from it.
+
+    Raises:
+        RecipeError: method, sharding, dtype or wishes that cannot work, whatever the machine.
+        DoesNotFit: a line for each shape that was looked at, with what it lacks.
+    """
+    shapes = load_shapes() if shapes is None else shapes
+    geometry = read_geometry(recipe.model) if geometry is None else geometry
+    if problems := [*candidates.impossible(recipe, geometry), *initial_adapter.problems(recipe)]:
+        raise RecipeError.of(f"recipe {recipe.name}", problems)
+    refusals = []
+    for shape in candidates.wished(recipe, shapes):
+        found = candidates.on(recipe, shape, geometry)
+        if isinstance(found, Fit):
+            return plan_of(found, samples)
+        refusals.append(f"{shape.name}: {found}")
+    lines = [*refusals, ranking.change_that_fits(recipe, shapes, geometry)]
+    raise DoesNotFit("\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)]))
+
+
+def rank(
+    recipe: Recipe, by: ranking.By, shapes: Sequence[Shape] | None = None, geometry: Geometry | None = None
+) -> ranking.Ranking:
+    """Every way to run the recipe's method on every shape that its wishes but for hardware.shape allow, best first.
+
+    Raises:
+        RecipeError: the method cannot work on this model, or no shape has what is wished.
+        DoesNotFit: nothing fits; what is missing on each shape for the recipe as it is.
+    """
+    shapes = load_shapes() if shapes is None else shapes
+    geometry = read_geometry(recipe.model) if geometry is None else geometry
+    anywhere = on_shape(recipe, "auto")
+    found = ranking.rank(anywhere, shapes, geometry, by)
+    if not found.fits:
+        make(anywhere, shapes, geometry)
+    return found
+
+
+def on_shape(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with another hardware.shape; a named one stands for all other wishes but the budget."""
+    wish = recipe.hardware
+    named = Hardware(shape=name, max_hours=wish.max_hours, max_price=wish.max_price)
+    wish = wish.model_copy(update={"shape": name}) if name == "auto" else named
+    return recipe.model_copy(update={"hardware": wish})
+
+
+def plan_of(fit: Fit, samples: int | None = None) -> Plan:
+    """The record of it."""
+    recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
+    processes = strategy_of(recipe).processes(shape)
+    world_size = processes * shape.nodes
+    batch = recipe.training.global_batch_size
+    assert work.micro_batch * work.accumulation * world_size == batch
+    most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
+    low, high = step_time.likely(work, time) if time else (0.0, 0.0)
+    steps = recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples)
+    hour = step_time.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
+    hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
+    short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
+    measured = load_factors().get(shape.name)
+    calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
+    lost = save_interval.planned(recipe, shape, requirements.CHECKPOINT * work.trained, time.seconds) if time else None
+    return Plan(
+        recipe=recipe.name,
+        key=recipe.key(),
+        shape=shape.name,
+        accelerator=shape.accelerator,
+        nodes=shape.nodes,
+        processes=processes,
+        world_size=world_size,
+        global_batch_size=batch,
+        per_device_train_batch_size=work.micro_batch,
+        gradient_accumulation_steps=work.accumulation,
+        needs=fit.needs,
+        total_parameters=work.geometry.parameters,
+        trained_parameters=work.trained,
+        price_per_hour=shape.total_price_per_hour,
+        step_seconds=workloads.parts_of(time) if time else {},
+        tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)] if time else [],
+        steps=steps,
+        hours=hours,
+        interruptions=lost,
+        calibration=calibration,
+        reasons=[
+            f"shape {shape.name}: "
+            + ("as the recipe says" if recipe.hardware.shape != "auto" else "of those that fit, it costs least an hour"),
+            f"micro batch {work.micro_batch}: of those up to {most} that divide {batch // world_size} samples a process, the "
+            "largest that fits"
+            + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
+            f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
+            *([save_interval.words(lost)] if lost else []),
+            *([short] if short else []),
+            *([_calibrated(calibration)] if calibration else []),
+        ],
+    )
+
+
+def _calibrated(factor: Calibration) -> str:
+    runs = "1 run" if factor.runs == 1 else f"{factor.runs} runs"
+    return f"calibrated by {runs} on this shape (calibration.yaml): memory x {factor.memory:.2f}, speed x {factor.speed:.2f}"

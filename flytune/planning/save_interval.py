@@ -1,0 +1,113 @@
+"""How often to save: what a save costs against what an interruption loses.
+
+Young, "A first order approximation to the optimum checkpoint interval" (1974); Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps" (2006), equation 37.
+"""
+
+import math
+from typing import NamedTuple
+
+from flytune.hardware.shapes import Shape
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import Interruptions
+
+GPU_INTERRUPTIONS_PER_HOUR = 419 / (54 * 24 * 16_384)
+"""Of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)."""
+SPOT_INTERRUPTIONS_PER_HOUR = 0.05
+"""Of one spot node: a guess of one in 20 hours, for rows that do not say interruptions_per_hour."""
+
+
+WRITE_RATE = 1e9
+"""Bytes a second that a node writes of a checkpoint: assumed of an NVMe disk, until a run has measured its own."""
+RESTART_SECONDS = 600.0
+"""From an interruption to the next step: assumed of machines that come up, an image that is there, weights that are read."""
+
+
+def interruptions_per_hour(shape: Shape) -> float:
+    """Of the whole shape: its row's, or what such machines are likely to have."""
+    if shape.interruptions_per_hour is not None:
+        return shape.interruptions_per_hour
+    if shape.spot:
+        return shape.nodes * SPOT_INTERRUPTIONS_PER_HOUR
+    return shape.world_size * GPU_INTERRUPTIONS_PER_HOUR
+
+
+def young(save_seconds: float, interruptions_per_hour: float) -> float:
+    """Seconds of training between two saves, to first order: sqrt(2 x save x mean time between interruptions)."""
+    if interruptions_per_hour == 0:
+        return math.inf
+    return math.sqrt(2 * save_seconds * 3600 / interruptions_per_hour)
+
+
+def best_interval(save_seconds: float, interruptions_per_hour: float) -> float:
+    """Seconds of training between two saves that lose least: Daly's; the mean time itself where a save takes twice as long."""
+    if interruptions_per_hour == 0:
+        return math.inf
+    mean = 3600 / interruptions_per_hour
+    if save_seconds >= 2 * mean:
+        return mean
+    ratio = save_seconds / (2 * mean)
+    return young(save_seconds, interruptions_per_hour) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
+
+
+class Loss(NamedTuple):
+    """What interruptions and saves are expected to cost."""
+
+    hours_per_interruption: float
+    """Trained again, and waited for."""
+    share_of_run: float
+    """Of the run's time: saves, what is trained again, restarts."""
+
+
+def expected_loss(
+    interval_seconds: float, save_seconds: float, interruptions_per_hour: float, restart_seconds: float = 0.0
+) -> Loss:
+    """The loss of saving every `interval_seconds` of training, where a restart takes `restart_seconds` (machines, load).
+
+    An interruption comes anywhere between two saves, so that half of what lies between them is lost (first order, as Young's:
+    good while interruptions are rarer than saves). With an interval of inf nothing is saved, and each starts over.
+    """
+    if math.isinf(interval_seconds):
+        return Loss(math.inf if interruptions_per_hour else 0.0, 1.0 if interruptions_per_hour else 0.0)
+    hours = ((interval_seconds + save_seconds) / 2 + restart_seconds) / 3600
+    saving = save_seconds / (interval_seconds + save_seconds)
+    return Loss(hours, min(1.0, saving + hours * interruptions_per_hour))
+
+
+def planned(recipe: Recipe, shape: Shape, checkpoint_bytes: float, step_seconds: float) -> Interruptions:
+    """What a run that saves as its recipe says is expected to lose, where a checkpoint of all nodes has so many bytes."""
+    per_hour, save_seconds = interruptions_per_hour(shape), checkpoint_bytes / shape.nodes / WRITE_RATE
+    best, steps = best_interval(save_seconds, per_hour), recipe.checkpoints.save_steps
+    interval = best if steps == "auto" else steps * step_seconds if steps else math.inf
+    lost = expected_loss(interval, save_seconds, per_hour, RESTART_SECONDS)
+    return Interruptions(
+        per_hour=per_hour,
+        save_seconds=save_seconds,
+        interval_seconds=interval if math.isfinite(interval) else None,
+        best_interval_seconds=best if math.isfinite(best) else None,
+        hours_lost_each=lost.hours_per_interruption if steps else None,
+        share_lost=lost.share_of_run if steps else 0.0,
+    )
+
+
+def words(found: Interruptions) -> str:
+    """The same in a sentence."""
+    often = (
+        f"an interruption is expected every {_hours(3600 / found.per_hour)}"
+        if found.per_hour
+        else "no interruption is expected"
+    )
+    best = f"a save every {_hours(found.best_interval_seconds)}" if found.best_interval_seconds else "none"
+    if found.interval_seconds is None and found.per_hour:
+        return f"{often}, and loses the whole run: checkpoints.save_steps is not set (auto: {best})"
+    if found.interval_seconds is None:
+        return often
+    each = _hours((found.hours_lost_each or 0.0) * 3600)
+    lost = f"{found.share_lost:.2%} of the run is lost to saves and interruptions, {each} by each"
+    guess = f"auto: {best}, guessed at {found.save_seconds:.0f} s a save"
+    return f"{often}; saving every {_hours(found.interval_seconds)}, {lost} ({guess})"
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours" if hours >= 1 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,182 @@
+"""A plan, and a ranking of all of them, as a terminal shows them."""
+
+import io
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from flytune.console import tables
+from flytune.hardware.shapes import GIB
+from flytune.planning import ranking as planning_ranking
+from flytune.planning.calibration import Factor
+from flytune.planning.ranking import By, Ranking
+from flytune.recipe.recipe import Recipe
+from flytune.records.comparison import Comparison
+from flytune.records.plan import Need, Plan
+
+ROWS = 12
+"""Of a ranking that are shown."""
+_COLORS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+
+
+def show(plan: Plan, console: Console) -> None:
+    """What it needs by phase, whether that fits, how long it takes and what it costs."""
+    tables.show(_memory(plan.memory, f"{plan.recipe} on {plan.shape}: {plan.memory.resource}, GiB by phase"), console)
+    tables.show(_resources(plan), console)
+    binding = plan.binding
+    console.print(
+        f"[bold {_COLORS[plan.verdict]}]{plan.verdict}[/]: {binding.resource} is the scarcest, {_gib(binding.margin_bytes)} "
+        f"GiB ({1 - binding.share:.0%}) to spare in the phase {binding.peak_phase}, most of it {binding.largest[0]}",
+        highlight=False,
+    )
+    console.print(
+        f"{plan.nodes} x {plan.processes} processes ({plan.accelerator}), ${plan.price_per_hour:.2f} an hour; trains "
+        f"{plan.trained_parameters / 1e6:,.1f}M of {plan.total_parameters / 1e6:,.1f}M parameters",
+        highlight=False,
+    )
+    if plan.tokens_per_second:
+        _show_time(plan, console)
+    for reason in plan.reasons:
+        console.print(f"- {reason}", highlight=False)
+
+
+def as_html(plan: Plan) -> str:
+    """The same for Flyte's console: a page that needs nothing else."""
+    console = Console(record=True, file=io.StringIO(), width=120)
+    show(plan, console)
+    return console.export_html(inline_styles=True)
+
+
+def _memory(need: Need, title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_footer=True)
+    table.add_column(f"by the {need.engine}", footer="needed")
+    for phase, parts in need.phases.items():
+        table.add_column(phase, justify="right", footer=_gib(sum(parts.values())))
+    for name in need.components:
+        table.add_row(name, *(_gib(parts.get(name, 0)) for parts in need.phases.values()))
+    return table
+
+
+def _resources(plan: Plan) -> Table:
+    table = Table(title="all resources, GiB by phase", title_justify="left", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in (*plan.memory.phases, "has", "used"):
+        table.add_column(column, justify="right", no_wrap="step" not in column)
+    for need in plan.needs:
+        phases = (sum(need.phases.get(phase, {}).values()) for phase in plan.memory.phases)
+        sizes = (f"{size / GIB:,.1f}" if 0 < size < 100 * GIB else _gib(size) for size in (*phases, need.available_bytes))
+        table.add_row(need.resource, *sizes, f"{need.share:.0%}")
+    return table
+
+
+def _show_time(plan: Plan, console: Console) -> None:
+    seconds = sum(plan.step_seconds.values())
+    table = Table(title="forecast of one step", title_justify="left", show_footer=True)
+    table.add_column("part", footer="a step")
+    table.add_column("seconds", justify="right", footer=f"{seconds:.2f}")
+    for part, taken in sorted(plan.step_seconds.items(), key=lambda item: -item[1]):
+        table.add_row(part, f"{taken:.3f}")
+    tables.show(table, console)
+    low, rate, high = plan.tokens_per_second
+    console.print(
+        f"{rate:,.0f} tokens a second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
+        f"{1e9 / rate / 3600:,.1f} hours and cost {_dollars(plan.price_per_billion_tokens or 0.0)}",
+        highlight=False,
+    )
+    if plan.hours:
+        hours = [_duration(value) for value in plan.hours]
+        price = [_dollars(value) for value in plan.price]
+        console.print(
+            f"[bold]{plan.steps:,} steps take {hours[1]} and cost {price[1]}[/] (likely {hours[0]} to {hours[2]}, "
+            f"{price[0]} to {price[2]}), every sample as long as data.max_length; without start-up, loading and saving",
+            highlight=False,
+        )
+    else:
+        console.print("hours and price of the run: say how many samples it has (--samples)", highlight=False)
+
+
+def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, console: Console) -> None:
+    """The best ways to run it, a line each, and what the second would cost."""
+    order = "cheapest first" if by == "price" else "fastest first"
+    table = Table(title=f"{recipe.name}, {order}", title_justify="left", pad_edge=False)
+    for column in ("shape", "sharding"):
+        table.add_column(column, no_wrap=True)
+    for column in ("recomputes", "micro", "GiB", "tokens/s", "$/1e9"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for fit, plan in zip(ranking.fits, plans, strict=False):
+        sharding = fit.recipe.sharding
+        table.add_row(
+            plan.shape,
+            sharding.name + (f" {sharding.offload}" if sharding.offload != "none" else ""),
+            "yes" if fit.recipe.training.activation_checkpointing else "no",
+            f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps}",
+            f"{plan.memory.peak_bytes / GIB:.1f}" + (" tight" if plan.verdict == "tight" else ""),
+            f"{plan.tokens_per_second[1]:,.0f}" if plan.tokens_per_second else "not known",
+            _dollars(plan.price_per_billion_tokens) if plan.price_per_billion_tokens else "",
+        )
+    tables.show(table, console)
+    said = (
+        f"{ranking.looked_at:,} candidates in {ranking.seconds:.1f} s; {ranking.ways:,} ways fit, at most two a shape are shown"
+    )
+    change = planning_ranking.changes(recipe, ranking.fits[0].recipe.model_copy(update={"hardware": recipe.hardware}))
+    console.print(
+        f"{said}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
+        highlight=False,
+    )
+    if runner_up := _runner_up(plans):
+        console.print(runner_up, highlight=False)
+
+
+def _runner_up(plans: list[Plan]) -> str:
+    """What the best way on another shape would cost; the first run's hours and price where they are known."""
+    first, second = plans[0], next((plan for plan in plans if plan.shape != plans[0].shape), plans[0])
+    if second is first:
+        return ""
+    if not (first.price_per_billion_tokens and second.price_per_billion_tokens):
+        return ""
+    price, time = second.price_per_billion_tokens, first.tokens_per_second[1] / second.tokens_per_second[1]
+    run = "the run"
+    if first.hours and second.hours:
+        run = f"the run, of {_duration(first.hours[1])} for {_dollars(first.price[1])},"
+    return (
+        f"On the runner-up among shapes, {second.shape}, {run} would cost {price / first.price_per_billion_tokens:.2f} times "
+        f"as much and take {time:.2f} times as long."
+    )
+
+
+def ranking_json(recipe: Recipe, ranking: Ranking, plans: list[Plan]) -> str:
+    """The same for programs: a list, best first, of what to change in the recipe and the plan that follows."""
+    ways = [
+        {"change": planning_ranking.changes(recipe, fit.recipe), "plan": plan.model_dump()}
+        for fit, plan in zip(ranking.fits, plans, strict=False)
+    ]
+    return json.dumps({"looked_at": ranking.looked_at, "seconds": ranking.seconds, "ways": ways}, indent=2)
+
+
+def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], console: Console) -> None:
+    """Each run, measured over planned; and the factors that follow."""
+    table = Table(title="measured, of what was planned", title_justify="left")
+    for column in ("run", "shape", "peak GiB", "planned", "memory", "speed", ""):
+        table.add_column(column)
+    for one in comparisons:
+        measured, planned = (max(sizes.values(), default=0) for sizes in (one.measured_bytes, one.planned_bytes))
+        ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (one.memory_ratio, one.speed_ratio)]
+        used = "" if one.full_length else "left out: shorter than planned"
+        table.add_row(one.recipe, one.shape, _gib(measured), _gib(planned), *ratios, used)
+    tables.show(table, console)
+    for row in rows:
+        console.print(f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})", highlight=False)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.2f}" if 0 < size < 100 * GIB else f"{size / GIB:,.0f}" if size else ""
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+
+
+def _dollars(value: float) -> str:
+    return f"${value:,.0f}" if value >= 100 else f"${value:,.2f}"

@@ -1,0 +1,230 @@
+"""Local files and folders that a recipe names, which a cluster's pods do not have: found, counted, replaced by addresses."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flytune.data import harness_tasks, sources, windows
+from flytune.errors import DataError, RecipeError
+from flytune.hardware.cluster import load_cluster
+from flytune.hardware.shapes import GIB
+from flytune.models import base, initial_adapter, remote
+from flytune.recipe.recipe import Recipe
+from flytune.schema import dotted
+
+LIMIT_GIB = 20.0
+"""Upper limit of one submission's uploads, in GiB; where more is needed, the variable LIMIT_VARIABLE says how much."""
+LIMIT_VARIABLE = "FLYTUNE_UPLOAD_GIB"
+LARGEST_FILE_GIB = 5
+"""Largest file that S3 takes by a signed address, in GiB."""
+
+Location = tuple[int | str, ...]
+Change = Callable[[Location, str, str], str]
+"""Function of a path's place in the recipe, its field, and the path; it returns what is put there."""
+
+
+class Local(NamedTuple):
+    """One local file or folder."""
+
+    field: str
+    key: str
+    """The recipe's dotted name for its place: data.sources[0].path of the field data.sources.path."""
+    path: str
+    """The path as the recipe has it."""
+    name: str
+    """The last part of its address."""
+    files: dict[str, Path]
+    """Files by name below the folder; a file alone is named by the empty text."""
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files.values())
+
+
+def found(content: Any, limit_gib: float = LIMIT_GIB) -> list[Local]:
+    """List all that the content of a recipe, or of a sweep's changes to one, names on this machine, each once.
+
+    Raises:
+        RecipeError: all mistakes at once: what is missing, is no data or model, or is too large.
+    """
+    made: dict[tuple[str, str], Local] = {}
+    problems: list[str] = []
+
+    def note(loc: Location, field: str, path: str) -> str:
+        if (field, path) not in made:
+            try:
+                files = _FIELDS[field](path, dotted(loc))
+                name = _plain(_place(path).name)
+                made[field, path] = Local(field, dotted(loc), path, name, _renamed(files, dotted(loc), field))
+            except (RecipeError, DataError, OSError) as error:
+                problems.append(str(error))
+        return path
+
+    replaced(content, note)
+    problems += _too_large(list(made.values()), limit_gib)
+    if problems:
+        raise RecipeError.of("local files that pods would not have", problems)
+    return list(made.values())
+
+
+def whole(path: str, key: str, limit_gib: float = LIMIT_GIB) -> Local:
+    """Return a file or folder with all that is in it, given as an input of its own.
+
+    Raises:
+        RecipeError: it is not there, or too large.
+    """
+    place = _place(path)
+    files = {"": place} if place.is_file() else harness_tasks.all_files(place)
+    if not files:
+        raise RecipeError(f"{key}: {path}: no such file, nor a folder of files (seen from {Path.cwd().name}/)")
+    local = Local(key, key, path, _plain(place.name), _renamed(files, key, key))
+    if problems := list(_too_large([local], limit_gib)):
+        raise RecipeError.of("local files that pods would not have", problems)
+    return local
+
+
+def replaced(content: Any, change: Change, loc: Location = ()) -> Any:
+    """Return the content with `change` made to each local path in it."""
+    if isinstance(content, str):
+        # A sweep's changes are lists of such content, and its grid has a list for each field.
+        field = re.sub(r"\[\d+\]", "", dotted(loc)).lstrip(".")
+        return change(loc, field, content) if field in _FIELDS and is_local(field, content) else content
+    if isinstance(content, Mapping):
+        return {key: replaced(value, change, (*loc, key)) for key, value in content.items()}
+    if isinstance(content, list):
+        return [replaced(value, change, (*loc, index)) for index, value in enumerate(content)]
+    return content
+
+
+def of_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the content of a recipe that is uploaded: without a folder of tasks, where no task is asked."""
+    content = recipe.model_dump()
+    if not recipe.evaluation.tasks:
+        content["evaluation"]["include_path"] = None
+    return content
+
+
+def refuse(recipe: Recipe, where: str) -> None:
+    """Refuse local paths where nothing uploads them.
+
+    Raises:
+        RecipeError: the recipe has some.
+    """
+    problems: list[str] = []
+
+    def note(loc: Location, field: str, path: str) -> str:
+        problems.append(f"{dotted(loc)}: {path}: a path of this machine, which no pod has; name an address (s3://...)")
+        return path
+
+    replaced(of_recipe(recipe), note)
+    if problems:
+        raise RecipeError.of(where, problems)
+
+
+def is_local(field: str, path: str) -> bool:
+    """Tell whether it is a path of this machine: no address, no id of the hub, and not below what pods have mounted."""
+    if "://" in path and not path.startswith("file://"):
+        return False
+    place = _place(path)
+    if any(place.is_relative_to(mounted) for mounted in load_cluster().mounted):
+        return False
+    if field != "model.name_or_path" or place.is_dir():
+        return True
+    return base.is_path(path)
+
+
+def _place(path: str) -> Path:
+    return Path(os.path.abspath(Path(path.removeprefix("file://")).expanduser()))
+
+
+def _too_large(made: list[Local], limit_gib: float) -> Iterator[str]:
+    for one in made:
+        for name, file in one.files.items():
+            if file.stat().st_size > LARGEST_FILE_GIB * GIB:
+                shown = f"{one.path}/{name}".rstrip("/")
+                yield (
+                    f"{one.key}: {shown}: {_gib(file.stat().st_size)}, and a file that is uploaded has {LARGEST_FILE_GIB} GiB "
+                    "at most; copy it to an address that pods can read (s3://...), and name that"
+                )
+    if (total := sum(one.size for one in made)) > limit_gib * GIB:
+        parts = ", ".join(f"{one.key} {one.path} ({_gib(one.size)})" for one in made)
+        yield (
+            f"{_gib(total)} to upload, and the limit is {limit_gib:g} GiB: {parts}; copy them to an address that pods can read "
+            f"(s3://...), or set {LIMIT_VARIABLE}={int(total / GIB) + 1}"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB"
+
+
+def _model(path: str, key: str) -> dict[str, Path]:
+    folder = _place(path)
+    if not folder.is_dir():
+        raise RecipeError(f"{key}: {path}: no such folder (seen from {Path.cwd().name}/), and no hub id of the form owner/name")
+    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    if "config.json" not in names:
+        raise RecipeError(f"{key}: {path}: no config.json there; it holds {', '.join(names[:8]) or 'nothing'}")
+    index = (folder / remote.INDEX).read_bytes() if remote.INDEX in names else None
+    wanted = [*remote.needed(names, index, code=True, where=f"{key}: {path}"), *({"README.md"} & set(names))]
+    return {name: folder / name for name in dict.fromkeys(wanted)}
+
+
+def _data(path: str, key: str) -> dict[str, Path]:
+    try:
+        place = sources.locate(path, key)
+    except DataError as error:
+        if windows.is_windowed(path):
+            raise RecipeError(f"{key}: {path}: a file for each day is looked for by pods, at an address (s3://...)") from error
+        raise
+    if len(place.files) == 1 and place.labels == [path]:
+        return {"": Path(place.files[0])}
+    root = _place(path)
+    return {str(_place(file).relative_to(root)): Path(file) for file in place.files}
+
+
+def _template(path: str, key: str) -> dict[str, Path]:
+    sources.read_chat_template(path)
+    return {"": _place(path)}
+
+
+def _adapter(path: str, key: str) -> dict[str, Path]:
+    folder = _place(path)
+    files = {name: folder / name for name in (initial_adapter.CONFIG, initial_adapter.WEIGHTS)}
+    if lacking := [name for name, file in files.items() if not file.is_file()]:
+        raise RecipeError(f"{key}: {path}: no {' and no '.join(lacking)} there; name the artifact of an adapter")
+    return files
+
+
+def _tasks(path: str, key: str) -> dict[str, Path]:
+    try:
+        return harness_tasks.files(harness_tasks.local_folder(path.removeprefix("file://")))
+    except FileNotFoundError as error:
+        raise RecipeError(f"{key}: {path}: {error}") from None
+
+
+def _plain(name: str) -> str:
+    """Return the name as an address can hold it."""
+    return re.sub(r"[^\w.=+/-]", "_", name, flags=re.ASCII)
+
+
+def _renamed(files: dict[str, Path], key: str, field: str) -> dict[str, Path]:
+    made = {_plain(name): file for name, file in files.items()}
+    odd = [name for name in files if name != _plain(name)]
+    if len(made) < len(files) or (odd and field == "evaluation.include_path"):
+        raise RecipeError(f"{key}: {', '.join(odd[:8])}: names that no address can hold; use letters, digits, dots and dashes")
+    return made
+
+
+_FIELDS: dict[str, Callable[[str, str], dict[str, Path]]] = {
+    "model.name_or_path": _model,
+    "data.path": _data,
+    "data.sources.path": _data,
+    "data.heldout_path": _data,
+    "data.chat_template": _template,
+    "method.adapter": _adapter,
+    "evaluation.include_path": _tasks,
+}
+"""Fields that name local files, without positions in lists, and how the files are found."""

@@ -1,0 +1,92 @@
+"""A recipe's step on a shape, as the closed forms of memory and of speed take it; and what it is forecast to take."""
+
+from dataclasses import replace
+
+from flytune.errors import RecipeError
+from flytune.estimates import step_time
+from flytune.estimates.step_time import StepTime
+from flytune.estimates.workload import Optimizer, Workload
+from flytune.hardware.accelerators import accelerator_named
+from flytune.hardware.shapes import Shape
+from flytune.models.geometry import Geometry
+from flytune.planning.calibration import load_factors
+from flytune.recipe.recipe import Recipe
+from flytune.sharding.base import Strategy
+
+_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+_PARTS = (
+    "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
+    "optimizer", "data",
+)  # fmt: skip
+"""Of a StepTime, which add up to its seconds."""
+
+
+def workload(
+    recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int, accumulation: int
+) -> Workload:
+    """One step of a recipe on a shape."""
+    method, sharding, model = recipe.method.name, recipe.sharding.name, recipe.model
+    precision = (
+        "fsdp" if sharding == "fsdp" else "pure" if strategy.load_dtype(recipe) == model.dtype == "float32" else "autocast"
+    )
+    if sharding.startswith("zero"):
+        precision = "pure"  # DeepSpeed computes in the dtype of its own 16-bit weights
+    optimizer = strategy.optimizer(recipe)
+    return Workload(
+        geometry=geometry,
+        method=method,
+        sharding=strategy.counted_as,
+        gpus=shape.world_size,
+        nodes=shape.nodes,
+        gpu_memory_gib=shape.gpu_memory_gib,
+        weight_dtype=strategy.load_dtype(recipe),  # type: ignore[arg-type]  # a str in Strategy
+        precision=precision,  # type: ignore[arg-type]
+        compute_dtype=model.dtype,
+        optimizer=Optimizer(
+            optimizer,
+            2.0 if "8bit" in optimizer else None,
+            # On a CPU bitsandbytes keeps the states of a paged optimizer where those of any other are.
+            paged="paged" in optimizer and shape.is_gpu,
+        ),
+        sequence_length=recipe.data.max_length,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        quantization="nf4_double" if method == "qlora" else "none",
+        lora_r=recipe.method.r if method != "full" else 0,
+        lora_targets=() if method == "full" else _targets(recipe),
+        offload=recipe.sharding.offload,
+        checkpointing="full" if recipe.training.activation_checkpointing else "none",
+        attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
+        loss="chunked",
+        variable_length=not recipe.data.packing,
+        compiled=recipe.training.torch_compile,
+        kbit_float32=method == "qlora" and sharding != "fsdp",
+        on_cpu=not shape.is_gpu,
+        profile="flytune",
+    )
+
+
+def time_of(workload: Workload, shape: Shape) -> StepTime | None:
+    """The forecast of one optimizer step; None on a CPU, and on a GPU that accelerators.yaml has no row of."""
+    if not shape.is_gpu:
+        return None
+    try:
+        told = step_time.step(workload, accelerator_named(shape.accelerator))
+    except RecipeError:
+        return None
+    if not (measured := load_factors().get(shape.name)):
+        return told
+    slower = {name: getattr(told, name) / measured.speed for name in (*_PARTS, "hidden")}
+    return replace(told, **slower, utilization=told.utilization * measured.speed)
+
+
+def parts_of(time: StepTime) -> dict[str, float]:
+    """Seconds of a step by part; those that take none are left out."""
+    return {name: getattr(time, name) for name in _PARTS if getattr(time, name) > 0}
+
+
+def _targets(recipe: Recipe) -> tuple[str, ...]:
+    named = recipe.method.target_modules
+    if isinstance(named, str):
+        return _LINEARS
+    return tuple(name.removesuffix("_proj") for name in named if name.removesuffix("_proj") in _LINEARS)

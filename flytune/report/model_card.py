@@ -1,0 +1,122 @@
+"""README.md of an artifact: the model card, with code that loads the model as it was measured."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flytune import yaml_core
+from flytune.recipe.recipe import Recipe
+from flytune.records.dataset import Manifest
+from flytune.records.metrics import Metrics
+from flytune.records.plan import Plan
+from flytune.records.training import TrainingResult
+from flytune.report import page
+
+LICENSE = ("license", "license_name", "license_link")
+"""The keys of a card that say it; the last two where the first is `other`."""
+# What vLLM lets --max-lora-rank be: MaxLoRARanks in its vllm/config/lora.py (0.11 and later).
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class Published(NamedTuple):
+    """Where on the hub a card is shown."""
+
+    repository: str
+    revision: str
+    base_license: Mapping[str, str] = {}
+    """license, and license_name and license_link where it has them, as the base's card has them."""
+
+
+def render(
+    recipe: Recipe,
+    plan: Plan,
+    manifest: Manifest,
+    training: TrainingResult,
+    metrics: Metrics,
+    *,
+    broken: Sequence[str],
+    published: Published | None = None,
+) -> str:
+    """The model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless it is `published`."""
+    matter = _front_matter(recipe, metrics, published.base_license if published else {})
+    adapter = recipe.method.name != "full"
+    return page.environment(escape=False).get_template("card.md.jinja").render(
+        recipe=recipe,
+        plan=plan,
+        manifest=manifest,
+        training=training,
+        metrics=metrics,
+        broken=broken,
+        published=published,
+        adapter=adapter,
+        place=published.repository if published else ".",
+        has_id=is_hub_id(recipe.model.name_or_path),
+        license=matter.get("license_name", matter.get("license")),
+        lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.r), None),
+        arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
+        front_matter=yaml_core.dump(matter).strip(),
+        peak=max((step.memory_bytes for step in training.steps), default=0),
+    )  # fmt: skip
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a model or data set is one of the hub's, and no folder."""
+    return not Path(name).expanduser().exists() and bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name))
+
+
+def _arguments(recipe: Recipe) -> list[str]:
+    """What from_pretrained must be told to load the model as it was measured."""
+    arguments = [f"dtype=torch.{recipe.model.dtype}", f'attn_implementation="{recipe.model.attn_implementation}"']
+    if recipe.model.trust_remote_code:
+        arguments.append("trust_remote_code=True")
+    return [*arguments, 'device_map="auto"']
+
+
+def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
+    model, adapter = recipe.model.name_or_path, recipe.method.name != "full"
+    matter: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    # The hub wants an id of its own there; a folder's path is none.
+    if is_hub_id(model):
+        matter["base_model"] = model
+        matter["base_model_relation"] = "adapter" if adapter else "finetune"
+    matter |= base_license or _license(model)
+    if datasets := _datasets(recipe):
+        matter["datasets"] = datasets
+    matter["tags"] = ["flytune", recipe.method.name, *(["lora"] if recipe.method.name == "qlora" else [])]
+    return matter | {"model-index": [{"name": recipe.name, "results": _results(recipe, metrics)}]}
+
+
+def _datasets(recipe: Recipe) -> list[str]:
+    named = [source.dataset_name for source in recipe.data.all_sources.values()]
+    return sorted({name for name in named if name and is_hub_id(name)})
+
+
+def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
+    """What was measured, in the hub's model-index."""
+    task = {"type": "text-generation", "name": "Text generation"}
+    # The hub asks for a type there, which is a data set's id where it is one of its own.
+    heldout = {"name": "held-out samples of the training data", "type": next(iter(_datasets(recipe)), "heldout")}
+    tuned = metrics.tuned
+    figures = [("perplexity", "Perplexity", tuned.perplexity), ("loss", "Loss, nats a token", tuned.loss)]
+    found = [{"type": kind, "name": name, "value": round(value, 6)} for kind, name, value in figures]
+    results: list[dict[str, Any]] = [{"task": task, "dataset": heldout, "metrics": found}]
+    for scored in metrics.tasks:
+        name = f"{scored.metric}, {scored.num_fewshot}-shot, {scored.documents} documents"
+        figure = {"type": scored.metric.partition(",")[0], "name": name, "value": round(scored.tuned, 6)}
+        results.append({"task": task, "dataset": {"name": scored.task, "type": scored.task}, "metrics": [figure]})
+    return results
+
+
+def _license(model: str) -> dict[str, str]:
+    """What the card in the base model's folder, or at its address, names, if there is one."""
+    import fsspec
+
+    try:
+        with fsspec.open(f"{str(Path(model).expanduser()) if '://' not in model else model.rstrip('/')}/README.md") as card:
+            front = re.match(r"---\n(.*?)\n---", card.read().decode(), flags=re.DOTALL)
+        matter = yaml_core.load(front[1]) if front else None
+    except Exception:  # noqa: BLE001 (each file system has errors of its own; a card that cannot be read is none)
+        return {}
+    named = matter if isinstance(matter, dict) else {}
+    return {key: str(named[key]) for key in LICENSE if named.get(key)}

@@ -1,0 +1,122 @@
+"""report.html: one run on one page, without a link to anything outside it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune.recipe.recipe import Recipe
+from flytune.records.dataset import Manifest
+from flytune.records.metrics import Metrics, Part, Score
+from flytune.records.plan import Plan
+from flytune.records.training import PARTS, TrainingResult
+from flytune.report import charts, task_table
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(
+    recipe: Recipe,
+    plan: Plan,
+    manifest: Manifest,
+    training: TrainingResult,
+    metrics: Metrics,
+    *,
+    broken: Sequence[str],
+    xray: str = "",
+) -> str:
+    """Return the report as one self-contained HTML page; everything from the data is escaped.
+
+    Args:
+        broken: a sentence for each guard that does not hold (evaluation.guards.broken).
+        xray: HTML of xray.section.
+    """
+    return environment(escape=True).get_template("report.html.jinja").render(
+        recipe=recipe,
+        plan=plan,
+        manifest=manifest,
+        training=training,
+        metrics=metrics,
+        xray=xray,
+        charts=charts,
+        task_table=task_table,
+        broken=broken,
+        peak=max((step.memory_bytes for step in training.steps), default=0),
+        reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
+        times=times(training),
+        trained_steps=max(1, training.steps[-1].step - training.resumed_from_step) if training.steps else 1,
+    )  # fmt: skip
+
+
+def times(training: TrainingResult) -> dict[str, float]:
+    """Seconds of all logged steps, by part."""
+    return {part: sum(getattr(step, f"{part}_seconds") for step in training.steps) for part in PARTS}
+
+
+def environment(escape: bool) -> Any:
+    """Flytune's templates, with the filters that the report and the model card share."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {"number": number, "number_of": "{:,}".format, "size": charts.size, "price": price}
+    found.filters |= {"interval": interval, "duration": duration, "cell": cell}
+    found.globals |= {"verdict": verdict, "share": share}
+    return found
+
+
+def verdict(metrics: Metrics) -> str:
+    """What the figures say, in a sentence."""
+    change = f"Held-out perplexity goes from {number(metrics.base.perplexity)} to {number(metrics.tuned.perplexity)}"
+    if metrics.samples < 2:
+        return f"{change}, but one held-out sample proves nothing."
+    if metrics.is_better:
+        return f"{change}: better, beyond chance."
+    if metrics.loss_difference_low > 0:
+        return f"{change}: worse, beyond chance."
+    return f"{change}: no difference that chance could not explain."
+
+
+def number(value: float) -> str:
+    """Three significant digits or more, thousands set apart, a real minus: 21.3, −0.62, 12,346."""
+    if abs(value) >= 1000:
+        text = f"{value:.3g}" if abs(value) >= 1e9 else f"{value:,.0f}"
+    else:
+        text = f"{value:.1f}" if abs(value) >= 100 else f"{value:#.3g}"
+    return text.replace("-", "−")
+
+
+def interval(score: Score | Metrics | Part, name: str) -> str:
+    """The 95 % interval of a field: `20.1 to 22.6`."""
+    low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
+    return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"
+
+
+def duration(seconds: float) -> str:
+    """`47 s`, `5 min 57 s`, `2 h 7 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def price(dollars: float) -> str:
+    """`$ 1.25`."""
+    return f"$ {dollars:,.2f}" if dollars >= 0.01 or not dollars else "under $ 0.01"
+
+
+def cell(text: str) -> str:
+    """As it may stand in a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def share(part: float, whole: float) -> str:
+    """As a percentage: `3.50 %`."""
+    return f"{100 * part / whole:.3g} %" if whole else "none"

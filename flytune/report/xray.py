@@ -1,0 +1,236 @@
+"""The x-ray: prepared data on one page, token by token, as the model will meet it."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flytune import data
+from flytune.data.contract import CONTRACT, Contract, check
+from flytune.data.formats import CHATS
+from flytune.data.readers import read_path, strict
+from flytune.data.stored_samples import Part, parts
+from flytune.errors import DataError
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe.sections import Data
+from flytune.records.dataset import Manifest, SourceCounts
+from flytune.report import charts, token_strips
+from flytune.report import page as report_page
+
+SAMPLES = 6
+"""Shown in full: the first ones; beside them the longest, and one that was cut, of those looked at."""
+_LOOKED_AT = 2000
+_HEAD, _TAIL = 360, 120
+"""Tokens that are shown of a longer sample."""
+_STRIPS = 8
+_VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some characters and the tokens they are: one token, or as many as one character takes."""
+
+    text: str
+    kind: str = ""
+    """Classes of the style: t trained, s special, c the end of a cut sample; or `gap`."""
+    tip: str = ""
+    breaks: bool = False
+    """Whether a line ends with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One sample."""
+
+    title: str
+    note: str
+    pieces: list[Piece]
+
+
+def of_recipe(recipe: Recipe, rows: int, out: Path) -> Path:
+    """Prepares the first `rows` rows of each source of a recipe, and of its heldout_path, and writes their page to `out`.
+
+    Needs the tokenizer, neither plan nor model. A broken contract is shown and stops nothing.
+
+    Raises:
+        DataError: what preparing raises.
+    """
+    changes: dict[str, Any] = {
+        "contract": "warn",
+        # So that a handful of rows still has both splits.
+        "heldout_fraction": max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
+    }
+    if several := recipe.data.sources:
+        changes["sources"] = [one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several]
+    else:
+        changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
+    asked = recipe.data.model_copy(update=changes)
+    with tempfile.TemporaryDirectory(prefix="flytune-xray-") as made:
+        folder, cut = Path(made) / "dataset", Path(made) / "heldout.jsonl"
+        asked = _with_few_heldout(asked, rows, cut)
+        try:
+            data.prepare(DataRequest(model=recipe.model, data=asked, fingerprint="xray"), folder)
+        except DataError as error:
+            raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_path} row ")) from error
+        return page(folder, recipe, out, rows)
+
+
+def _with_few_heldout(asked: Data, rows: int, cut: Path) -> Data:
+    """Where data.heldout_path has more than `rows` rows, the same with the first of them, which are written to `cut`."""
+    if asked.heldout_path is None:
+        return asked
+    found = read_path(asked.heldout_path, "data.heldout_path", asked.dataset_split)
+    first = list(islice(found if asked.max_bad_fraction else strict(found), rows + 1))
+    if len(first) <= rows:
+        return asked
+    readable = [row for row, _ in first[:rows] if not isinstance(row, DataError)]
+    cut.write_text("".join(json.dumps(row, default=str) + "\n" for row in readable), encoding="utf-8")
+    return asked.model_copy(update={"heldout_path": str(cut)})
+
+
+def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> Path:
+    """Writes the page of the prepared data in `folder` to `out`: self-contained HTML, everything from the data escaped.
+
+    `limit` is how many rows were read at most, if not all.
+    """
+    manifest, tokenizer = data.read_manifest(folder), _tokenizer(folder)
+    contract = _contract(folder, manifest, recipe, tokenizer)
+    rows = list(islice(_rows(folder, manifest), _STRIPS))
+    widest = max(sum(len(labels) for labels in row) for row in rows)
+    text = report_page.environment(escape=True).get_template("xray.html.jinja").render(
+        recipe=recipe,
+        manifest=manifest,
+        contract=contract,
+        sentence=_sentence(contract),
+        limited=limit is not None and manifest.rows >= limit,
+        samples=shown(folder, manifest, tokenizer, SAMPLES),
+        strips=token_strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
+        padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
+        sources=_sources(manifest, recipe),
+        template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
+        charts=charts,
+    )  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    return out
+
+
+def section(folder: Path) -> str:
+    """Contract and first samples of the prepared data in `folder`, as a part of the report; empty without a contract."""
+    if not (folder / CONTRACT).is_file():
+        return ""
+    manifest = data.read_manifest(folder)
+    return str(
+        report_page.environment(escape=True).get_template("xray_section.jinja").render(
+            contract=Contract.read(folder / CONTRACT), samples=shown(folder, manifest, _tokenizer(folder), 2)
+        )
+    )  # fmt: skip
+
+
+def shown(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -> list[Shown]:
+    """The first `count` training samples; beside them the longest, and the first that was cut, of the first 2,000."""
+    found: dict[str, tuple[Part, int]] = {}
+    looked_at = longest = 0
+    for part in parts(folder, manifest.train):
+        for sample, length in enumerate(part.lengths.tolist()):
+            if looked_at < count:
+                found[f"Sample {looked_at + 1}"] = part, sample
+            if length > longest:
+                found["The longest"], longest = (part, sample), length
+            if manifest.truncated and length == manifest.max_length and part.trained[part.starts[sample] + length - 1]:
+                found.setdefault("An answer that may have been cut", (part, sample))
+            looked_at += 1
+        if looked_at >= _LOOKED_AT:
+            break
+    found["The longest"] = found.pop("The longest")
+    # One that is several of these is shown once, under the first name.
+    titles: dict[tuple[int, int], str] = {}
+    for title, (part, sample) in found.items():
+        titles.setdefault((id(part), sample), title)
+    return [
+        _shown(title, part, sample, manifest, tokenizer)
+        for title, (part, sample) in found.items()
+        if titles[id(part), sample] == title
+    ]
+
+
+def _shown(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> Shown:
+    start, length = int(part.starts[sample]), int(part.lengths[sample])
+    ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
+    note = f"{part.where(sample)}: {length:,} tokens, {sum(trained):,} trained"
+    if length <= _HEAD + _TAIL:
+        pieces = list(_pieces(ids, trained, tokenizer, 0))
+    else:
+        gap = Piece(f"{length - _HEAD - _TAIL:,} tokens, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are not shown", "gap")
+        tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
+        pieces = [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):
+        pieces.append(Piece(f"cut at {manifest.max_length:,} tokens", "c"))
+    return Shown(title, note, pieces)
+
+
+def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int) -> Iterator[Piece]:
+    """Characters that several tokens share (bytes of a character) come as one piece."""
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+    def text_of(numbers: list[int]) -> str:
+        return str(tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    start = 0
+    for end in range(1, len(ids) + 1):
+        # With the token before: some tokenizers drop the space that begins a text.
+        before = ids[max(0, start - 1) : start]
+        text = text_of(before + ids[start:end])[len(text_of(before)) :]
+        if text.endswith("\ufffd") and end - start < 4 and end < len(ids):
+            continue
+        is_special = end - start == 1 and ids[start] in special
+        kind = " ".join(name for name, holds in (("t", any(trained[start:end])), ("s", is_special)) if holds)
+        tip = f"{first + start}: {' '.join(str(number) for number in ids[start:end])}"
+        lines = text.translate(_VISIBLE).replace("↵", "↵\n")
+        yield Piece(lines.removesuffix("\n") or "∅", kind, tip, text.endswith("\n"))
+        start = end
+
+
+def _rows(folder: Path, manifest: Manifest) -> Iterator[list[list[bool]]]:
+    """Of each row of train, its samples: which of their tokens are trained."""
+    for part in parts(folder, manifest.train):
+        row: list[list[bool]] = []
+        for sample, start in enumerate(part.starts.tolist()):
+            if sample and part.rows[sample] != part.rows[sample - 1]:
+                yield row
+                row = []
+            row.append(part.trained[start : start + part.lengths[sample]].tolist())
+        if row:
+            yield row
+
+
+def _contract(folder: Path, manifest: Manifest, recipe: Recipe, tokenizer: Any) -> Contract:
+    if (folder / CONTRACT).is_file():
+        return Contract.read(folder / CONTRACT)
+    return check(folder, manifest, recipe.data, tokenizer)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not (folder / "tokenizer").is_dir():
+        raise DataError(f"{folder}: no tokenizer/ beside the data; prepare the data again")
+    return AutoTokenizer.from_pretrained(str(folder / "tokenizer"))
+
+
+def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
+    """What each source gave; held-out rows, which may have been cut to the first, under the name that the recipe gives them."""
+    sources, heldout = manifest.sources, recipe.data.heldout_path
+    return [*sources[:-1], sources[-1].model_copy(update={"name": heldout})] if sources and heldout else sources
+
+
+def _sentence(contract: Contract) -> str:
+    counts = {verdict: sum(found.verdict == verdict for found in contract.checks) for verdict in ("stop", "warning")}
+    if counts["stop"]:
+        return f"Not what training needs: {counts['stop']} of {len(contract.checks)} checks would stop the run."
+    warnings = f", {counts['warning']} with a warning" if counts["warning"] else ""
+    return f"All {len(contract.checks)} checks hold{warnings}."

@@ -1,0 +1,59 @@
+"""How far one training run is from another."""
+
+from pathlib import Path
+from typing import Any
+
+from flytune.errors import ExportError
+from flytune.selftest.runs import Run
+
+
+def losses(run: Run, plain: Run) -> float:
+    """The largest relative difference of a step's loss."""
+    return _largest([(step.loss, other.loss) for step, other in zip(run.result.steps, plain.result.steps, strict=True)])
+
+
+def grad_norms(run: Run, plain: Run) -> float:
+    """The largest relative difference of a step's gradient norm; not a number where one was not recorded."""
+    norms = [(step.grad_norm, other.grad_norm) for step, other in zip(run.result.steps, plain.result.steps, strict=True)]
+    missing = float("nan")
+    return _largest([(missing if mine is None else mine, missing if theirs is None else theirs) for mine, theirs in norms])
+
+
+def weights(run: Run, plain: Run, base: Path) -> float:
+    """||run - plain|| / ||plain - start||, over all exported tensors as one vector.
+
+    An element-wise bound would mean nothing: Adam divides each gradient by its own size, so that a gradient which is nothing
+    but rounding noise moves its weight by a whole learning rate, in either direction. An adapter's start is not kept: its
+    lora_B starts at zero, so the norm of lora_B alone is at most the update's, and the distance at least the true one.
+
+    Raises:
+        ExportError: the two runs exported other tensors.
+    """
+    import numpy
+
+    mine, theirs, start = (_tensors(folder) for folder in (run.exported, plain.exported, base))
+    if mine.keys() != theirs.keys():
+        raise ExportError(f"{run.exported.parent.name}: exported other tensors: {sorted(mine.keys() ^ theirs.keys())[:3]}")
+    is_adapter = any(".lora_B." in name for name in theirs)
+    differences = [mine[name] - theirs[name] for name in mine]
+    updates = [
+        theirs[name] if is_adapter else theirs[name] - start[name] for name in mine if not is_adapter or ".lora_B." in name
+    ]
+    norm = [float(numpy.sqrt(sum((part**2).sum() for part in parts))) for parts in (differences, updates)]
+    return norm[0] / norm[1]
+
+
+def _largest(pairs: list[tuple[float, float]]) -> float:
+    import numpy
+
+    mine, theirs = numpy.array(pairs).T
+    # numpy's max keeps what is not a number, and that is beyond any tolerance.
+    return float(numpy.max(numpy.abs(mine - theirs) / numpy.abs(theirs)))
+
+
+def _tensors(folder: Path) -> dict[str, Any]:
+    """All tensors of a folder's safetensors files, in float64."""
+    from safetensors.numpy import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor.astype("float64") for file in files for name, tensor in load_file(file).items()}

@@ -1,0 +1,186 @@
+"""One tiny training run, the same every time, laid out over processes as asked."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from flytune.hardware.shapes import Shape
+from flytune.planning import planner
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.sections import Hardware
+from flytune.records.training import TrainingResult
+from flytune.selftest import dataset as selftest_dataset
+from flytune.selftest import processes as selftest_processes
+from flytune.selftest import shapes, tiny_model
+from flytune.selftest.processes import Nodes, Share
+from flytune.training import loop
+
+# Warm-up at learning rate 0, the peak, and a cosine down, over two epochs, the second one shuffled anew. The third step is
+# short of so many chats of the first epoch, and takes them from the second.
+STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
+# Samples of a step, of each process that shares it.
+SAMPLES_OF_A_PROCESS = 4
+
+Rows = Literal["chats", "step", "packed"]
+
+
+class Pair(NamedTuple):
+    """What is trained, how it is laid over processes, and on which rows."""
+
+    method: str
+    sharding: str
+    offload: str = "none"
+    rows: Rows = "chats"
+    """One chat a row; the chats of one step alone, so that every step sees the same ones; those, packed into fewer rows."""
+
+    def __str__(self) -> str:
+        beside = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
+        return "/".join([self.method, self.sharding, *beside])
+
+
+class Layout(NamedTuple):
+    """One way of cutting up the global batch: micro batch x accumulation x processes."""
+
+    micro_batch: int
+    accumulation: int
+    world_size: int
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
+
+
+class Run(NamedTuple):
+    """A finished run: what it recorded, and the folder of safetensors that it exported."""
+
+    result: TrainingResult
+    exported: Path
+
+
+class Trials:
+    """Trains the same run again and again, in forked processes, below one folder."""
+
+    def __init__(self, folder: Path, here: list[Shape] | None = None, nodes: Nodes | None = None) -> None:
+        self.folder, self.nodes = folder, nodes
+        self.shapes = here or shapes.shapes(nodes.count if nodes else 1)
+        """This machine, and one process of it."""
+        self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
+        self.references: dict[Pair, Run] = {}
+        (folder / "runs").mkdir(parents=True)
+        selftest_dataset.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write(folder / "step.jsonl", self.global_batch_size)
+        selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
+        self.base = folder / "base"
+        # In processes of their own: threads that torch and Arrow start here would not be there in the forks.
+        selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
+        self.block_length = self.blocks = 1
+        self._prepare("chats")
+        self.block_length, self.blocks = selftest_dataset.block_length(self._prepare("step"), self.shapes[0].world_size)
+        self._prepare("packed")
+
+    def _prepare(self, rows: Rows) -> list[int]:
+        """Tokens of each row."""
+        recipe = self.recipe(Pair("full", "none", rows=rows))
+        found: list[int] = selftest_processes.run(
+            1, selftest_dataset.prepare, recipe, self.folder / rows, log=self.folder / f"{rows}.log"
+        )
+        return found
+
+    def recipe(self, pair: Pair) -> Recipe:
+        """The run's recipe, with what could go wrong on (clipping, decay, schedule) and what is random off (dropout)."""
+        method: dict[str, Any] = {"name": pair.method}
+        if pair.method != "full":
+            method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16}
+        return Recipe.model_validate(
+            {
+                "name": "selftest",
+                "model": {"name_or_path": str(self.base), "dtype": "float32"},
+                "data": {
+                    "path": str(self.folder / ("chats.jsonl" if pair.rows == "chats" else "step.jsonl")),
+                    "heldout_path": str(self.folder / "heldout.jsonl"),
+                }
+                | ({"packing": True, "max_length": self.block_length} if pair.rows == "packed" else {}),
+                "method": method,
+                "sharding": {"name": pair.sharding, "offload": pair.offload},
+                "training": {
+                    "learning_rate": 1e-3,
+                    "global_batch_size": self.rows_of_a_step(pair),
+                    "num_train_epochs": STEPS,
+                    "max_steps": STEPS,
+                    "warmup_steps": 2,
+                    "weight_decay": 0.1,
+                    "max_grad_norm": 0.5,
+                    # The 8-bit default of qlora quantizes its states in blocks, which no two shardings cut alike.
+                    "optim": "adamw_torch_fused",
+                    "activation_checkpointing": False,
+                },
+                "checkpoints": {"folder": str(self.folder / "checkpoints")},
+            }
+        )
+
+    def rows_of_a_step(self, pair: Pair) -> int:
+        """The global batch."""
+        return self.blocks if pair.rows == "packed" else self.global_batch_size
+
+    def layouts(self, pair: Pair, processes: int) -> list[Layout]:
+        """A process's share of the global batch in one pass, two rows at a time, and one by one.
+
+        Two at a time alone where something is offloaded, which takes three times as long.
+        """
+        share = self.rows_of_a_step(pair) // processes
+        sizes = (share, 2, 1) if pair.offload == "none" else (2,)
+        cuts = dict.fromkeys(size for size in sizes if share % size == 0)
+        return [Layout(micro_batch, share // micro_batch, processes) for micro_batch in cuts]
+
+    def train(self, pair: Pair, layout: Layout, shape: Shape) -> Run:
+        """Train and export once, on all nodes that the shape has; what the same pair and layout exported before is gone.
+
+        Raises:
+            RankFailed: with the traceback of the rank that failed first.
+        """
+        if self.nodes is None or shape.nodes == 1:
+            return self._train(pair, layout, shape)
+        run: Run = self.nodes.run((pair, layout, shape), lambda share: self._train(pair, layout, shape, share))
+        return run
+
+    def follow(self) -> None:
+        """Train along on all nodes but the first, on this node's own copy of the model and the data."""
+        assert self.nodes is not None, "there are several"
+        self.nodes.follow(lambda job, share: self._train(job[0], job[1], job[2], share))
+
+    def _train(self, pair: Pair, layout: Layout, shape: Shape, share: Share | None = None) -> Run:
+        out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
+        shutil.rmtree(out, ignore_errors=True)
+        dataset, log = self.folder / pair.rows, out.with_name(f"{out.name}.log")
+        what = self.recipe(pair), shape, layout, dataset, out
+        result: TrainingResult = selftest_processes.run(layout.world_size, _fit, *what, log=log, share=share)
+        return Run(result, out / ("model" if pair.method == "full" else "adapter"))
+
+    def reference(self, pair: Pair) -> Run:
+        """Plain training of the pair's method, the whole global batch in one pass; trained when first asked for."""
+        plain = plain_pair(pair)
+        if plain not in self.references:
+            shape = shapes.shape_for(self.recipe(plain), self.shapes)
+            assert shape is not None, f"{plain} is one process and runs everywhere"
+            self.references[plain] = self.train(plain, self.layouts(plain, 1)[0], shape)
+        return self.references[plain]
+
+
+def plain_pair(pair: Pair) -> Pair:
+    """What a pair is held against: the same method and chats, one process, one chat a row."""
+    return Pair(pair.method, "none", rows="chats" if pair.rows == "chats" else "step")
+
+
+def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path) -> TrainingResult:
+    import torch
+
+    if shape.is_gpu and shape.processes == 1:
+        # The Trainer would copy the model to every GPU that one process sees (DataParallel).
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    # Ranks that share cores get in each other's way; TF32 keeps 10 bits of a float32's 23.
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    wish = recipe.model_copy(update={"hardware": Hardware(shape=shape.name)})
+    plan = planner.make(wish, [shape])
+    laid_out = {"per_device_train_batch_size": layout.micro_batch, "gradient_accumulation_steps": layout.accumulation}
+    return loop.fit(recipe, plan.model_copy(update=laid_out), shape, dataset, out)

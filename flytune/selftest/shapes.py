@@ -1,0 +1,66 @@
+"""The machines that the self-test runs on, as shapes: all their GPUs (two ranks on a CPU), and one process alone."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from flytune.hardware.shapes import GIB, Shape
+from flytune.recipe.recipe import Recipe
+from flytune.selftest import processes as selftest_processes
+from flytune.sharding import strategy_of
+
+CPU_RANKS = 2
+
+
+def shapes(nodes: int = 1) -> list[Shape]:
+    """Return shapes for so many nodes like this: all GPUs, or gloo ranks where there are none, two in all at least.
+
+    The last one is of one process alone.
+    """
+    # Asked in a process of its own: one that has used CUDA cannot be forked, and every training run here is a fork.
+    gpus, has_async_io = selftest_processes.run(1, _devices)
+    name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
+    processes = len(gpus) or max(1, CPU_RANKS // nodes)
+    here = Shape(
+        name=f"selftest-{processes}" + f"x{nodes}" * (nodes > 1),
+        accelerator=name,
+        nodes=nodes,
+        processes=processes,
+        gpu_memory_gib=gpu_memory,
+        cpu=os.cpu_count() or 1,
+        memory_gib=max(2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // GIB),
+        shared_memory_gib=1,
+        disk_gib=max(1, shutil.disk_usage(tempfile.gettempdir()).free // GIB),
+        nvme=has_async_io and any(Path("/sys/block").glob("nvme*")),
+        price_per_hour=0.0,
+    )
+    alone = here.model_copy(update={"name": "selftest-1", "nodes": 1, "processes": 1})
+    return [here, alone] if here.world_size > 1 else [alone]
+
+
+def _devices() -> tuple[list[tuple[str, float]], bool]:
+    """Name and memory in GiB of each GPU that this process sees; whether DeepSpeed can read and write disks (libaio)."""
+    import torch
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(gpu.name, gpu.total_memory / GIB) for gpu in found], bool(AsyncIOBuilder().is_compatible(verbose=False))
+
+
+def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
+    """The first of this machine's shapes that the recipe's strategy can run on."""
+    return next((shape for shape in here if strategy_of(recipe).misfit(recipe, shape) is None), None)
+
+
+def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
+    """What this machine would have to have for the recipe's strategy to run on it; None if no machine would do."""
+    gpu = here[0].model_copy(update={"accelerator": "GPU", "gpu_memory_gib": 80.0})
+    machines = {
+        "needs NVMe": here[0].model_copy(update={"nvme": True}),
+        "needs a GPU": gpu.model_copy(update={"processes": 1}),
+        "needs GPUs": gpu.model_copy(update={"processes": 2}),
+        "needs a GPU and NVMe": gpu.model_copy(update={"processes": 1, "nvme": True}),
+        "needs GPUs and NVMe": gpu.model_copy(update={"processes": 2, "nvme": True}),
+    }
+    return next((words for words, shape in machines.items() if strategy_of(recipe).misfit(recipe, shape) is None), None)

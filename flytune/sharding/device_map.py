@@ -1,0 +1,46 @@
+"""One process, layers spread over the GPUs of one node (accelerate's device_map)."""
+
+from typing import Any, ClassVar
+
+from flytune.hardware.shapes import Shape
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import Plan
+from flytune.sharding.base import Strategy
+
+
+class DeviceMap(Strategy):
+    """Naive model parallelism: one GPU works at a time, each holds a run of layers."""
+
+    name = counted_as = "device_map"
+    refuses: ClassVar = {
+        "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
+        "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
+    }
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        if shape.nodes > 1:
+            return f"is one process on one node, and the shape has {shape.nodes} nodes"
+        if not shape.is_gpu and shape.processes > 1:
+            return f"is one process, and the shape has {shape.processes} ranks on its CPU"
+        return None
+
+    def processes(self, shape: Shape) -> int:
+        return 1
+
+    def gpus_per_process(self, shape: Shape) -> int:
+        return shape.processes
+
+    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
+        if shape.processes == 1:
+            return super().load_arguments(recipe, plan, shape)
+        return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights)}
+
+    def ready(self, trainer: Any, recipe: Recipe) -> None:
+        # TRL computes the loss where the head lies, past accelerate's hook that would bring it back; the Trainer wants it on
+        # its own device, and accelerate puts a head that is not tied to the embedding on the last GPU.
+        head = trainer.model.get_output_embeddings().to(trainer.args.device)
+        if hook := getattr(head, "_hf_hook", None):
+            hook.execution_device = trainer.args.device
+
+    def check(self, trainer: Any) -> str | None:
+        return None if getattr(trainer.model, "is_loaded_in_4bit", False) else "the base model is not in 4 bits"

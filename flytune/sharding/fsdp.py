@@ -1,0 +1,125 @@
+"""FSDP2: parameters, gradients and optimizer states are sharded over the processes, each parameter along its rows."""
+
+import functools
+from typing import Any
+
+from flytune.hardware.shapes import Shape
+from flytune.recipe.recipe import Recipe
+from flytune.sharding.base import Strategy
+
+# Layers that are gathered while one computes; more hide slower networks and cost as many gathered layers.
+PREFETCHED_LAYERS = 1
+
+
+class FullyShardedDataParallel(Strategy):
+    """torch.distributed.fsdp.fully_shard, applied to each decoder layer."""
+
+    name, counted_as = "fsdp", "fsdp2"
+    offloads = ("none", "cpu")
+    no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
+    saves_whole = False
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        return None if shape.world_size > 1 else "shards over processes, and the shape has one"
+
+    def reads_slices(self, recipe: Recipe) -> bool:
+        # bitsandbytes quantizes whole matrices only.
+        return recipe.method.name != "qlora"
+
+    def quant_storage(self, recipe: Recipe) -> str:
+        return recipe.model.dtype
+
+    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        offload = recipe.sharding.offload == "cpu"
+        backend = ("cpu:gloo,cuda:nccl" if offload else None) if shape.is_gpu else "gloo"
+        return {
+            "fsdp": True,
+            "fsdp_config": {
+                "state_dict_type": "SHARDED_STATE_DICT",
+                # `shard` has done it when the Trainer would.
+                "auto_wrap_policy": "NO_WRAP",
+                "cpu_offload": offload,
+                # The Trainer's own checkpointing is used, as under every sharding: this one draws another dropout when it
+                # computes a layer again, and renames modules, so that PEFT finds no adapter to save.
+                "activation_checkpointing": False,
+            },
+            # Each layer is compiled in `shard`.
+            "torch_compile": False,
+            # Gradients that wait for the last micro batch would be whole ones, on every GPU.
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": recipe.method.name == "full"}},
+            # Norms of gradients that lie in host memory are reduced there.
+            "ddp_backend": backend,
+        }
+
+    def before_load(self, device_type: str) -> None:
+        if device_type == "cuda":
+            return
+        from accelerate import PartialState
+        from accelerate.utils import DistributedType
+
+        # Accelerate runs FSDP on accelerators only, and turns it into DDP elsewhere without a word. For the tests and the
+        # laptop it is told that there are several; `check` sees whether it believed it.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+    def shard(self, trainer: Any, recipe: Recipe) -> None:
+        import torch
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        model, accelerator = trainer.model, trainer.accelerator
+        dtype = getattr(torch, recipe.model.dtype)
+        offload = CPUOffloadPolicy(pin_memory=accelerator.device.type == "cuda")
+        policies: dict[str, Any] = {
+            # bfloat16 sums of many ranks' gradients lose what is small: they are reduced in float32.
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+            "offload_policy": offload if recipe.sharding.offload == "cpu" else OffloadPolicy(),
+        }
+        layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+        for layer in layers:
+            if recipe.training.torch_compile:
+                layer.compile()
+            fully_shard(layer, **policies)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = head is not None and head.weight is embedding.weight
+        if not tied:
+            fully_shard(embedding, **policies)
+        # The head is used by TRL's loss outside its own forward: the norm before it gathers both.
+        tail = [module for module in (_last_norm(model), embedding if tied else None, head) if module is not None]
+        fully_shard(tail, reshard_after_forward=False, **policies)
+        fully_shard(model, **policies)
+        for index, layer in enumerate(layers):
+            layer.set_modules_to_forward_prefetch(layers[index + 1 : index + 1 + PREFETCHED_LAYERS])
+            layer.set_modules_to_backward_prefetch(layers[max(0, index - PREFETCHED_LAYERS) : index][::-1])
+
+    def ready(self, trainer: Any, recipe: Recipe) -> None:
+        if recipe.sharding.offload == "cpu":
+            # Gradients in host memory are kept and zeroed: page-locked memory is slow to get.
+            trainer.model.zero_grad = functools.partial(trainer.model.zero_grad, set_to_none=False)
+        for index, parameter in enumerate(trainer.model.parameters()):
+            local = parameter.to_local()
+            if not local.numel():
+                # Accelerate finds the optimizer's parameters by address, and all empty shards have the address 0.
+                parameter._local_tensor.data_ptr = functools.partial(int, -1 - index)
+
+    def before_gather(self, model: Any) -> None:
+        # The root and the head keep the whole parameters of the last forward pass, in the dtype it computed in.
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
+
+    def gather(self, parameter: Any) -> Any:
+        return parameter.detach().to(parameter.device_mesh.device_type).full_tensor()
+
+    def check(self, trainer: Any) -> str | None:
+        from torch.distributed.tensor import DTensor
+
+        whole = [name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)]
+        if not trainer.is_fsdp_enabled:
+            return "the Trainer does not know of it"
+        return f"{whole[0]} and {len(whole) - 1} more parameters are whole on every process" if whole else None
+
+
+def _last_norm(model: Any) -> Any:
+    """The norm between the last decoder layer and the head, a child of the decoder."""
+    decoder = model.get_decoder()
+    norms = [child for child in decoder.children() if "norm" in type(child).__name__.lower()]
+    return norms[-1] if norms else None

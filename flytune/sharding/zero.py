@@ -1,0 +1,96 @@
+"""DeepSpeed ZeRO: optimizer states (1), gradients (2) and parameters (3) are partitioned over the processes."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from flytune.hardware.shapes import Shape
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import Plan
+from flytune.sharding.base import Strategy
+
+CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
+_SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}
+
+
+class Zero(Strategy):
+    """One stage."""
+
+    stage: int
+    no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
+    resizes = False
+
+    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+        if shape.world_size < 2:
+            return "partitions over processes, and the shape has one"
+        if recipe.sharding.offload == "nvme" and not shape.nvme:
+            return "offloads to NVMe, and the shape's disk is none"
+        return None
+
+    def load_dtype(self, recipe: Recipe) -> str:
+        # DeepSpeed makes the float32 master weights itself.
+        return recipe.model.dtype
+
+    def config(self, recipe: Recipe) -> dict[str, Any]:
+        """The DeepSpeed configuration; `auto` values are the Trainer's to fill in."""
+        name = f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json"
+        config = dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+        for part in config["zero_optimization"].values():
+            if isinstance(part, dict) and part.get("device") == "nvme":
+                # Not in the file: in a pod TMPDIR is the scratch disk, and is known there alone.
+                part["nvme_path"] = f"{tempfile.gettempdir()}/flytune-nvme"
+        return config
+
+    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+        config = self.config(recipe)
+        if not shape.is_gpu:
+            # Memory is pinned for copies to a GPU.
+            for part in ("offload_optimizer", "offload_param"):
+                config["zero_optimization"].get(part, {}).pop("pin_memory", None)
+        return {"deepspeed": config, "ddp_backend": None if shape.is_gpu else "gloo"}
+
+    def before_load(self, device_type: str) -> None:
+        if device_type == "cuda":
+            return
+        import deepspeed
+
+        # DeepSpeed would compile its shared-memory op now (18 s; a stale lock hangs for ever), and look for MPI.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # zero.Init, which shards the model at load, needs the process group.
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+
+    def check(self, trainer: Any) -> str | None:
+        stage = trainer.model_wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0
+        return None if stage == self.stage else f"DeepSpeed runs at stage {stage}"
+
+
+class Zero1(Zero):
+    """Optimizer states."""
+
+    name, counted_as, stage, offloads = "zero1", "zero1", 1, ("none", "cpu")
+
+
+class Zero2(Zero):
+    """Optimizer states and gradients."""
+
+    name, counted_as, stage, offloads = "zero2", "zero2", 2, ("none", "cpu")
+
+
+class Zero3(Zero):
+    """Optimizer states, gradients and parameters."""
+
+    name, counted_as, stage, offloads = "zero3", "zero3", 3, ("none", "cpu", "nvme")
+
+    def quant_storage(self, recipe: Recipe) -> str:
+        return recipe.model.dtype
+
+    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
+        # A device map is refused: zero.Init says where parameters go.
+        return {}
+
+    def gather(self, parameter: Any) -> Any:
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()

@@ -1,0 +1,250 @@
+"""What a sweep's runs have come to: which are planned, how they compare, which is best."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flytune.console import tables
+from flytune.errors import FlytuneError, RecipeError
+from flytune.evaluation import guards
+from flytune.failures.table import kind_of
+from flytune.planning import planner
+from flytune.recipe.recipe import Recipe
+from flytune.records.metrics import Metrics, Score
+from flytune.records.plan import Plan
+from flytune.records.training import TrainingResult
+from flytune.report import page as report_page
+from flytune.schema import Record, Strict
+from flytune.sweeps import parallel_coordinates
+from flytune.sweeps.grid import Points, shown, value_at
+from flytune.sweeps.parallel_coordinates import Line
+
+_OTHER_SCALES = ("data", "model", "evaluation")
+"""Sections that decide what is scored, and in which tokens."""
+WIDTH = 140
+REPORT, BEST = "report.html", "best.yaml"
+
+
+class Outcome(Strict):
+    """Of one point."""
+
+    name: str
+    """Of its recipe."""
+    values: list[Any]
+    """At the sweep's fields, in their order."""
+    tuned: Score | None = None
+    """On the held-out samples; None where it failed."""
+    seconds: float = 0.0
+    """Of training."""
+    price: float = 0.0
+    """Of training, in the currency of shapes.yaml."""
+    artifact: str = ""
+    """Where it is."""
+    reason: str = ""
+    """Why there is none."""
+    broken: list[str] = Field(default=[])
+    """Sentences of evaluation.must_not_fall that do not hold: it is not the best, whatever its loss."""
+
+    @property
+    def shown(self) -> list[str]:
+        """Its values as people write them."""
+        return [shown(value) for value in self.values]
+
+
+class Sweep(Record):
+    """sweep.json: all points, failed ones too."""
+
+    recipe: str
+    """The name of the recipe that they were made from."""
+    fields: list[str]
+    outcomes: list[Outcome]
+    best: str | None
+    """The point of the lowest held-out loss; the first of several."""
+    as_good: list[str] = Field(default=[])
+    """Those whose 95 % interval overlaps with the best one's."""
+    warnings: list[str] = Field(default=[])
+
+
+def check(concurrency: int, min_success_ratio: float) -> None:
+    """Refuses settings that mean nothing.
+
+    Raises:
+        RecipeError: which, and what they may be.
+    """
+    if not 0 < min_success_ratio <= 1:
+        raise RecipeError(f"min_success_ratio: {min_success_ratio:g}; it is above 0, and 1 at most")
+    if concurrency < 0:
+        raise RecipeError(f"concurrency: {concurrency}; give how many points run at a time, 0 for all")
+
+
+def planned(points: Points, min_success_ratio: float, plan: Callable[[Recipe], Any] = planner.make) -> Points:
+    """Return the points with the reason of each that cannot run: what `plan` raises of it.
+
+    Raises:
+        RecipeError: so many cannot that the ratio is out of reach, with all reasons.
+    """
+    judged = []
+    for point in points.points:
+        try:
+            plan(point.recipe)
+            judged.append(point)
+        except FlytuneError as error:
+            if kind_of(error).recoverable:  # another attempt may mend it
+                raise
+            judged.append(point.model_copy(update={"refused": str(error)}))
+    found = points.model_copy(update={"points": judged})
+    if len(found.runnable) < (needed := least(points, min_success_ratio)):
+        reasons = [f"{point.recipe.name}: {_line(point.refused)}" for point in judged if point.refused]
+        where = f"sweep of {points.recipe}: {len(found.runnable)} of {len(judged)} points can run, {needed} must succeed"
+        raise RecipeError.of(where, reasons)
+    return found
+
+
+def least(points: Points, min_success_ratio: float) -> int:
+    """How many points must succeed; refused ones count as failed."""
+    return math.ceil(len(points.points) * min_success_ratio - 1e-9)
+
+
+def outcome(
+    recipe: Recipe, values: list[Any], plan: Plan, training: TrainingResult, metrics: Metrics, artifact: str
+) -> Outcome:
+    """Of a point that succeeded."""
+    price = plan.price_per_hour * training.seconds / 3600
+    return Outcome(
+        name=recipe.name,
+        values=values,
+        tuned=metrics.tuned,
+        seconds=training.seconds,
+        price=price,
+        artifact=artifact,
+        broken=guards.broken(recipe, metrics),
+    )
+
+
+def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[str, str]) -> Sweep:
+    """All outcomes in the points' order, and which is best. `reasons`: of failed points, as far as they have told any."""
+    outcomes = []
+    for point in points.points:
+        name = point.recipe.name
+        reason = point.refused or reasons.get(name) or "no reason is known; see the console"
+        values = [value_at(point.recipe, field) for field in points.fields]
+        outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
+    scored = [(one, one.tuned) for one in outcomes if one.tuned and math.isfinite(one.tuned.loss) and not one.broken]
+    best, score = min(scored, key=lambda pair: pair[1].loss, default=(None, None))
+    as_good = [one.name for one, other in scored if one is not best and score and other.loss_low <= score.loss_high]
+    varied = [field for field in points.fields if field.split(".")[0] in _OTHER_SCALES]
+    warning = f"{', '.join(varied)}: what is scored may differ from point to point, so that losses do not compare"
+    return Sweep(
+        recipe=points.recipe,
+        fields=points.fields,
+        outcomes=outcomes,
+        best=best.name if best else None,
+        as_good=as_good,
+        warnings=[warning] if varied else [],
+    )
+
+
+def too_few(sweep: Sweep, needed: int) -> str:
+    """Return the error of a sweep of which fewer than `needed` points have succeeded, with all reasons."""
+    failed = [f"  {one.name}: {_line(one.reason)}" for one in sweep.outcomes if not one.tuned]
+    succeeded = len(sweep.outcomes) - len(failed)
+    where = f"sweep of {sweep.recipe}: {succeeded} of {len(sweep.outcomes)} points have succeeded, {needed} must"
+    return "\n".join([f"{where} (min_success_ratio); the table is in this task's deck and log", *failed])
+
+
+def verdict(sweep: Sweep) -> str:
+    """The best one, in a sentence."""
+    failed = sum(not one.tuned for one in sweep.outcomes)
+    some = f" {failed} of {len(sweep.outcomes)} failed." if failed else ""
+    best = next((one for one in sweep.outcomes if one.name == sweep.best), None)
+    if best is None or best.tuned is None:
+        return f"No point has a held-out loss.{some}"
+    what = ", ".join(f"{field} {value}" for field, value in zip(sweep.fields, best.shown, strict=True))
+    said = f"Best: {best.name} ({what}), held-out loss {report_page.number(best.tuned.loss)}."
+    if sweep.as_good:
+        said += f" Within chance of it, by their 95 % intervals: {', '.join(sweep.as_good)}."
+    return said + some
+
+
+def ranked(sweep: Sweep) -> list[Outcome]:
+    """Lowest loss first, failed ones last."""
+    return sorted(sweep.outcomes, key=lambda one: one.tuned.loss if one.tuned else math.inf)
+
+
+def show(sweep: Sweep, console: Console) -> None:
+    """The table, the reasons of failures, and the verdict."""
+    table = Table(title=f"Sweep of {sweep.recipe}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("point", no_wrap=True)
+    for name in short(sweep.fields):
+        table.add_column(name)
+    for name in ("loss", "95 % interval", "perplexity", "training"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in ranked(sweep):
+        style = "bold" if one.name == sweep.best else "" if one.tuned else "red"
+        table.add_row(one.name, *map(escape, one.shown), *_cells(one), style=style)
+    tables.show(table, console)
+    for one in sweep.outcomes:
+        if not one.tuned:
+            console.print(f"{one.name} failed: {_line(one.reason)}", markup=False, highlight=False, soft_wrap=True)
+    for said in (*sweep.warnings, verdict(sweep)):
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def log(sweep: Sweep) -> None:
+    """The same on stderr, where a pod's log is."""
+    show(sweep, Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH))
+
+
+def html(sweep: Sweep) -> str:
+    """The same with its picture, as one page without a link to anything outside it."""
+    lines = [Line(one.name, one.shown, one.tuned.loss if one.tuned else None) for one in sweep.outcomes]
+    orders = [_order([one.values[at] for one in sweep.outcomes]) for at in range(len(sweep.fields))]
+    picture = parallel_coordinates.draw(short(sweep.fields), orders, lines, "held-out loss", sweep.best)
+    page = report_page.environment(escape=True).get_template("sweep.html.jinja")
+    return page.render(sweep=sweep, ranked=ranked(sweep), said=verdict(sweep), picture=picture, line=_line, short=short)
+
+
+def short(fields: Sequence[str]) -> list[str]:
+    """Their last parts, where those tell them apart."""
+    last = [field.rpartition(".")[2] for field in fields]
+    return [name if last.count(name) == 1 else field for name, field in zip(last, fields, strict=True)]
+
+
+def write(sweep: Sweep, points: Points, folder: Path) -> None:
+    """sweep.json, report.html and best.yaml, which `pyflyte run` takes, into a new folder."""
+    folder.mkdir(parents=True)
+    sweep.write(folder / "sweep.json")
+    (folder / REPORT).write_text(html(sweep), encoding="utf-8")
+    for recipe in points.runnable:
+        if recipe.name == sweep.best:
+            (folder / BEST).write_text(recipe.to_yaml(), encoding="utf-8")
+
+
+def _order(values: Sequence[Any]) -> list[str]:
+    """Different values as they are shown: numbers by size, others as they came."""
+    if all(isinstance(value, int | float) for value in values):
+        values = sorted(values)
+    return list(dict.fromkeys(map(shown, values)))
+
+
+def _cells(one: Outcome) -> list[str]:
+    if not one.tuned:
+        return ["failed", "", "", ""]
+    return [
+        report_page.number(one.tuned.loss),
+        report_page.interval(one.tuned, "loss"),
+        report_page.number(one.tuned.perplexity),
+        report_page.duration(one.seconds),
+    ]
+
+
+def _line(reason: str) -> str:
+    return " ".join(reason.split())

@@ -1,0 +1,59 @@
+"""The held-out loss of a model that is in training, over all processes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune.models.scoring import IGNORED, Row, heldout_loss, heldout_rows
+from flytune.recipe.recipe import Recipe
+
+
+class Scorer:
+    """Scores the model in training every evaluation.eval_steps optimizer steps, and after the last; never without it."""
+
+    def __init__(self, recipe: Recipe, dataset: Path) -> None:
+        """Reads the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
+        self.eval_steps = recipe.evaluation.eval_steps
+        self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        return self.eval_steps is not None and (is_last or step % self.eval_steps == 0)
+
+    def score(self, trainer: Any) -> float:
+        return live_loss(trainer, self.rows)
+
+
+def scored_rows(dataset: Path, limit: int) -> list[Row]:
+    """Of the first `limit` held-out samples those with a token to score.
+
+    Raises:
+        DataError: the data set is not whole, or there is none.
+    """
+    return [row for row in heldout_rows(dataset, limit) if any(label != IGNORED for label in row["labels"][1:])]
+
+
+def live_loss(trainer: Any, rows: Sequence[Row]) -> float:
+    """Loss on `rows` in nats a trained token; every process calls it and gets the same.
+
+    One row at a time: beside the training's memory there may be no room for more, and whole logits are larger than what
+    TRL's chunked loss keeps.
+
+    Each row is scored by one process. All make the same number of forward passes, since these gather parameters (ZeRO-3,
+    FSDP) and a process that had one fewer would leave the others waiting for ever: the shorter shares are filled up with a
+    row that is not counted. `rows` are those of `scored_rows`: without a token to score there would be no forward pass.
+    """
+    import torch
+
+    rank, world_size = trainer.args.process_index, trainer.args.world_size
+    share = list(rows[rank::world_size])
+    is_short = len(share) < -(-len(rows) // world_size)
+    nll, tokens = heldout_loss(
+        trainer.model_wrapped,
+        [*share, rows[0]] if is_short else share,
+        trainer.processing_class.pad_token_id,
+        1,
+        label="held-out loss",
+    )
+    mine = torch.tensor([nll[: len(share)].sum(), tokens[: len(share)].sum()], dtype=torch.float64, device=trainer.args.device)
+    total_nll, total_tokens = trainer.accelerator.reduce(mine, reduction="sum").tolist()
+    return float(total_nll / total_tokens)

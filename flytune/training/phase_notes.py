@@ -1,0 +1,237 @@
+"""Notes on the phases of a run, for its next attempt: a pod that is killed for its memory leaves no other word.
+
+Each node keeps one note, at the address of the run's checkpoints, and writes it anew at each phase and while its memory grows.
+An attempt whose two predecessors were killed in the same phase, with no step saved in between, would be the third: it stops.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flytune.errors import KilledAgain
+from flytune.failures import reports
+from flytune.failures.table import KINDS, kind_of
+from flytune.failures.text import task_name
+from flytune.hardware.pod_memory import memory
+from flytune.records.plan import LOAD, Plan
+from flytune.schema import Record
+from flytune.training import attempt_notes
+
+log = logging.getLogger(__name__)
+
+POINTER = "phase-note"
+"""The file in causes.FOLDER that names the node's note: the process that started the ranks knows better what ended them."""
+SIGTERM = "SIGTERM"
+SECONDS = 1.0
+"""Seconds between two looks at the memory."""
+PARTS = 16
+"""Parts of the allowed memory; a note is written anew whenever the memory has grown by one."""
+WAIT = 5.0
+"""Longest time that a phase waits for its note, in seconds: a storage that is away must not hold a run up."""
+_KILLED = "out of host memory"
+_SILENT = {None, _KILLED, *(kind.name for kind in KINDS if kind.notices)}
+"""Ends of the nodes of an attempt of which one was killed: without a word, or by noticing it."""
+
+
+class PhaseNote(Record):
+    """The last phase of one node in one attempt."""
+
+    execution: str
+    attempt: int
+    node: int
+    task: str
+    phase: str
+    used_bytes: int
+    allowed_bytes: int
+    saved_step: int
+    """Newest checkpoint's step when the attempt began."""
+    counted_bytes: int | None = None
+    """The plan's figure for the phase; None where it counts none."""
+    ended: str | None = None
+    """Kind of the failure (flytune.failures.table), or SIGTERM; None while the node runs, and once it was killed."""
+
+    @property
+    def file(self) -> str:
+        return f"phase-{self.execution}-{self.attempt}-{self.node}.json"
+
+    @property
+    def was_killed(self) -> bool:
+        return self.ended in (None, _KILLED)
+
+    def __str__(self) -> str:
+        gib = f"{self.used_bytes / 2**30:.1f} of {self.allowed_bytes / 2**30:.1f} GiB"
+        return f"{self.task}, attempt {self.attempt + 1}, {self.phase}: {gib} of the pod's memory"
+
+
+class PhaseNotes:
+    """The note of this node, from the beginning of an attempt to its end. Without an execution of Flyte, none is kept."""
+
+    def __init__(self, place: str, plan: Plan | None = None, is_signalled: Callable[[], bool] = lambda: False) -> None:
+        self._place, self._plan, self._is_signalled = place, plan, is_signalled
+        self._note = PhaseNote(
+            execution=os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", ""),
+            attempt=int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0),
+            node=int(os.environ.get("GROUP_RANK", "0")),
+            task=task_name(),
+            phase="",
+            used_bytes=0,
+            allowed_bytes=1,
+            saved_step=0,
+        )
+        self._is_kept = bool(self._note.execution) and os.environ.get("LOCAL_RANK", "0") == "0"
+        self._changed, self._written, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        """Lock of the note itself: phases begin in the main thread."""
+        self._thread = threading.Thread(target=self._keep, name="phase notes", daemon=True)
+
+    @contextmanager
+    def attempt(self, saved_step: Callable[[], int] = lambda: 0, phase: str = LOAD) -> Iterator[None]:
+        """Keep the note within, from `phase` on; `saved_step` is of the newest checkpoint that there is.
+
+        Raises:
+            KilledAgain: the last two attempts were killed in the same phase, and no step was saved in between.
+        """
+        if not self._is_kept:
+            yield
+            return
+        try:
+            self._begin(phase, saved_step())
+            yield
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+
+    def _begin(self, phase: str, saved_step: int) -> None:
+        self._note = self._note.model_copy(update={"saved_step": saved_step, "phase": phase})
+        self._check()
+        if folder := os.environ.get(reports.FOLDER):
+            pointer = {"place": self._place, "file": self._note.file}
+            (Path(folder) / POINTER).write_text(json.dumps(pointer), encoding="utf-8")
+        self._thread.start()
+        self.enter(phase)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase; its note is there when this returns, unless the storage is away."""
+        if not self._thread.is_alive():
+            return
+        counted = _counted(self._plan, phase) if self._plan else None
+        with self._lock:
+            self._note = self._note.model_copy(update={"phase": phase, "used_bytes": 0, "counted_bytes": counted})
+        self.write_now()
+
+    def write_now(self) -> None:
+        """Return once the note is there as it is now, unless the storage is away."""
+        self._written.clear()
+        self._changed.set()
+        self._written.wait(WAIT)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Note that the attempt has failed; where it has not, delete what this node's attempts have left."""
+        self._over.set()
+        self._changed.set()
+        if self._thread.is_alive():
+            self._thread.join(WAIT)
+        if error is not None:
+            _write(self._place, self._note.model_copy(update={"ended": kind_of(error).name}))
+        else:
+            clear(self._place, self._note.execution, self._note.node)
+
+    def _keep(self) -> None:
+        while not self._over.is_set():
+            self._changed.wait(SECONDS)
+            is_new = self._changed.is_set()
+            self._changed.clear()
+            used, allowed = memory()
+            with self._lock:
+                ended = SIGTERM if self._is_signalled() else None
+                is_due = is_new or ended != self._note.ended or used - self._note.used_bytes >= allowed / PARTS
+                if is_due:
+                    known = {"used_bytes": used, "allowed_bytes": allowed, "ended": ended}
+                    self._note = note = self._note.model_copy(update=known)
+            if is_due and not self._over.is_set():
+                _write(self._place, note)
+                if is_new:
+                    self._written.set()
+
+    def _check(self) -> None:
+        mine = self._note
+        earlier = read(self._place, mine.execution)
+        last, before = ([note for note in earlier if note.attempt == mine.attempt - back] for back in (1, 2))
+        if not (_is_silent(last) and _is_silent(before)):
+            return
+        for first in before:
+            for second in last:
+                is_alike = first.was_killed and second.was_killed and first.phase == second.phase
+                if is_alike and first.saved_step == second.saved_step == mine.saved_step:
+                    raise KilledAgain(_sentence(first, second, self._place))
+
+
+def _is_silent(attempt: list[PhaseNote]) -> bool:
+    return {note.ended for note in attempt} <= _SILENT
+
+
+def _sentence(first: PhaseNote, second: PhaseNote, place: str) -> str:
+    gib = [f"{size / 2**30:.1f}" for size in (first.used_bytes, second.used_bytes, second.allowed_bytes)]
+    counted = second.counted_bytes
+    plan = "the plan counts none for it" if counted is None else f"the plan had counted {counted / 2**30:.1f} GiB"
+    return (
+        f"attempts {first.attempt + 1} and {second.attempt + 1} were killed without a word in the same phase, {second.phase}, "
+        f"at {gib[0]} and {gib[1]} of the {gib[2]} GiB of memory that the pod may take ({plan}); no step was saved in between, "
+        f"and this attempt would end there too: the run does not go on by itself. Checkpoints are at {place}"
+    )
+
+
+def _counted(plan: Plan, phase: str) -> int | None:
+    """Return the plan's bytes of host memory of a node in a phase."""
+    for need in plan.needs:
+        if phase in need.phases and need.resource in ("host memory", "process memory"):
+            processes = plan.processes if need.resource == "process memory" else 1
+            return processes * sum(need.phases[phase].values())
+    return None
+
+
+def read(place: str, execution: str = "") -> list[PhaseNote]:
+    """Read notes at an address, of one execution or of all: the latest attempt first, and in it nodes that were killed."""
+    found: list[PhaseNote] = []
+    try:
+        names = [
+            name for name in attempt_notes.names(place) if name.startswith(f"phase-{execution}") and name.endswith(".json")
+        ]
+        found = [PhaseNote.model_validate_json(attempt_notes.content(place, name) or b"") for name in names]
+    except Exception as error:  # noqa: BLE001 (each file system has errors of its own; a note is no reason to lose a run)
+        log.warning("%s: the notes on phases could not be read: %s", place, error)
+    mine = [note for note in found if execution in ("", note.execution)]
+    return sorted(mine, key=lambda note: (note.attempt, note.was_killed), reverse=True)
+
+
+def clear(place: str, execution: str = "", node: int | None = None) -> None:
+    """Delete notes: all, or those of one execution or node."""
+    for note in read(place, execution):
+        if node in (None, note.node):
+            attempt_notes.remove(place, note.file)
+
+
+def correct(folder: Path, kind: str) -> None:
+    """Make the note of a node's ranks, whose failures are reported in `folder`, say what has ended them."""
+    pointer = folder / POINTER
+    if not pointer.exists():
+        return
+    found = json.loads(pointer.read_text(encoding="utf-8"))
+    try:
+        note = PhaseNote.model_validate_json(attempt_notes.content(found["place"], found["file"]) or b"")
+    except Exception as error:  # noqa: BLE001 (the failure itself must not be lost for it)
+        log.warning("%s: the note on the last phase stays as it is: %s", found["place"], error)
+        return
+    _write(found["place"], note.model_copy(update={"ended": kind}))
+
+
+def _write(place: str, note: PhaseNote) -> None:
+    try:
+        attempt_notes.put(place, note.file, note.model_dump_json(indent=2).encode())
+    except Exception as error:  # noqa: BLE001 (each file system has errors of its own; a note is no reason to lose a run)
+        log.warning("%s: a note on phase %s could not be written: %s", place, note.phase, error)

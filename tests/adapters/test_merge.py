@@ -1,0 +1,166 @@
+"""Merging on a tiny model, with the real 4-bit format: what is written, and that what was measured is what was written."""
+
+import json
+
+import pytest
+import torch
+
+from flytune import cli
+from flytune.adapters import merge
+from flytune.errors import ExportError
+from flytune.models import loading, probe
+from tests.support.stages import recipe_for, write_artifact, write_dataset, write_trained
+from tests.support.tiny import tiny_base
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def artifacts(base, tmp_path_factory):
+    """An artifact's recipe and adapter, by method; trained far enough to differ from its base."""
+    dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
+    made = {}
+    for method in ("lora", "qlora", "full"):
+        recipe = recipe_for(base, method, **{"model.dtype": "float32"})
+        folder = write_artifact(tmp_path_factory.mktemp(method), recipe, dataset, steps=30)
+        made[method] = recipe, folder
+    return made
+
+
+def reloaded(folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    prompts = probe.tokenized(AutoTokenizer.from_pretrained(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    return model, torch.cat([logits for _, logits in probe.logits_of(model, prompts)])
+
+
+def trained_logits(recipe, artifact):
+    from transformers import AutoTokenizer
+
+    prompts = probe.tokenized(AutoTokenizer.from_pretrained(artifact))
+    return torch.cat([logits for _, logits in probe.logits_of(loading.exported_model(recipe, artifact), prompts)])
+
+
+def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
+    recipe, artifact = artifacts["lora"]
+    made = merge.merge(artifact, tmp_path / "merged")
+    (candidate,) = made.candidates
+    assert candidate.onto == "the base's weights"
+    assert 0 <= candidate.divergence < 1e-8
+    assert candidate.agreement == 1
+    _, logits = reloaded(tmp_path / "merged")
+    assert probe.distance(trained_logits(recipe, artifact), logits).max() < 1e-4
+
+
+def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifacts, tmp_path):
+    recipe, artifact = artifacts["qlora"]
+    made = merge.merge(artifact, tmp_path / "merged")
+    kept, other = made.candidates
+    assert kept.onto == "dequantized 4-bit weights"
+    assert other.onto == "16-bit weights"
+    assert kept.divergence < 1e-8 < 1e-5 < other.divergence
+    model, logits = reloaded(tmp_path / "merged")
+    assert not hasattr(model, "quantization_method"), "no 4-bit model any more"
+    # What was measured is what was written.
+    divergence = probe.divergence(trained_logits(recipe, artifact), logits)
+    assert float(divergence.mean()) == pytest.approx(kept.divergence, abs=1e-9)
+
+
+def test_the_merged_folder_is_whole(artifacts, base, tmp_path):
+    made = merge.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
+    files = {path.name for path in (tmp_path / "new" / "merged").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "merge.json"} <= files
+    assert not [name for name in files if name.startswith("adapter")]
+    assert merge.Merge.read(tmp_path / "new" / "merged" / "merge.json") == made
+    config = json.loads((tmp_path / "new" / "merged" / "config.json").read_text())
+    assert config["dtype"] == made.dtype == "float32", "the base's"
+    assert "quantization_config" not in config
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["merged"]
+
+
+def test_the_dtype_is_the_bases_whatever_was_computed_in(base, artifacts, tmp_path):
+    import shutil
+
+    from transformers import AutoModelForCausalLM
+
+    half = shutil.copytree(base, tmp_path / "half")
+    AutoModelForCausalLM.from_pretrained(half, dtype="bfloat16").save_pretrained(half)
+    recipe, artifact = artifacts["lora"]
+    artifact = shutil.copytree(artifact, tmp_path / "artifact")
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": str(half)})})
+    (artifact / "recipe.yaml").write_text(recipe.to_yaml())
+    config = artifact / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(half)}))
+    assert merge.merge(artifact, tmp_path / "merged").dtype == "bfloat16"
+    assert reloaded(tmp_path / "merged")[0].dtype == torch.bfloat16
+
+
+def test_the_other_way_is_kept_where_it_is_nearer(artifacts, tmp_path, monkeypatch):
+    measured = merge._measured
+
+    def turned(onto, *arguments):
+        far = onto == "dequantized 4-bit weights"
+        return measured(onto, *arguments).model_copy(update={"divergence": 1.0 if far else 0.5})
+
+    monkeypatch.setattr(merge, "_measured", turned)
+    recipe, artifact = artifacts["qlora"]
+    made = merge.merge(artifact, tmp_path / "merged")
+    assert made.candidates[0].onto == "16-bit weights"
+    onto_dequantized = merge._merged(recipe, loading.exported_model(recipe, artifact), "dequantized 4-bit weights")
+    onto_16_bit = merge._merged(recipe, loading.exported_model(recipe, artifact), "16-bit weights")
+    written = reloaded(tmp_path / "merged")[0].model.layers[0].mlp.up_proj.weight
+    assert torch.equal(written, onto_16_bit.model.layers[0].mlp.up_proj.weight)
+    assert not torch.equal(written, onto_dequantized.model.layers[0].mlp.up_proj.weight)
+
+
+def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path):
+    dataset = write_dataset(tmp_path / "dataset", base)
+    recipe = recipe_for(base, "qlora", **{"model.dtype": "float32"})
+    folder = write_trained(tmp_path / "trained", recipe, dataset, steps=1)
+    trained = loading.exported_model(recipe, folder)
+    layer = trained.get_base_model().model.layers[0].mlp
+    layer.up_proj = layer.up_proj.base_layer
+    names = {name: delta is None for name, _, delta in merge._layers(trained)}
+    assert len(names) == 28
+    assert [name for name, bare in names.items() if bare] == ["model.layers.0.mlp.up_proj"]
+
+
+def test_nothing_is_overwritten(artifacts, tmp_path):
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(ExportError, match="merged: is there already; a merged model is written into a new folder"):
+        merge.merge(artifacts["lora"][1], tmp_path / "merged")
+    assert not list((tmp_path / "merged").iterdir())
+
+
+def test_a_model_that_was_trained_whole_has_nothing_to_merge(artifacts, tmp_path):
+    with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole is not merged"):
+        merge.merge(artifacts["full"][1], tmp_path / "merged")
+
+
+def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
+    recipe, artifact = artifacts["lora"]
+    trained = loading.exported_model(recipe, artifact)
+    layers = [("lm_head", trained.get_base_model().lm_head, torch.zeros(1))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge, "_layers", lambda trained: layers)
+        with pytest.raises(
+            ExportError, match="lm_head: the adapter changes it alone, but head and embedding are one tensor: keep the adapter"
+        ):
+            merge._merged(recipe, trained, "the base's weights")
+
+
+def test_the_command_prints_both(artifacts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert cli.main(["merge", str(artifacts["qlora"][1]), "--out", str(tmp_path / "merged")]) == 0
+    said = capsys.readouterr().out
+    assert "dequantized 4-bit weights" in said
+    assert "16-bit weights" in said.replace("dequantized 4-bit weights", "")
+    assert said.count("kept") == 1
+    assert cli.main(["merge", str(artifacts["qlora"][1]), "--out", str(tmp_path / "merged")]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert cli.main(["merge", str(artifacts["lora"][1]), "--out", str(tmp_path / "lora"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["candidates"][0]["onto"] == "the base's weights"

@@ -1,0 +1,362 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flytune.artifacts import build
+from flytune.errors import ExportError
+from flytune.evaluation import score
+from flytune.recipe.recipe import Recipe
+from flytune.records.dataset import Manifest
+from flytune.records.metrics import Metrics
+from flytune.records.plan import Plan
+from flytune.records.training import TrainingResult
+from flytune.report import model_card
+from tests.support.reports import metrics as made_up
+from tests.support.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
+from tests.support.tiny import tiny_base
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tiny_base(tmp_path_factory.mktemp("base"))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Tiny\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(base, tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("dataset"), base)
+
+
+@pytest.fixture(scope="module")
+def recipe(base):
+    return recipe_for(base, "lora", description="Adds numbers.", **{"data.path": "s3://bucket/pairs.jsonl"})
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, dataset, tmp_path_factory):
+    """A trained folder; tests that harm it take a copy."""
+    return write_trained(tmp_path_factory.mktemp("trained"), recipe, dataset, steps=2)
+
+
+@pytest.fixture
+def trained(whole, tmp_path):
+    return copy_tree(whole, tmp_path / "trained")
+
+
+def store(recipe, dataset, trained, out) -> Path:
+    return build.store(recipe, plan_for(recipe), dataset, trained, made_up(), out)
+
+
+@pytest.fixture(scope="module")
+def stored(recipe, dataset, whole, tmp_path_factory):
+    return store(recipe, dataset, whole, tmp_path_factory.mktemp("artifact"))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_holds_what_is_needed_and_nothing_else(stored, recipe):
+    assert names(stored) == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "chat_template.jinja",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+        "artifact.json",
+        "manifest.json",
+        "metrics.json",
+        "comparison.json",
+        "export.json",
+        "gate/probe.safetensors",
+        "plan.json",
+        "recipe.yaml",
+        "report.html",
+        "steps.jsonl",
+        "training.json",
+    }
+
+
+def test_everything_reads_back(stored, recipe):
+    assert Recipe.from_yaml(stored / "recipe.yaml") == recipe
+    assert Metrics.read(stored / "metrics.json") == made_up()
+    assert Plan.read(stored / "plan.json") == plan_for(recipe)
+    assert Manifest.read(stored / "manifest.json").max_length == 128
+    assert TrainingResult.read(stored / "training.json").world_size == 2
+
+
+def test_contents_name_every_file_with_its_hash(stored):
+    import hashlib
+
+    contents = build.Contents.read(stored / "artifact.json").files
+    assert {item.file for item in contents} == names(stored) - {"artifact.json"}
+    for item in contents:
+        data = (stored / item.file).read_bytes()
+        assert (item.size, item.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_weights_are_linked_and_inputs_stay_as_they_were(recipe, dataset, trained, tmp_path):
+    before = {name: (trained / name).read_bytes() for name in names(trained)}
+    out = store(recipe, dataset, trained, tmp_path / "out")
+    assert {name: (trained / name).read_bytes() for name in names(trained)} == before
+    weights, config = "adapter_model.safetensors", "adapter_config.json"
+    assert os.path.samefile(trained / "adapter" / weights, out / weights)
+    assert not os.path.samefile(trained / "adapter" / config, out / config)
+
+
+def test_never_stores_into_a_used_folder(recipe, dataset, trained, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ExportError, match="out: not empty; an artifact is stored into a new folder"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("adapter/training_args.bin", "a pickle; weights are stored as safetensors alone"),
+        ("adapter/adapter_model.pt", "a pickle"),
+        ("adapter/extra.pkl", "a pickle"),
+        ("optimizer.safetensors", "state of a running training, which is no part of a model"),
+        ("checkpoint-12/model.safetensors", "state of a running training"),
+        ("adapter/trainer_state.json", "state of a running training"),
+        ("adapter/.cache/x.json", "a cache"),
+        ("adapter/__pycache__/x.json", "a cache"),
+    ],
+)
+def test_refuses_what_is_no_model(file, reason, recipe, dataset, trained, tmp_path):
+    (trained / file).parent.mkdir(exist_ok=True)
+    (trained / file).write_bytes(b"x")
+    with pytest.raises(ExportError, match=f"^{re.escape(file)}: {reason}.*nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_refuses_empty_and_cut_files(recipe, dataset, trained, tmp_path):
+    weights = trained / "adapter" / "adapter_model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1000])
+    with pytest.raises(
+        ExportError, match=rf"adapter_model.safetensors: cut short .* {len(data):,} bytes, it has {len(data) - 1000:,}"
+    ):
+        store(recipe, dataset, trained, tmp_path / "out")
+    weights.write_bytes(b"no safetensors at all")
+    with pytest.raises(ExportError, match=r"adapter_model.safetensors: cut short or damaged"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    weights.write_bytes(data)
+    (trained / "adapter" / "adapter_config.json").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"^adapter/adapter_config.json: empty; nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_refuses_a_folder_without_weights_or_with_two(recipe, dataset, trained, tmp_path):
+    copy_tree(trained / "adapter", trained / "model")
+    with pytest.raises(ExportError, match="holds both model/ and adapter/; nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    for folder in ("model", "adapter"):
+        (trained / folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"holds neither model/ nor adapter/ with \*.safetensors; nothing was stored"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_refuses_a_shard_that_is_missing(recipe, dataset, trained, tmp_path):
+    index = {"weight_map": {"a": "adapter_model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (trained / "adapter" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ExportError, match=r"adapter/model-00002-of-00002.safetensors: stands in .*index.json but is not there"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_refuses_stages_that_did_not_finish(recipe, dataset, trained, tmp_path):
+    (trained / "training.json").unlink()
+    with pytest.raises(ExportError, match=r"training.json: not there, so what it speaks of is not whole"):
+        store(recipe, dataset, trained, tmp_path / "out")
+    (trained / "training.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"training.json: not a TrainingResult \(.* mistakes\)"):
+        store(recipe, dataset, trained, tmp_path / "out")
+
+
+def test_a_lost_log_does_not_lose_the_model(recipe, dataset, trained, tmp_path):
+    (trained / "steps.jsonl").unlink()
+    assert "steps.jsonl" not in names(store(recipe, dataset, trained, tmp_path / "out"))
+
+
+def test_rows_set_aside_are_listed(recipe, dataset, trained, tmp_path):
+    prepared = copy_tree(dataset, tmp_path / "dataset")
+    (prepared / "bad_rows.jsonl").write_text('{"file": "a.jsonl", "line": 1, "reason": "not JSON"}\n')
+    stored = store(recipe, prepared, trained, tmp_path / "out")
+    assert (stored / "bad_rows.jsonl").read_bytes() == (prepared / "bad_rows.jsonl").read_bytes()
+    assert "bad_rows.jsonl" in (stored / "artifact.json").read_text()
+
+
+def front_matter(stored: Path) -> dict:
+    return yaml.safe_load((stored / "README.md").read_text().split("---")[1])
+
+
+def test_card_front_matter(stored, recipe, dataset, whole, tmp_path):
+    matter = front_matter(stored)
+    assert matter["license"] == "apache-2.0"
+    assert matter["library_name"] == "peft"
+    # A folder is no id that the hub could link to.
+    assert "base_model" not in matter
+    hub = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": "owner/base"})})
+    matter = front_matter(store(hub, dataset, whole, tmp_path / "hub"))
+    assert (matter["base_model"], matter["base_model_relation"]) == ("owner/base", "adapter")
+    assert "license" not in matter
+
+
+def test_card_text(stored):
+    text = (stored / "README.md").read_text()
+    for shown in ("Adds numbers.", "39.6", "21.3 (19.9 to 22.9)", "−0.620 (−0.660 to −0.580)", "32 trained on, 12 held out"):
+        assert shown in text
+    assert "pyflyte run workflows/finetune.py finetune --recipe recipe.yaml" in text
+    assert "{{" not in text
+    assert "\n\n\n" not in text
+
+
+def test_no_temporary_path_is_told(stored, base, dataset, whole):
+    for page in ("README.md", "report.html"):
+        text = (stored / page).read_text().replace(str(base), "BASE")
+        assert str(stored) not in text
+        assert str(dataset) not in text
+        assert str(whole) not in text
+
+
+CARDS = """
+import os, sys
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    exec(open("card.py").read(), {"__name__": "__main__"})
+"""
+
+
+@pytest.fixture(scope="module")
+def cards(base, dataset, tmp_path_factory):
+    """By method, the metrics of an artifact and what its card's code prints: each code by itself, all in one new process."""
+    metrics, folders = {}, []
+    for method in ("full", "lora", "qlora"):
+        folder = tmp_path_factory.mktemp(method)
+        recipe = recipe_for(base, method, **{"evaluation.sample_answers": 0, "evaluation.max_samples": 10})
+        trained = write_trained(folder / "trained", recipe, dataset)
+        metrics[method] = score.score(recipe, trained, dataset)
+        out = build.store(recipe, plan_for(recipe), dataset, trained, metrics[method], folder / "out")
+        blocks = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), flags=re.DOTALL)
+        assert len(blocks) == 2
+        (out / "dataset").symlink_to(dataset)
+        (out / "card.py").write_text("\n".join(blocks))
+        folders.append(out)
+    done = subprocess.run([sys.executable, "-c", CARDS, *folders], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    printed = re.findall(r"perplexity (\S+)", done.stdout)
+    return {method: (metrics[method], float(found)) for method, found in zip(metrics, printed, strict=True)}
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_code_of_the_card_gives_the_figure_of_the_report(method, cards):
+    metrics, printed = cards[method]
+    # Forgetting prepare_model_for_kbit_training moves it by 2e-4; other batches by 2e-6.
+    assert printed == pytest.approx(metrics.tuned.perplexity, rel=3e-5)
+    assert abs(printed - metrics.base.perplexity) > 0.05 * metrics.base.perplexity
+
+
+def test_publish_to_a_folder_and_again(stored, tmp_path):
+    address = str(tmp_path / "models")
+    assert build.publish(stored, address, "tiny-1") == f"{address}/tiny-1"
+    assert names(tmp_path / "models" / "tiny-1") == names(stored)
+    before = {name: (tmp_path / "models" / "tiny-1" / name).stat().st_mtime_ns for name in names(stored)}
+    build.publish(stored, address, "tiny-1")
+    assert {name: (tmp_path / "models" / "tiny-1" / name).stat().st_mtime_ns for name in names(stored)} == before
+
+
+def test_publish_goes_on_where_it_was_cut_off(stored, tmp_path):
+    build.publish(stored, str(tmp_path), "tiny")
+    for lost in ("artifact.json", "README.md"):
+        (tmp_path / "tiny" / lost).unlink()
+    kept = (tmp_path / "tiny" / "plan.json").stat().st_mtime_ns
+    build.publish(stored, str(tmp_path), "tiny")
+    assert names(tmp_path / "tiny") == names(stored)
+    assert (tmp_path / "tiny" / "plan.json").stat().st_mtime_ns == kept
+
+
+def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkeypatch):
+    from fsspec.implementations.local import LocalFileSystem
+
+    put_file = LocalFileSystem.put_file
+
+    def cut(self, source, target, **more):
+        if source.endswith("adapter_model.safetensors"):
+            Path(target).write_bytes(Path(source).read_bytes()[:100])
+            raise OSError(5, "Input/output error")
+        put_file(self, source, target, **more)
+
+    with monkeypatch.context() as broken, pytest.raises(ExportError, match="cannot be written to: OSError"):
+        broken.setattr(LocalFileSystem, "put_file", cut)
+        build.publish(stored, str(tmp_path), "tiny")
+    build.publish(stored, str(tmp_path), "tiny")
+    assert names(tmp_path / "tiny") == names(stored)
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "tiny" / weights).read_bytes() == (stored / weights).read_bytes()
+
+
+@pytest.mark.parametrize("file", ["artifact.json", "plan.json", "notes.txt"])
+def test_publish_overwrites_nothing(file, stored, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / file).write_text("mine")
+    with pytest.raises(ExportError, match=r"tiny: holds .*nothing is overwritten: remove it, or change the recipe's name"):
+        build.publish(stored, str(tmp_path), "tiny")
+    assert names(tmp_path / "tiny") == {file}
+    assert (tmp_path / "tiny" / file).read_text() == "mine"
+
+
+def test_publish_to_memory(stored):
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    try:
+        for _ in range(2):
+            assert build.publish(stored, "memory://bucket/models/", "tiny") == "memory://bucket/models/tiny"
+        assert {path.removeprefix("/bucket/models/tiny/") for path in files.find("/bucket/models/tiny")} == names(stored)
+    finally:
+        files.rm("/bucket", recursive=True)
+
+
+def test_publish_to_s3(bucket, stored, tmp_path):
+    import s3fs
+
+    for _ in range(2):
+        assert build.publish(stored, f"{bucket}/deep", "tiny") == "s3://models/deep/tiny"
+    found = s3fs.S3FileSystem().find("models/deep/tiny")
+    assert {path.removeprefix("models/deep/tiny/") for path in found} == names(stored)
+    other = copy_tree(stored, tmp_path / "other")
+    (other / "artifact.json").write_text((stored / "artifact.json").read_text() + "\n")
+    with pytest.raises(ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"):
+        build.publish(other, f"{bucket}/deep", "tiny")
+    with pytest.raises(ExportError, match=r"publish.address: s3://gone: cannot be written to: .*bucket does not exist"):
+        build.publish(stored, "s3://gone", "tiny")
+
+
+def test_publish_to_an_address_that_is_none(stored):
+    with pytest.raises(
+        ExportError, match=r"publish.address: nosuch://bucket: cannot be written to: ValueError: Protocol not known"
+    ):
+        build.publish(stored, "nosuch://bucket", "tiny")
+
+
+def test_publish_what_is_not_whole(tmp_path):
+    with pytest.raises(ExportError, match=r"artifact.json: not there"):
+        build.publish(tmp_path, str(tmp_path / "out"), "tiny")
+
+
+def test_the_licence_of_a_base_at_an_address_is_carried_over():
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/models/accepted/README.md", b"---\nlicense: llama3\n---\n# x\n")
+    assert model_card._license("memory://models/accepted") == {"license": "llama3"}
+    assert model_card._license("memory://models/none") == {}

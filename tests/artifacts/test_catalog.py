@@ -1,0 +1,120 @@
+"""What a store holds is told from small files, whatever state they are in."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from flytune import cli
+from flytune.artifacts import build, catalog, fetch
+from flytune.errors import ExportError
+from tests.support.stages import write_dataset
+from tests.support.store import stored
+from tests.support.tiny import tiny_base
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    base = tiny_base(tmp_path_factory.mktemp("base"))
+    store, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
+    return base, stored(store, base, dataset, "adds", steps=1), stored(store, base, dataset, "whole", "full", steps=1)
+
+
+@pytest.fixture
+def store(made, tmp_path):
+    """Two artifacts, one a day older; no weights."""
+    for age, folder in enumerate(made[1:]):
+        copy = shutil.copytree(folder, tmp_path / "store" / folder.name, ignore=shutil.ignore_patterns("*.safetensors"))
+        os.utime(copy / "artifact.json", (1_700_000_000 - 86400 * age,) * 2)
+    return tmp_path / "store"
+
+
+def test_lists_what_an_artifact_is_newest_first(made, store):
+    adds, whole = catalog.listed(str(store))
+    assert (adds.name, adds.kind, adds.method, adds.base) == ("adds", "adapter", "lora", str(made[0]))
+    assert (whole.name, whole.kind, whole.method) == ("whole", "model", "full")
+    assert (adds.data, adds.rows, adds.data_sha256) == ("pairs.jsonl", 47, "1" * 64)
+    assert adds.base_perplexity == pytest.approx(39.65, abs=0.01)
+    assert adds.tuned_perplexity == pytest.approx(21.33, abs=0.01)
+    assert adds.stored.isoformat() == "2023-11-14T22:13:20+00:00"
+    assert adds.size == sum(stored.size for stored in build.Contents.read(store / "adds" / "artifact.json").files)
+    assert adds.problems == whole.problems == []
+    assert [entry.name for entry in catalog.listed(str(store / "whole"))] == ["whole"]
+    assert catalog.listed(adds.address) == [adds]
+
+
+def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
+    (store / "adds" / "metrics.json").write_text("{")
+    (store / "whole" / "manifest.json").unlink()
+    (store / "whole" / "artifact.json").unlink()
+    config = store / "adds" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123456789abcdef"}))
+    adds, whole = catalog.listed(str(store))
+    assert adds.problems[0].startswith("metrics.json: JSONDecodeError: ")
+    assert adds.revision == "0123456789abcdef"
+    assert whole.problems == ["artifact.json: not there", "manifest.json: not there"]
+    assert whole.stored is whole.size is None
+    (store / "whole" / "recipe.yaml").write_text("model: 3\nmethod: full\n")
+    (store / "adds" / "manifest.json").write_text('{"source": 3, "rows": "many", "content_sha256": null}')
+    adds, whole = catalog.listed(str(store))
+    assert whole.problems[0] == "recipe.yaml: TypeError: 'int' object is not subscriptable"
+    assert any(problem.startswith("rows: Input should be a valid integer") for problem in adds.problems)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert cli.main(["adapters", str(store)]) == 0
+    said = capsys.readouterr().out
+    assert "artifact.json: not there" in said
+    assert said.count("unknown") >= 4
+
+
+def test_an_address_without_artifacts(tmp_path):
+    for address in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ExportError, match="no artifact there, nor right below it: no recipe.yaml, no artifact.json"):
+            catalog.listed(str(address))
+    with pytest.raises(ExportError, match="nope://x: cannot be read: ValueError: Protocol not known"):
+        catalog.listed("nope://x")
+    with pytest.raises(ExportError, match="nope://x: cannot be read"):
+        fetch.fetched("nope://x")
+
+
+def test_the_command_shows_a_row_for_each(made, store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    assert cli.main(["adapters", str(store)]) == 0
+    said = capsys.readouterr().out
+    assert said.index("adds") < said.index("whole")
+    assert "39.65 to 21.33" in said
+    assert "47 rows, 111111111111" in said
+    assert "2023-11-14 22:13" in said
+    assert cli.main(["adapters", str(store), "--json"]) == 0
+    assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["adds", "whole"]
+    assert cli.main(["adapters", str(store / "none")]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for folder in made[1:]:
+        build.publish(folder, f"{bucket}/team", folder.name)
+    entries = catalog.listed(f"{bucket}/team")
+    assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
+    assert all(entry.stored is not None and entry.problems == [] for entry in entries)
+    found = fetch.fetched(f"{bucket}/team/adds")
+    assert (found / "adapter_model.safetensors").read_bytes() == (made[1] / "adapter_model.safetensors").read_bytes()
+    assert (found / "report.html").exists()
+    assert fetch.fetched(f"{bucket}/team/adds/") == found
+    with pytest.raises(ExportError, match="none: no artifact.json, so no artifact lies there, or not a whole one"):
+        fetch.fetched(f"{bucket}/team/none")
+    fsspec.filesystem("s3").pipe_file(f"{bucket}/team/whole/recipe.yaml", b"name: other\n")
+    with pytest.raises(ExportError, match="whole/recipe.yaml: not what artifact.json says; publish the artifact again"):
+        fetch.fetched(f"{bucket}/team/whole")
+
+
+def test_a_fingerprint_names_artifacts_and_their_names(made):
+    adds, whole = (folder / "artifact.json" for folder in made[1:])
+    found = {catalog.fingerprint(files) for files in ({"a": adds}, {"b": adds}, {"a": whole}, {"a": adds, "b": whole})}
+    assert len(found) == 4
+    assert catalog.fingerprint({"b": whole, "a": adds}) in found
+    with pytest.raises(ExportError, match="x: no artifact.json"):
+        catalog.fingerprint({"x": adds.parent / "none"})

@@ -1,0 +1,104 @@
+"""Messages of how a run ended: in Slack's form, and without the address ever being seen."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from flytune.artifacts import notify
+from flytune.records.metrics import Metrics, Score
+from tests.support.plans import recipe_of
+
+SECRET = "T0P/S3CRET"
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    """Bodies that were posted to a server whose path is the secret; what it answers can be set."""
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(server.status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            """Silent."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.status = 200
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv(notify.WEBHOOK, f"http://127.0.0.1:{server.server_port}/{SECRET}")
+    got_of = got
+    yield got_of, server
+    server.shutdown()
+    server.server_close()
+
+
+def wishes(*on, webhook=True):
+    return recipe_of(notify={"webhook": webhook, "on": list(on)})
+
+
+def test_who_asks_is_told(webhook):
+    got, _ = webhook
+    assert notify.tell(wishes("failed"), "failed", "it broke")
+    assert got == [(f"/{SECRET}", {"text": "it broke"})]
+    assert not notify.tell(wishes("failed"), "succeeded", "done")
+    assert not notify.tell(wishes("failed", webhook=False), "failed", "it broke")
+    assert notify.tell(wishes("succeeded"), "succeeded", "begin" + "x" * 99_999 + "end")
+    text = got[1][1]["text"]
+    assert text.startswith("begin")
+    assert text.endswith("end")
+    assert len(text) <= 12_000
+    assert len(got) == 2
+
+
+def test_no_credential_is_told(webhook):
+    got, server = webhook
+    assert notify.tell(wishes("failed"), "failed", f"posting to http://127.0.0.1:{server.server_port}/{SECRET} failed")
+    assert SECRET not in got[0][1]["text"]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (None, "no FLYTUNE_WEBHOOK is set"),
+        (f"{SECRET} is no address", "was not reached: ValueError; nobody was told"),
+        (f"http://127.0.0.1:1/{SECRET}", "was not reached: URLError; nobody was told"),
+        (f"http://[{SECRET}", "was not reached: ValueError; nobody was told"),
+        (f"http://127.0.0.1:80/a b {SECRET}", "was not reached: InvalidURL; nobody was told"),
+    ],
+)
+def test_what_goes_wrong_is_a_warning_that_shows_no_address(address, said, monkeypatch, caplog):
+    if address is None:
+        monkeypatch.delenv(notify.WEBHOOK, raising=False)
+    else:
+        monkeypatch.setenv(notify.WEBHOOK, address)
+    assert not notify.tell(wishes("failed"), "failed", "it broke")
+    assert said in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_an_address_that_refuses_is_a_warning(webhook, caplog):
+    webhook[1].status = 404
+    assert not notify.tell(wishes("failed"), "failed", "it broke")
+    assert "answered 404, so nobody was told" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_what_is_told_of_an_artifact():
+    def score(perplexity):
+        return Score(loss=1, loss_low=1, loss_high=1, perplexity=perplexity, perplexity_low=1, perplexity_high=1)
+
+    metrics = Metrics(
+        base=score(39.8), tuned=score(21.3), loss_difference=-0.63, loss_difference_low=-0.7, loss_difference_high=-0.5,
+        samples=5, tokens=9, loaded_as="nf4", answers=[], seconds=1,
+    )  # fmt: skip
+    said = notify.succeeded(recipe_of(), metrics, "s3://bucket/x")
+    assert "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats a token (-0.7000 to -0.5000): better beyond doubt." in said
+    assert said.endswith("Artifact: s3://bucket/x")
+    unclear = notify.succeeded(recipe_of(), metrics.model_copy(update={"loss_difference_high": 0.1}), str(Path("x")))
+    assert "not better beyond doubt" in unclear

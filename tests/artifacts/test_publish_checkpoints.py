@@ -1,0 +1,134 @@
+"""What checkpoints hold, on a hub while training goes on."""
+
+import json
+import threading
+
+import pytest
+
+from flytune import data
+from flytune.artifacts.publish import checkpoints
+from flytune.artifacts.publish.checkpoints import StepPublisher
+from flytune.hardware.shapes import shape_named
+from flytune.planning import planner
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.sharding import pair_problem
+from flytune.training import loop
+from tests.support import ranks
+from tests.support.publishing import ADDRESS, REPOSITORY, hub
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+__all__ = ["hub"]
+pytestmark = pytest.mark.filterwarnings("ignore:Use .content=<...>. to upload raw bytes:DeprecationWarning")
+EVERY = {"publish.address": ADDRESS, "publish.every_save": True, "checkpoints.save_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
+    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
+    return folder
+
+
+def recipe_of(inputs, **changes):
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", EVERY | changes))
+
+
+def fit(recipe, inputs, out):
+    checkpoints.PATIENCE = 300.0
+    plan = planner.make(recipe)
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out, publisher=checkpoints.StepPublisher)
+
+
+@pytest.mark.parametrize(
+    ("method", "sharding", "world_size"),
+    [("full", "none", 1), pytest.param("full", "zero3", 2, marks=pytest.mark.slow), ("lora", "zero2", 2)],
+)
+def test_steps_are_branches_with_the_weights_of_the_checkpoints(method, sharding, world_size, hub, inputs, tmp_path):
+    from safetensors.torch import load, load_file
+
+    changes = {"method": method, "sharding": sharding, "hardware.shape": f"cpu-{world_size}", "training.max_steps": 2}
+    folders = {"checkpoints.folder": str(tmp_path / "checkpoints"), "checkpoints.save_steps": 2}
+    ranks.run(world_size, fit, recipe_of(inputs, **changes, **folders), inputs, tmp_path / "out")
+    repository = hub.repositories[REPOSITORY]
+    (branch,) = set(repository.branches) - {"main"}
+    assert branch.startswith("tiny-")
+    assert branch.endswith("-step-2")
+    assert list(repository.files()) == [".gitattributes"]
+    files = repository.files(branch)
+    assert not [name for name in files if name.startswith(("trainer_state", "optimizer", "training_args", "steps"))]
+    if method == "full":
+        assert json.loads(files["config.json"])["use_cache"]
+    else:
+        assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == str(inputs / "tiny")
+    (exported,) = (tmp_path / "out").glob("*/*model.safetensors")
+    published, last = load(files[exported.name]), load_file(exported)
+    assert {"tokenizer.json", "README.md", "artifact.json"} <= files.keys()
+    # A tied head may be there twice.
+    assert last.keys() <= published.keys()
+    assert all((published[name].float() == last[name].float()).all() for name in last)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "attempt" / "checkpoint-7"
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "trainer_state.json").write_text("{}")
+    (folder / "optimizer.pt").write_bytes(b"state")
+    return folder
+
+
+def test_what_fails_is_warned_of_alone(hub, inputs, checkpoint, monkeypatch, caplog):
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    publisher = StepPublisher(recipe_of(inputs, method="lora"), "tiny-1")
+    publisher.take(checkpoint, 7)
+    publisher.begin()
+    publisher.finish()
+    (checkpoint / "adapter_model.safetensors").unlink()
+    publisher.take(checkpoint, 8)
+    publisher.begin()
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("flytune")]
+    assert said[0].startswith("step 7 is not published: publish.address: hf://ada/sums: the hub does not know the token")
+    assert said[1:] == ["step 8 is not published: checkpoint-7 holds no whole weights"]
+    assert not list(checkpoint.parent.glob("publishing-*"))
+
+
+def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
+    """An upload that hangs: the next save is left out, the checkpoint may go, and the end of the run waits its moment only."""
+    goes_on = threading.Event()
+    hub.broken = lambda route: goes_on.wait(60) if route == "put" else None
+    monkeypatch.setattr(checkpoints, "PATIENCE", 0.5)
+    publisher = StepPublisher(recipe_of(inputs, method="lora"), "tiny-1")
+    publisher.take(checkpoint, 7)
+    publisher.begin()
+    publisher.take(checkpoint, 8)
+    publisher.begin()
+    (checkpoint / "adapter_model.safetensors").unlink()
+    publisher.finish()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "step 8 is not published: step 7 still is being uploaded",
+        "step 7 is not published: the run is over, and its upload is not",
+    ]
+    goes_on.set()
+    monkeypatch.setattr(checkpoints, "PATIENCE", 60.0)
+    publisher.finish()
+    files = hub.repositories[REPOSITORY].files("tiny-1-step-7")
+    assert files["adapter_model.safetensors"] == b"weights"
+    assert files.keys() == {
+        ".gitattributes", "adapter_model.safetensors", "adapter_config.json", "README.md", "artifact.json"
+    }  # fmt: skip
+
+
+def test_recipes_that_ask_for_what_there_is_not(inputs):
+    fsdp = recipe_of(inputs, sharding="fsdp", **{"hardware.shape": "cpu-2"})
+    assert pair_problem(fsdp) == (
+        "publish.every_save with sharding fsdp: its checkpoints hold each process's part of the weights, and no whole ones; "
+        "leave it out (the finished run is published), or use one of: none, ddp, zero1, zero2, zero3"
+    )
+    none = recipe_of(inputs, **{"checkpoints.save_steps": None})
+    assert pair_problem(none) == (
+        "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
+    )
+    assert pair_problem(recipe_of(inputs)) is None

@@ -1,0 +1,328 @@
+"""From rows to stored shards: nothing lost, nothing told wrong, nothing half done."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytune import data
+from flytune.errors import DataError
+from flytune.recipe.recipe import DataRequest
+from flytune.recipe.sections import Data, Model
+from flytune.records.dataset import Manifest
+from tests.support.chats import CHATML, SPECIAL, request, stored, tokenizer_folder, write_rows
+from tests.support.paths import ROOT
+
+PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(300)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "pairs.jsonl", PAIRS)
+
+
+def refused(asked: DataRequest, out: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        data.prepare(asked, out)
+    assert not (out / "manifest.json").exists()
+    return str(caught.value)
+
+
+def test_all_rows_are_stored_however_short(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
+    manifest = data.prepare(request(tokenizer, path=str(pairs)), tmp_path / "out")
+    assert manifest == Manifest.read(tmp_path / "out" / "manifest.json")
+    assert (manifest.source, manifest.format, manifest.rows) == (str(pairs), "prompt_completion", 300)
+    assert manifest.train.samples + manifest.heldout.samples == 300
+    assert (manifest.truncated, manifest.dropped_too_long, manifest.dropped_untrained) == (0, 0, 0)
+    rows = {split: stored(tmp_path / "out", split) for split in ("train", "heldout")}
+    for split, counts in (("train", manifest.train), ("heldout", manifest.heldout)):
+        assert counts.samples == len(rows[split]) == sum(shard.samples for shard in counts.shards)
+        assert (
+            counts.tokens == sum(len(row["input_ids"]) for row in rows[split]) == sum(shard.tokens for shard in counts.shards)
+        )
+        assert counts.trained_tokens == sum(label != -100 for row in rows[split] for label in row["labels"])
+        for shard in counts.shards:
+            assert hashlib.sha256((tmp_path / "out" / shard.file).read_bytes()).hexdigest() == shard.sha256
+    from transformers import AutoTokenizer
+
+    saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
+    texts = {saved.decode(row["input_ids"]) for row in rows["train"] + rows["heldout"]}
+    assert texts == {row["prompt"] + row["completion"] + "</s>" for row in PAIRS}
+    assert saved.pad_token == "<|pad|>"
+    lengths = [len(row["input_ids"]) for row in rows["train"] + rows["heldout"]]
+    assert manifest.longest == max(lengths)
+    assert sum(bin.samples for bin in manifest.histogram) == 300
+    for bin in manifest.histogram:
+        assert bin.samples == sum(bin.low <= length < bin.high for length in lengths)
+    assert len(manifest.histogram) <= 12
+
+
+@pytest.mark.parametrize(
+    ("rows", "form"),
+    [
+        (
+            [
+                {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]}
+                for n in range(40)
+            ],
+            "messages",
+        ),
+        ([{"instruction": f"q{n}", "output": f"a{n}"} for n in range(40)], "instruction"),
+        ([{"text": f"a{n}"} for n in range(40)], "text"),
+        (PAIRS[:40], "prompt_completion"),
+    ],
+)
+def test_each_format(rows: list[dict[str, Any]], form: str, tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    found = data.prepare(request(tokenizer, path=str(source)), tmp_path / "auto")
+    said = data.prepare(request(tokenizer, path=str(source), format=form), tmp_path / "said")
+    assert found == said
+    assert (found.format, found.train.samples + found.heldout.samples) == (form, 40)
+
+
+def test_equal_requests_give_equal_bytes_and_the_split_is_by_content(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
+    first, again = (data.prepare(request(tokenizer, path=str(pairs)), tmp_path / name) for name in ("first", "again"))
+    assert first == again
+    twice = write_rows(tmp_path / "twice.jsonl", PAIRS[::-1] + PAIRS)
+    data.prepare(request(tokenizer, path=str(twice)), tmp_path / "twice")
+    sides = {}
+    for name in ("first", "twice"):
+        sides[name] = [{tuple(row["input_ids"]) for row in stored(tmp_path / name, split)} for split in ("train", "heldout")]
+        assert not sides[name][0] & sides[name][1]
+    assert sides["first"] == sides["twice"], "a sample's side follows from its content, not from its place"
+    assert 0.2 < len(sides["first"][1]) / 300 < 0.4
+    other = data.prepare(request(tokenizer, path=str(pairs), seed=1), tmp_path / "other")
+    assert other.content_sha256 != first.content_sha256
+
+
+def test_shards_are_cut_and_loaded_as_one(
+    tokenizer: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flytune.data.shards.SAMPLES_A_SHARD", 50)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    manifest = data.prepare(request(tokenizer, path=str(pairs)), tmp_path / "out")
+    assert [shard.file for shard in manifest.train.shards[:2]] == ["train/00000.parquet", "train/00001.parquet"]
+    assert [shard.samples for shard in manifest.train.shards[:-1]] == [50] * (len(manifest.train.shards) - 1)
+    assert len(manifest.train.shards) > 2
+    for split in ("train", "heldout"):
+        dataset = data.load(tmp_path / "out", split)
+        assert dataset.column_names == ["input_ids", "labels"] + (["source"] if split == "heldout" else [])
+        assert list(dataset) == stored(tmp_path / "out", split)
+
+
+def test_a_folder_that_is_not_whole_is_refused(
+    tokenizer: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out = tmp_path / "out"
+    data.prepare(request(tokenizer, path=str(pairs)), out)
+    shard = out / "train" / "00000.parquet"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"out: a train shard cannot be read: .*; prepare the data again"):
+        data.load(out, "train")
+    (out / "heldout" / "00000.parquet").replace(shard)
+    with pytest.raises(DataError, match=r"out: \d+ train samples, the manifest says \d+; prepare the data again"):
+        data.load(out, "train")
+    shard.unlink()
+    with pytest.raises(DataError, match=r"out: not whole: train/00000\.parquet missing; prepare the data again"):
+        data.load(out, "train")
+    (out / "manifest.json").write_text("{}")
+    with pytest.raises(DataError, match=r"manifest\.json: not a manifest \(\d+ mistakes\); prepare the data again"):
+        data.load(out, "train")
+    (out / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"out: no manifest\.json, so preparing never finished; prepare the data again"):
+        data.load(out, "train")
+    assert refused(request(tokenizer, path=str(pairs)), out).endswith("out: not empty; prepared data needs a folder of its own")
+
+
+def test_a_preparation_that_breaks_off_leaves_no_manifest(tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [*PAIRS, {"prompt": "no completion"}])
+    assert refused(request(tokenizer, path=str(source)), tmp_path / "out") == (
+        f"{source}:301: column completion is missing; there are prompt"
+    )
+    with pytest.raises(DataError, match="preparing never finished"):
+        data.load(tmp_path / "out", "train")
+
+
+LONG = [*PAIRS[:60], {"prompt": "ask", "completion": " fox" * 200}, {"prompt": "ask " * 200, "completion": " lost"}]
+
+
+def test_too_long_is_cut_dropped_or_refused(tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", LONG)
+    cut, dropped = (
+        data.prepare(request(tokenizer, path=str(source), max_length=32, too_long=what), tmp_path / what)
+        for what in ("truncate", "drop")
+    )
+    assert (cut.rows, cut.truncated, cut.dropped_too_long, cut.dropped_untrained) == (62, 2, 0, 1)
+    assert cut.train.samples + cut.heldout.samples == 61
+    assert (dropped.truncated, dropped.dropped_too_long, dropped.dropped_untrained) == (0, 2, 0)
+    assert dropped.train.samples + dropped.heldout.samples == 60
+    assert cut.longest == dropped.longest > 200
+    assert max(len(row["input_ids"]) for split in ("train", "heldout") for row in stored(tmp_path / "truncate", split)) == 32
+    message = refused(request(tokenizer, path=str(source), max_length=32, too_long="error"), tmp_path / "error")
+    assert message.startswith(f"{source}:61: ")
+    assert message.endswith("tokens, more than data.max_length 32; raise it, or set data.too_long to truncate, split or drop")
+
+
+def test_answers_that_are_empty_are_counted(tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [*PAIRS[:60], {"prompt": "ask", "completion": ""}])
+    manifest = data.prepare(request(tokenizer, path=str(source)), tmp_path / "out")
+    assert (manifest.rows, manifest.dropped_untrained, manifest.train.samples + manifest.heldout.samples) == (61, 1, 60)
+
+
+def test_heldout_path_keeps_the_sides_as_they_are(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
+    heldout = write_rows(tmp_path / "heldout.jsonl", [{"prompt": "other", "completion": f" {n}"} for n in range(7)])
+    manifest = data.prepare(request(tokenizer, path=str(pairs), heldout_path=str(heldout), max_samples=100), tmp_path / "out")
+    assert (manifest.train.samples, manifest.heldout.samples, manifest.rows) == (100, 7, 107)
+    empty = write_rows(tmp_path / "empty.jsonl", [])
+    message = refused(request(tokenizer, path=str(pairs), heldout_path=str(empty)), tmp_path / "none")
+    assert message == f"{empty}: no held-out sample is left of it; 0 were too long, 0 without a trained token"
+
+
+def test_empty_sides_are_refused_with_what_to_do(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
+    empty = write_rows(tmp_path / "empty.jsonl", [])
+    assert refused(request(tokenizer, path=str(empty)), tmp_path / "a") == f"{empty}: empty, not one row was found"
+    message = refused(request(tokenizer, path=str(pairs), heldout_fraction=1e-9), tmp_path / "b")
+    assert message.startswith(
+        f"{pairs}: no held-out sample: 300 samples, shared out by content at data.heldout_fraction 1e-09; give more"
+    )
+    message = refused(request(tokenizer, path=str(pairs), heldout_fraction=1 - 1e-9), tmp_path / "c")
+    assert message.startswith(f"{pairs}: no training sample: 300 samples")
+    message = refused(request(tokenizer, path=str(pairs), max_length=3), tmp_path / "d")
+    assert message == (
+        f"{pairs}: none of 300 rows is left: 0 are longer than data.max_length 3, 300 have no trained token within it "
+        "(no answer, or an empty or cut one)"
+    )
+
+
+def test_the_shipped_templates_serve_a_base_model(pairs: Path, tmp_path: Path) -> None:
+    bare = tokenizer_folder(tmp_path / "bare", None)
+    source = write_rows(tmp_path / "rows.jsonl", [{"instruction": f"q{n}", "output": f"a{n}"} for n in range(40)])
+    message = refused(request(bare, path=str(source)), tmp_path / "none")
+    assert message == (
+        f"data.chat_template: the tokenizer of {bare} has no chat template, and the format instruction needs one; "
+        "give a Jinja file: chat_templates/chatml.jinja and chat_templates/alpaca.jinja are shipped"
+    )
+    data.prepare(request(bare, path=str(pairs)), tmp_path / "raw")
+    for name in ("chatml", "alpaca"):
+        template = ROOT / "chat_templates" / f"{name}.jinja"
+        data.prepare(request(bare, path=str(source), chat_template=str(template)), tmp_path / name)
+        assert (tmp_path / name / "tokenizer" / "chat_template.jinja").read_text() == template.read_text()
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for message in messages %}\n{{ message['content' }}")
+    message = refused(request(bare, path=str(source), chat_template=str(broken)), tmp_path / "broken")
+    assert message.startswith(f"data.chat_template: {broken}: line 2: not a Jinja template: unexpected '}}'")
+
+
+def test_tokenizers_that_lack_something(pairs: Path, tmp_path: Path) -> None:
+    unpadded = tokenizer_folder(tmp_path / "unpadded", pad_token=None, unk_token="<unk>")
+    message = refused(request(unpadded, path=str(pairs)), tmp_path / "a")
+    assert message == (
+        f"data.pad_token: the tokenizer of {unpadded} names no pad token; give one of its own tokens, "
+        "for example <|pad|> or <unk>"
+    )
+    message = refused(request(unpadded, path=str(pairs), pad_token="[PAD]"), tmp_path / "b")
+    assert message.startswith(
+        f"data.pad_token: '[PAD]' is not one of the tokens of the tokenizer of {unpadded}; it must be a single token"
+    )
+    data.prepare(request(unpadded, path=str(pairs), pad_token="<|pad|>"), tmp_path / "c")
+    assert json.loads((tmp_path / "c" / "tokenizer" / "tokenizer_config.json").read_text())["pad_token"] == "<|pad|>"
+    endless = tokenizer_folder(tmp_path / "endless", eos_token=None)
+    assert "names no EOS token, so no answer could end; set eos_token" in refused(
+        request(endless, path=str(pairs)), tmp_path / "d"
+    )
+
+
+def test_a_slow_tokenizer_is_refused(pairs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    message = refused(request(folder, path=str(pairs)), tmp_path / "out")
+    assert (
+        f"the tokenizer of {folder} is a slow one (ByT5Tokenizer), which cannot say where in the text a token stands" in message
+    )
+
+
+def test_models_that_cannot_be_read(pairs: Path, tmp_path: Path) -> None:
+    message = refused(request(tmp_path / "gone", path=str(pairs)), tmp_path / "a")
+    assert message.startswith(f"model.name_or_path: {tmp_path}/gone: no such folder (seen from ")
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "hollow" / "notes.txt").touch()
+    message = refused(request(tmp_path / "hollow", path=str(pairs)), tmp_path / "b")
+    assert f"{tmp_path}/hollow: no tokenizer can be read from this folder, which holds notes.txt: " in message
+    on_hub = DataRequest(model=Model(name_or_path="owner/model"), data=Data(path=str(pairs)), fingerprint="0")
+    assert refused(on_hub, tmp_path / "c") == (
+        "model.name_or_path: owner/model: not on this machine, and the hub cannot be reached (HF_HUB_OFFLINE is set)"
+    )
+
+
+def test_prepares_where_torch_is_not_installed(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
+    asked = request(tokenizer, path=str(pairs))
+    script = f"""
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] == "torch" else find(name, *rest)
+sys.modules["torch"] = None  # importing it raises ModuleNotFoundError
+from pathlib import Path
+from flytune import data
+from flytune.recipe.recipe import DataRequest
+data.prepare(DataRequest.model_validate_json({asked.model_dump_json()!r}), Path({str(tmp_path / "out")!r}))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert Manifest.read(tmp_path / "out" / "manifest.json") == data.prepare(asked, tmp_path / "here")
+
+
+def test_importing_it_is_light() -> None:
+    heavy = {"torch", "transformers", "datasets", "pyarrow", "numpy", "fsspec", "jinja2"}
+    script = f"import sys, flytune.data; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_an_address_on_s3(tokenizer: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        bucket = boto3.resource("s3").create_bucket(Bucket="bucket")
+        for half in (0, 1):
+            part = write_rows(tmp_path / f"{half}.jsonl", PAIRS[half::2])
+            bucket.upload_file(str(part), f"pairs/{half}.jsonl")
+        asked = request(tokenizer, path="s3://bucket/pairs")
+        before = data.fingerprint(asked.data)
+        assert before == data.fingerprint(asked.data)
+        manifest = data.prepare(asked, tmp_path / "out")
+        assert (manifest.rows, manifest.source) == (300, "s3://bucket/pairs")
+        bucket.put_object(Key="pairs/1.jsonl", Body=b'{"text": "other"}\nnope\n')
+        assert data.fingerprint(asked.data) != before
+        message = refused(asked, tmp_path / "bad")
+        assert message.startswith("s3://bucket/pairs/1.jsonl:1: column prompt is missing; there are text")
+        with pytest.raises(DataError, match="s3://bucket/gone: no such file or folder at this address, or none that these"):
+            data.fingerprint(Data(path="s3://bucket/gone"))
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+        server.stop()
+
+
+def test_special_tokens_of_the_tests_are_tokens(tokenizer: Path) -> None:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    assert [len(loaded.encode(token)) for token in SPECIAL] == [1] * len(SPECIAL)

@@ -1,0 +1,349 @@
+"""ShareGPT, tool calls, system prompts, tokens: what each becomes, and what is said about rows that do not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytune import data
+from flytune.data.formats import Chat, Tokens, choose, convert
+from flytune.data.labels import IGNORED, checked, encode
+from flytune.data.render import ChatTemplate, render
+from flytune.data.tokenizer import load_tokenizer
+from flytune.errors import DataError
+from tests.support.chats import CHATML, CHATML_MARKED, LLAMA2, request, stored, tokenizer_folder, write_rows
+
+USER, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": None}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+WITH_TOOLS = (
+    "{% if tools %}{{ '<|im_start|>tools\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] }}"
+    "{% if message['content'] %}{{ '\n' + message['content'] }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '\n<call>' + call.function.name + ' ' + call.function.arguments | tojson + '</call>' }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+)
+"""As Qwen's: the name of a role, then content or calls, each after a new line."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def get(template: str) -> Any:
+        asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), template), path="unread")
+        return load_tokenizer(asked.model, asked.data)
+
+    return get
+
+
+def trained(chat: Chat, tokenizer: Any) -> tuple[str, str]:
+    """The text of a chat and what of it is trained."""
+    ids, labels = next(encode([render(chat, ChatTemplate(tokenizer), True, "x:1")], tokenizer))
+    return tokenizer.decode(ids), tokenizer.decode([label for label in labels if label != IGNORED])
+
+
+def checking(condition: str, reason: str) -> str:
+    """The beginning of a template that refuses some messages."""
+    return f"{{% for m in messages %}}{{% if {condition} %}}{{{{ raise_exception('{reason}') }}}}{{% endif %}}{{% endfor %}}"
+
+
+def turns(*said: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"from": speaker, "value": text} for speaker, text in said]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "sample"),
+    [
+        ({"conversations": turns(("human", "q"), ("gpt", "a"))}, {}, Chat([USER, SAID])),
+        ({"conversations": turns(("user", "q"), ("chatgpt", "a"))}, {}, Chat([USER, SAID])),
+        ({"talk": turns(("human", "q"), ("gpt", "a")), "messages": 1}, {"conversations": "talk"}, Chat([USER, SAID])),
+        ({"conversations": [USER, SAID]}, {}, Chat([USER, SAID])),
+        (
+            {"conversations": turns(("human", "q"), ("gpt", "a"), ("gpt", "b"))},
+            {},
+            Chat([USER, SAID, {**SAID, "content": "b"}]),
+        ),
+        (
+            {"conversations": turns(("system", "s"), ("human", "q"), ("gpt", "a"))},
+            {},
+            Chat([{"role": "system", "content": "s"}, USER, SAID]),
+        ),
+        (
+            {"conversations": turns(("human", "q"), ("gpt", "a")), "system": "s"},
+            {},
+            Chat([{"role": "system", "content": "s"}, USER, SAID]),
+        ),
+        (
+            {
+                "conversations": turns(
+                    ("human", "q"),
+                    ("function_call", '{"name": "weather", "arguments": {"city": "Köln", "days": null}}'),
+                    ("observation", "8 °C"),
+                    ("gpt", "a"),
+                ),
+                "tools": json.dumps([WEATHER]),
+            },
+            {},
+            Chat([USER, CALLING, {"role": "tool", "content": "8 °C"}, SAID], [WEATHER]),
+        ),
+    ],
+)
+def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], sample: Chat) -> None:
+    assert convert(row, "sharegpt", columns, "x:1") == sample
+    if "messages" not in row:
+        assert choose(row, "auto", columns, "x:1") == "sharegpt"
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "message"),
+    [
+        ({"conversations": "hi"}, "sharegpt", r"x:1: conversations must be a list of \{from, value\}, found str 'hi'"),
+        (
+            {"conversations": [{"from": "gpt"}]},
+            "sharegpt",
+            r"conversations\[0\] must have from and value, found an object with from",
+        ),
+        (
+            {"conversations": turns(("narrator", "a"))},
+            "sharegpt",
+            r"x:1: conversations\[0\]\.from is 'narrator', which is no known speaker: system, human, ",
+        ),
+        ({"conversations": turns(("gpt", None))}, "sharegpt", r"conversations\[0\]\.value must be a string, found NoneType"),
+        (
+            {"conversations": turns(("function_call", "weather(Köln)"))},
+            "sharegpt",
+            r"x:1: conversations\[0\]\.value must be JSON, found 'weather\(Köln\)': Expecting value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
+            "messages",
+            r"x:1: messages\[0\]\.content\[0\] must be a part of text, .*found \{'type': 'image', .*images and sound cannot",
+        ),
+        ({"messages": [USER], "tools": "{}"}, "messages", r"x:1: tools must be a list of JSON schemas .*, found \{\}"),
+        ({"messages": [USER], "tools": "[oops"}, "messages", r"x:1: tools must be JSON, found '\[oops': Expecting value"),
+        (
+            {"messages": [{**SAID, "tool_calls": {"name": "f"}}]},
+            "messages",
+            r"x:1: messages\[0\]\.tool_calls must be a list of calls, found dict",
+        ),
+        (
+            {"messages": [{**SAID, "tool_calls": [{"id": "1"}]}]},
+            "messages",
+            r"messages\[0\]\.tool_calls\[0\] must name a function, .* found \{'id': '1'\}",
+        ),
+        (
+            {"messages": [{**SAID, "tool_calls": [{"name": "f", "arguments": "[1]"}]}]},
+            "messages",
+            r"tool_calls\[0\] arguments must be an object \(or its JSON text\), found '\[1\]'",
+        ),
+        (
+            {"messages": [{**SAID, "tool_calls": [{"name": "f", "arguments": {"a": ["\udc00"]}}]}]},
+            "messages",
+            r"x:1: messages\[0\] holds half a surrogate pair \('\\udc00'\), which is no character",
+        ),
+    ],
+)
+def test_chats_that_do_not_fit_are_told(row: dict[str, Any], form: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        convert(row, form, {}, "x:1")
+
+
+CONTEXT = {**SAID, "train": False}
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "messages"),
+    [
+        ({"messages": [USER, {**SAID, "weight": 0}]}, "messages", [USER, CONTEXT]),
+        ({"messages": [USER, {**SAID, "weight": 1}]}, "messages", [USER, SAID]),
+        ({"messages": [USER, {**SAID, "train": False, "weight": 0.0}]}, "messages", [USER, CONTEXT]),
+        ({"messages": [{**USER, "train": None}, {**SAID, "train": True, "weight": None}]}, "messages", [USER, SAID]),
+        ({"messages": [{**USER, "weight": 0}, SAID]}, "messages", [{**USER, "train": False}, SAID]),
+        (
+            {"conversations": [*turns(("human", "q")), {"from": "gpt", "value": "a", "train": False}]},
+            "sharegpt",
+            [USER, CONTEXT],
+        ),
+        ({"conversations": [*turns(("human", "q")), {"from": "gpt", "value": "a", "weight": 1}]}, "sharegpt", [USER, SAID]),
+        (
+            {"conversations": [{"from": "function_call", "value": '{"name": "weather"}', "weight": 0}]},
+            "sharegpt",
+            [
+                {
+                    **CALLING,
+                    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {}}}],
+                    "train": False,
+                }
+            ],
+        ),
+    ],
+)
+def test_turns_say_themselves_whether_they_are_trained(row: Any, form: str, messages: list[dict[str, Any]]) -> None:
+    assert convert(row, form, {}, "x:1") == Chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (
+            {**SAID, "weight": 0.5},
+            r"x:1: messages\[0\]\.weight is 0\.5; a turn is trained \(train: true or weight: 1\) or is context",
+        ),
+        ({**SAID, "train": "yes"}, r"messages\[0\]\.train is 'yes'; a turn is trained"),
+        (
+            {**USER, "train": True},
+            r"messages\[0\]\.train is True, but its role is 'user': only what the assistant says is trained",
+        ),
+        ({"role": "system", "content": "s", "weight": 1}, r"messages\[0\]\.weight is 1, but its role is 'system'"),
+        ({**SAID, "train": True, "weight": 0}, r"messages\[0\] has both train: True and weight: 0; leave out one"),
+    ],
+)
+def test_turns_that_say_something_else_are_told(turn: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        convert({"messages": [turn]}, "messages", {}, "x:1")
+
+
+def test_content_may_be_parts_of_text_and_null_beside_tool_calls() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}
+    as_text = {"function": {"name": "weather", "arguments": '{"city": "Köln", "days": null}'}, "type": "function"}
+    rows = [
+        {"messages": [parts, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+        {"messages": [parts, {"role": "assistant", "tool_calls": [as_text]}]},
+    ]
+    for row in rows:
+        assert convert(row, "messages", {}, "x:1") == Chat([{"role": "user", "content": "one two"}, CALLING])
+
+
+def test_the_recipes_system_prompt_stands_before_chats_that_have_none(tmp_path: Path) -> None:
+    rows = [{"instruction": f"q{n}", "output": "a", "system": "mine" if n % 2 else None} for n in range(40)]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    data.prepare(request(tokenizer, path=str(source), system_prompt="Be brief."), tmp_path / "out")
+    from transformers import AutoTokenizer
+
+    read = AutoTokenizer.from_pretrained(tokenizer)
+    texts = [read.decode(row["input_ids"]) for split in ("train", "heldout") for row in stored(tmp_path / "out", split)]
+    for system in ("mine", "Be brief."):
+        assert sum(text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nq") for text in texts) == 20
+    with pytest.raises(DataError, match=r"data\.system_prompt: empty; leave it out"):
+        data.prepare(request(tokenizer, path=str(source), system_prompt=" "), tmp_path / "empty")
+    with pytest.raises(DataError, match=r"data\.system_prompt: only chats take one .*format is prompt_completion"):
+        pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "p", "completion": "c"}])
+        data.prepare(request(tokenizer, path=str(pairs), system_prompt="Be brief."), tmp_path / "raw")
+
+
+def test_two_answers_in_a_row_are_both_trained(tokenizer_of: Any) -> None:
+    chat = convert({"conversations": turns(("human", "q"), ("gpt", "the fox"), ("gpt", "jumps"))}, "sharegpt", {}, "x:1")
+    for template in (CHATML, CHATML_MARKED):
+        text, answers = trained(chat, tokenizer_of(template))
+        assert answers == "the fox<|im_end|>jumps<|im_end|>"
+        assert text.count("<|im_start|>assistant") == 2
+    strict = checking("(m.role == 'user') != (loop.index0 % 2 == 0)", "in turn!")
+    with pytest.raises(
+        DataError, match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): in turn!"
+    ):
+        trained(chat, tokenizer_of(strict + LLAMA2))
+
+
+CALLED = Chat([USER, CALLING, {"role": "tool", "content": "8"}, SAID, USER, {**CALLING, "content": "let me see"}], [WEATHER])
+CALL_TEXT = '<call>weather {"city": "Köln", "days": null}</call><|im_end|>'
+
+
+def test_tool_calls_reach_the_template_and_are_trained(tokenizer_of: Any) -> None:
+    text, answers = trained(CALLED, tokenizer_of(WITH_TOOLS))
+    assert text.startswith("<|im_start|>tools\n" + json.dumps([WEATHER]))
+    # The new line belongs to the header where an answer follows it, and so is trained in no turn.
+    assert answers == f"{CALL_TEXT}a<|im_end|>let me see\n{CALL_TEXT}"
+    # Some templates take a tool's answer only after a call: the place of an answer is found without what follows.
+    strict = checking("m.role == 'tool' and not messages[loop.index0 - 1].tool_calls", "no call")
+    assert trained(CALLED, tokenizer_of(strict + WITH_TOOLS)) == (text, answers)
+    odd = WITH_TOOLS.replace("{{ '<|im_end|>\n' }}", "{{ '<|eot_id|>' if message.tool_calls else '<|im_end|>\n' }}")
+    with pytest.raises(
+        DataError, match=r"x:1: messages\[1\]: the characters of its tool calls cannot be told .* generation marks"
+    ):
+        trained(CALLED, tokenizer_of(odd))
+
+
+def test_a_calling_turn_may_be_context(tokenizer_of: Any) -> None:
+    messages = [{**message, "train": False} if "tool_calls" in message else message for message in CALLED.messages]
+    text, answers = trained(Chat(messages, CALLED.tools), tokenizer_of(WITH_TOOLS))
+    assert text == trained(CALLED, tokenizer_of(WITH_TOOLS))[0]
+    assert answers == "a<|im_end|>"
+    head, said = "{{ '<|im_start|>' + message['role'] }}", "message['role'] == 'assistant'"
+    body = WITH_TOOLS.partition(head)[2].removesuffix("{% endfor %}")
+    marked = (
+        WITH_TOOLS.partition(head)[0]
+        + head
+        + (f"{{% if {said} %}}{{% generation %}}{body}{{% endgeneration %}}{{% else %}}{body}{{% endif %}}{{% endfor %}}")
+    )
+    assert trained(Chat(messages, CALLED.tools), tokenizer_of(marked)) == (text, "\na<|im_end|>\n")
+
+
+def test_data_whose_answers_are_all_context_are_dropped(tmp_path: Path) -> None:
+    rows = [{"messages": [USER, {"role": "assistant", "content": f"a{n}", "weight": n % 4 > 0}]} for n in range(80)]
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    source = str(write_rows(tmp_path / "rows.jsonl", rows))
+    manifest = data.prepare(request(tokenizer, path=source), tmp_path / "out")
+    assert manifest.dropped_untrained == 20
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: a turn has train: false .*data\.completion_only_loss: false trains every"
+    ):
+        data.prepare(request(tokenizer, path=source, completion_only_loss=False), tmp_path / "all")
+
+
+def test_tools_of_parquet_have_no_keys_of_other_tools(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    other = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "zone": "UTC"}}}
+    rows = [{"messages": [USER, SAID], "tools": [WEATHER]}, {"messages": [USER, SAID], "tools": [other]}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    from flytune.data.readers import read
+    from flytune.recipe.sections import Data
+
+    found = [row for row, _ in read(Data(path=str(tmp_path / "rows.parquet")))]
+    assert found == rows
+
+
+TOKENS = [{"input_ids": [20 + n % 9, 30, 40 + n % 50], "labels": [IGNORED, 30, IGNORED]} for n in range(60)]
+
+
+def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", TOKENS)
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    manifest = data.prepare(request(tokenizer, path=str(source), contract="warn"), tmp_path / "out")
+    assert (manifest.format, manifest.rows) == ("tokens", 60)
+    heldout = [{**row, "source": 0} for row in TOKENS]
+    rows = stored(tmp_path / "out", "train") + stored(tmp_path / "out", "heldout")
+    assert all(row in TOKENS or row in heldout for row in rows)
+    assert len(rows) == len(TOKENS)
+    assert sorted(str(row["input_ids"]) for row in rows) == sorted(str(row["input_ids"]) for row in TOKENS)
+    renamed = write_rows(tmp_path / "ids.jsonl", [{"ids": row["input_ids"]} for row in TOKENS])
+    manifest = data.prepare(
+        request(tokenizer, path=str(renamed), columns={"input_ids": "ids"}, contract="warn"), tmp_path / "all"
+    )
+    assert manifest.train.trained_tokens == 2 * manifest.train.samples, "without labels all but the first are trained"
+
+
+@pytest.mark.parametrize(
+    ("ids", "labels", "message"),
+    [
+        (
+            [1, 450, 2],
+            None,
+            r"x:1: input_ids\[1\] is 450, but the tokenizer has tokens 0 to 449; was the data tokenized for another",
+        ),
+        ([1, -1], None, r"input_ids\[1\] is -1, but"),
+        ([1, 2], [IGNORED], "x:1: 2 input_ids but 1 labels; there must be a label for each token"),
+        ([5, 6, 7], [6, 7, IGNORED], r"labels\[0\] is 6, but input_ids\[0\] is 5; a label is -100 .* the data must not"),
+        ("5 6", None, "x:1: input_ids must be a list of integers, found str '5 6'"),
+        ([], None, "input_ids must be a list of integers, found list"),
+        ([1, True], None, "input_ids must be a list of integers"),
+        ([1, 2], [1, 2.0], "x:1: labels must be a list of integers"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_told(ids: Any, labels: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        checked(Tokens(ids, labels), 450, "x:1")

@@ -1,0 +1,259 @@
+"""Every kind of file, every format, and what is said about those that cannot be read."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from flytune.data.formats import Chat, Plain, check_columns, choose, convert
+from flytune.data.readers import read, strict
+from flytune.data.sources import fingerprint
+from flytune.errors import DataError
+from flytune.recipe.sections import Data
+
+ROWS = [{"instruction": f"ask {n}", "input": "", "output": f'say {n}, "so"\nön 日本'} for n in range(5)]
+
+
+def rows_of(path: Path | str, **data: object) -> list[dict[str, object]]:
+    return [row for row, _ in strict(read(Data(path=str(path), **data)))]
+
+
+def lines(rows: list[dict[str, str]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def csv_text(rows: list[dict[str, str]]) -> str:
+    quoted = [['"' + cell.replace('"', '""') + '"' for cell in row.values()] for row in rows]
+    return "\r\n".join([",".join(rows[0]), *(",".join(cells) for cells in quoted)]) + "\r\n"
+
+
+WRITERS = {
+    "a.jsonl": lambda path: path.write_bytes(lines(ROWS)),
+    "a.ndjson": lambda path: path.write_bytes(lines(ROWS).replace(b"\n", b"\r\n\r\n")),
+    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(lines(ROWS))),
+    "bom.jsonl": lambda path: path.write_bytes(b"\xef\xbb\xbf" + lines(ROWS)),
+    "a.json": lambda path: path.write_text(json.dumps(ROWS, indent=1)),
+    "wrapped.json": lambda path: path.write_text(json.dumps({"version": 1, "data": ROWS})),
+    "lines.json": lambda path: path.write_bytes(lines(ROWS)),
+    "a.csv": lambda path: path.write_bytes(csv_text(ROWS).encode()),
+    "bom.csv": lambda path: path.write_bytes(b"\xef\xbb\xbf" + csv_text(ROWS).encode()),
+    "a.parquet": lambda path: parquet.write_table(pa.Table.from_pylist(ROWS), path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path / name)
+    assert rows_of(tmp_path / name) == ROWS
+
+
+def test_folder_is_all_its_data_files_by_name(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.parquet", "c.jsonl"):
+        WRITERS.get(name, WRITERS[f"a.{name[2:]}"])(tmp_path / name)
+    (tmp_path / "README.md").write_text("no data")
+    (tmp_path / "_part.jsonl").write_text("not whole")
+    found = [where for _, where in read(Data(path=str(tmp_path)))]
+    assert len(found) == 15
+    assert found[0] == f"{tmp_path}/a.parquet, row 1"
+    assert found[5] == f"{tmp_path}/b.csv:3"  # the cell goes over two lines; the reader stands on the second
+    assert found[10] == f"{tmp_path}/c.jsonl:1"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_folder_of_save_to_disk(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    DatasetDict({"train": Dataset.from_list(ROWS[:2]), "test": Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "more")
+    assert rows_of(tmp_path / "one") == ROWS
+    assert rows_of(tmp_path / "more") == ROWS[:2]
+    assert rows_of(tmp_path / "more", dataset_split="test") == ROWS
+    with pytest.raises(DataError, match=r"more: no split dev; there are train, test; say which in data\.dataset_split"):
+        rows_of(tmp_path / "more", dataset_split="dev")
+    assert len(fingerprint(Data(path=str(tmp_path / "more")))) == 64
+    (tmp_path / "one" / "dataset_info.json").write_text("{")
+    with pytest.raises(DataError, match="one: looks like datasets.save_to_disk but cannot be read"):
+        rows_of(tmp_path / "one")
+
+
+def test_address_in_memory() -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe("/bucket/a.jsonl", lines(ROWS))
+    assert rows_of("memory://bucket/a.jsonl") == rows_of("memory://bucket") == ROWS
+    before = fingerprint(Data(path="memory://bucket"))
+    assert before == fingerprint(Data(path="memory://bucket"))
+    fsspec.filesystem("memory").pipe("/bucket/a.jsonl", lines(ROWS[1:]))
+    assert before != fingerprint(Data(path="memory://bucket"))
+
+
+def test_all_rows_are_read_unless_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": str(n)} for n in range(5000)]))
+    assert len(rows_of(tmp_path / "a.jsonl")) == 5000
+    assert len(rows_of(tmp_path / "a.jsonl", max_samples=7)) == 7
+
+
+BAD = {
+    "one.jsonl": (b'{"a": 1}\n{"a": \n', r"one\.jsonl:2: not JSON: Expecting value at column 6: \{\"a\":$"),
+    "more.jsonl": (
+        b'{"a": 1}\n\n[1]\nnope\n{"a": 2}\n\xff\n',
+        r"more\.jsonl:3: not a JSON object but a list: \[1\] \(2 other lines of this file are bad as well\)$",
+    ),
+    "two.jsonl": (b'nope\n"x"\n', r"two\.jsonl:1: not JSON: .* \(1 other line of this file is bad as well\)$"),
+    "bytes.jsonl": (b'{"a": "\xe4"}\n', r"bytes\.jsonl:1: not UTF-8: byte 0xe4 at 7"),
+    "long.jsonl": (b"x" * 500, r"long\.jsonl:1: not JSON: .*: x{77}\.\.\.$"),
+    "digits.jsonl": (b'{"a": ' + b"1" * 5000 + b"}", r"digits\.jsonl:1: not JSON: Exceeds the limit"),
+    "deep.jsonl": (b"[" * 100_000, r"deep\.jsonl:1: not JSON: maximum recursion depth"),
+    "cut.json": (b'[\n{"a": 1},\n{"a"', r"cut\.json:3: not JSON: Expecting ':' delimiter at column 5: \{\"a\"$"),
+    "empty.json": (b"", r"empty\.json:1: not JSON: Expecting value"),
+    "bytes.json": (b'["\xe4"]', r"bytes\.json: not UTF-8: byte 0xe4 at 2"),
+    "object.json": (b'{"a": 1, "b": 2}', r"object\.json: a JSON file is a list .* an object with 0 lists, its keys are a, b"),
+    "string.json": (b'"a"', r"string\.json: a JSON file is a list of objects, .*; found a string"),
+    "items.json": (
+        b'[{"a": 1}, 5, null]',
+        r"items\.json, item 2: not an object but a number: 5 \(1 other item of this file is bad",
+    ),
+    "ragged.csv": (b"a,b\n1,2\n1,2,3\n", r"ragged\.csv:3: 3 cells, but the header has 2"),
+    "short.csv": (b"a,b\n1\n", r"short\.csv:2: 1 cells, but the header has 2"),
+    "quote.csv": (b'a,b\n"1,2\n', r"quote\.csv:2: not CSV: unexpected end of data"),
+    "bytes.csv": (b"a,b\n1,\xe4\n", r"bytes\.csv:2: not UTF-8: byte 0xe4 at 2"),
+    "cut.parquet": (b"PAR1 and no more", r"cut\.parquet: not a whole Parquet file: .* \(after row 0\)"),
+    "cut.jsonl.gz": (gzip.compress(lines(ROWS))[:40], r"cut\.jsonl\.gz: cannot be read: Compressed file ended"),
+    "not.jsonl.gz": (b"plain text", r"not\.jsonl\.gz: cannot be read: Not a gzipped file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_read_is_told_with_its_place(name: str, tmp_path: Path) -> None:
+    content, message = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path / name)
+
+
+def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(lines(ROWS))
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    for source in (lambda path: rows_of(path), lambda path: fingerprint(Data(path=str(path)))):
+        with pytest.raises(
+            DataError, match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* holds empty, notes\.txt, train"
+        ):
+            source(tmp_path / "tain.jsonl")
+        with pytest.raises(DataError, match=r"no such file or folder; its folder .*/nowhere does not exist either"):
+            source(tmp_path / "nowhere" / "train.jsonl")
+        with pytest.raises(DataError, match=r"notes\.txt: unknown kind of file; known are JSON Lines \(\.jsonl, \.ndjson\)"):
+            source(tmp_path / "notes.txt")
+        with pytest.raises(DataError, match=r"empty: no file of JSON Lines .* in this folder; it holds nothing"):
+            source(tmp_path / "empty")
+        with pytest.raises(DataError, match="memory://gone/a.jsonl: no such file or folder at this address"):
+            source("memory://gone/a.jsonl")
+        with pytest.raises(DataError, match="nope://bucket/a.jsonl: cannot be read: ValueError: Protocol not known: nope"):
+            source("nope://bucket/a.jsonl")
+
+
+def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    data, heldout, template = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "t.jinja"
+    for path in (data, heldout, template):
+        path.write_bytes(lines(ROWS))
+    recipe = Data(path=str(data), heldout_path=str(heldout), chat_template=str(template))
+    before = fingerprint(recipe)
+    assert re.fullmatch("[0-9a-f]{64}", before)
+    for path in (data, heldout, template):
+        content = path.read_bytes()
+        path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+        assert fingerprint(recipe) != before
+        path.write_bytes(content)
+        assert fingerprint(recipe) == before
+    template.unlink()
+    with pytest.raises(
+        DataError, match=r"data\.chat_template: .*/t\.jinja: no such file; the folder .* holds a\.jsonl, b\.jsonl"
+    ):
+        fingerprint(recipe)
+    heldout.unlink()
+    with pytest.raises(DataError, match=r"data\.heldout_path: .*/b\.jsonl: no such file or folder"):
+        fingerprint(recipe)
+
+
+ASKED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "form", "sample"),
+    [
+        ({"messages": ASKED, "id": 3}, {}, "messages", Chat(ASKED)),
+        ({"messages": [{**ASKED[0], "name": None}, ASKED[1]]}, {}, "messages", Chat(ASKED)),
+        ({"prompt": "p", "completion": "c"}, {}, "prompt_completion", Plain("p", "c")),
+        ({"instruction": "q", "output": "a"}, {}, "instruction", Chat(ASKED)),
+        ({"instruction": "q", "input": " ", "output": "a"}, {}, "instruction", Chat(ASKED)),
+        ({"instruction": "q", "input": None, "output": "a"}, {}, "instruction", Chat(ASKED)),
+        (
+            {"instruction": "q", "input": "i", "output": "a"},
+            {},
+            "instruction",
+            Chat([{"role": "user", "content": "q\n\ni"}, ASKED[1]]),
+        ),
+        ({"question": "q", "reply": "a"}, {"instruction": "question", "output": "reply"}, "instruction", Chat(ASKED)),
+        ({"chat": ASKED, "text": "t"}, {"messages": "chat"}, "messages", Chat(ASKED)),
+        ({"text": "t"}, {}, "text", Plain("", "t")),
+    ],
+)
+def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str], form: str, sample: Chat | Plain) -> None:
+    assert choose(row, "auto", columns, "x:1") == form
+    assert convert(row, form, columns, "x:1") == sample
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "columns", "message"),
+    [
+        (
+            {"a": 1, "b": 2},
+            "auto",
+            {},
+            r"x:1: no format fits the columns a, b: messages needs messages; sharegpt needs conversations; "
+            r"prompt_completion needs prompt and completion; instruction needs instruction and output; text needs text; "
+            r"tokens needs input_ids\. .* data\.columns",
+        ),
+        (
+            {"text": "t"},
+            "auto",
+            {"tekst": "text"},
+            r"data\.columns: unknown name tekst; known are messages, conversations, prompt, completion, ",
+        ),
+        ({"text": "t"}, "text", {"tekst": "text"}, r"data\.columns: unknown name tekst"),
+        ({"prompt": "p"}, "prompt_completion", {}, "x:1: column completion is missing; there are prompt"),
+        ({"q": "p"}, "text", {"text": "body"}, r"x:1: column body \(data\.columns\.text\) is missing; there are q"),
+        ({"text": None}, "text", {}, "x:1: text must be a string, found NoneType None"),
+        ({"text": 5}, "text", {}, "x:1: text must be a string, found int 5"),
+        ({"text": "a\ud800"}, "text", {}, "x:1: text holds half a surrogate pair"),
+        (
+            {"prompt": ASKED, "completion": ""},
+            "prompt_completion",
+            {},
+            r"prompt must be a string, found list .*data\.columns\.messages",
+        ),
+        ({"messages": "hi"}, "messages", {}, r"x:1: messages must be a list of \{role, content\}, found str 'hi'"),
+        ({"messages": []}, "messages", {}, r"x:1: messages must be a list"),
+        ({"messages": ["hi"]}, "messages", {}, r"x:1: messages\[0\] must have role and content, found 'hi'"),
+        (
+            {"messages": [{"from": "a", "value": "b"}]},
+            "messages",
+            {},
+            r"messages\[0\] must have role and content, found an object with from, value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": None}]},
+            "messages",
+            {},
+            r"x:1: messages\[0\]\.content must be a string, found NoneType",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_told(row: dict[str, object], form: str, columns: dict[str, str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_columns(columns)
+        convert(row, choose(row, form, columns, "x:1"), columns, "x:1")

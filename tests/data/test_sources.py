@@ -1,0 +1,272 @@
+"""Several sources with weights, long samples in pieces, and bad rows set aside."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune import data
+from flytune.data import sources
+from flytune.data.labels import IGNORED
+from flytune.data.process import drawn, shares, split
+from flytune.data.readers import read
+from flytune.errors import DataError, RecipeError
+from flytune.recipe.sections import Data
+from flytune.records.dataset import Manifest
+from tests.support.chats import CHATML, request, stored, tokenizer_folder, write_rows
+
+PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(200)]
+TEXTS = [{"body": f"text {n}"} for n in range(100)]
+CHATS = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[dict[str, Any]]:
+    """The `sources` of three formats."""
+    texts = {"path": str(write_rows(tmp_path / "texts.jsonl", TEXTS)), "columns": {"text": "body"}}
+    return [
+        {"path": str(write_rows(tmp_path / "pairs.jsonl", PAIRS))},
+        {**texts, "weight": 0.5},
+        {"path": str(write_rows(tmp_path / "chats.jsonl", CHATS)), "weight": 2.25},
+    ]
+
+
+def texts_of(out: Path, tokenizer: Path) -> dict[str, list[str]]:
+    from transformers import AutoTokenizer
+
+    read = AutoTokenizer.from_pretrained(tokenizer)
+    return {split: [read.decode(row["input_ids"]) for row in stored(out, split)] for split in ("train", "heldout")}
+
+
+def test_sources_are_drawn_by_weight(tokenizer: Path, three: list[dict[str, Any]], tmp_path: Path) -> None:
+    asked = request(tokenizer, sources=three, system_prompt="Be brief.")
+    manifest = data.prepare(asked, tmp_path / "out")
+    pairs, texts, chats = manifest.sources
+    assert [source.name for source in manifest.sources] == [source["path"] for source in three]
+    assert [source.format for source in manifest.sources] == ["prompt_completion", "text", "messages"]
+    assert [source.weight for source in manifest.sources] == [1, 0.5, 2.25]
+    assert (pairs.rows, pairs.samples) == (200, 200)
+    assert texts.rows == texts.samples
+    assert 30 < texts.rows < 70
+    assert chats.rows == 40, "each row is counted once, however often its weight repeats it"
+    found = texts_of(tmp_path / "out", tokenizer)
+    copies = {split: Counter(text for text in found[split] if "<|im_start|>" in text) for split in found}
+    assert set(copies["heldout"].values()) == {1}, "held-out samples are stored once"
+    assert len(copies["train"]) + len(copies["heldout"]) == 40
+    assert set(copies["train"].values()) == {2, 3}
+    assert 0 < sum(count == 3 for count in copies["train"].values()) < 20
+    assert all(text.startswith("<|im_start|>system\nBe brief.<|im_end|>") for text in copies["train"])
+    assert chats.samples == sum(map(sum, (counts.values() for counts in copies.values())))
+    splits = (manifest.train, manifest.heldout)
+    for counts in ("samples", "tokens", "trained_tokens"):
+        assert sum(getattr(source, counts) for source in manifest.sources) == sum(getattr(one, counts) for one in splits)
+    assert manifest.format == "prompt_completion, text, messages"
+    assert data.prepare(asked, tmp_path / "again") == manifest
+    first = found["heldout"][:6]
+    assert {text[:3] for text in first} == {"ask", "tex", "<|i"}, "the first held-out samples are of all sources"
+    assert data.fingerprint(asked.data) == data.fingerprint(asked.data)
+    before = data.fingerprint(asked.data)
+    write_rows(tmp_path / "texts.jsonl", TEXTS[1:])
+    assert data.fingerprint(asked.data) != before
+
+
+def test_a_weight_draws_by_content(tmp_path: Path) -> None:
+    def bodies(rows: list[dict[str, str]], share: float, seed: int = 42) -> list[str]:
+        source = Data(path=str(write_rows(tmp_path / "rows.jsonl", rows)))
+        return [row["body"] for row, _ in drawn(read(source), share, seed)]
+
+    half = bodies(TEXTS, 0.5)
+    assert sorted(half) == sorted(bodies(TEXTS[::-1], 0.5)), "not by place"
+    assert set(bodies(TEXTS, 0.25)) < set(half) < set(bodies(TEXTS, 0.75)) < {row["body"] for row in TEXTS}
+    assert set(bodies(TEXTS, 0.5, seed=1)) != set(half)
+    assert bodies(TEXTS, 1) == [row["body"] for row in TEXTS]
+    assert [shares(weight) for weight in (0.5, 1, 2.25)] == [[0.5], [1], [1, 1, 0.25]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "a", "sources": [{"path": "b"}]}, "data: give exactly one of path .*, dataset_name .* and sources"),
+        ({"sources": []}, "data: give exactly one of path"),
+        ({"sources": [{"weight": 2}]}, r"data\.sources\[0\]: give exactly one of path .* and dataset_name"),
+        ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: input should be greater than 0"),
+        ({"sources": [{"path": "a"}], "format": "text"}, "data: format: beside sources this says nothing; write it into each"),
+        ({"sources": [{"path": "a"}], "max_samples": 5, "revision": "x"}, "data: revision, max_samples: beside sources"),
+    ],
+)
+def test_sources_that_contradict_the_rest_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    from flytune.recipe.recipe import Recipe
+    from tests.support.tiny import tiny_recipe
+
+    recipe = {**tiny_recipe(tmp_path, tmp_path), "data": changes}
+    with pytest.raises(RecipeError, match=message):
+        Recipe.model_validate(recipe)
+    recipe["data"] = {"sources": [{"path": "a", "weight": 2}], "format": "text", "heldout_path": "b"}
+    assert Recipe.model_validate_json(Recipe.model_validate(recipe).model_dump_json()).data.sources[0].weight == 2
+
+
+def test_sources_are_named_in_messages(tokenizer: Path, three: list[dict[str, Any]], tmp_path: Path) -> None:
+    def refused(*sources: dict[str, Any]) -> str:
+        with pytest.raises(DataError) as caught:
+            data.prepare(request(tokenizer, sources=list(sources)), tmp_path / str(len(list(tmp_path.iterdir()))))
+        return str(caught.value)
+
+    assert refused(three[0], {"path": "gone.jsonl"}).startswith("data.sources[1].path: gone.jsonl: no such file")
+    assert refused(three[0], {"dataset_name": "a/b"}).startswith(
+        "data.sources[1].dataset_name: a/b[train]: not on this machine"
+    )
+    assert refused(three[0], {**three[1], "columns": {"tekst": "a"}}).startswith("data.sources[1].columns: unknown name tekst")
+    empty = write_rows(tmp_path / "empty.jsonl", [])
+    assert refused(three[0], {"path": str(empty)}) == f"{empty}: empty, not one row was found"
+    rare = refused(three[0], {**three[1], "weight": 1e-9})
+    assert rare == f"{three[1]['path']}: empty, not one row was found: none was drawn at weight 1e-09, if it has any"
+
+
+def test_manifests_of_before_are_still_read(tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "pairs.jsonl", PAIRS)
+    data.prepare(request(tokenizer, path=str(source)), tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    old = {key: value for key, value in content.items() if key not in ("sources", "split", "bad")}
+    manifest = Manifest.model_validate_json(json.dumps(old))
+    assert (manifest.sources, manifest.split, manifest.bad) == ([], 0, 0)
+
+
+labels_of = st.lists(st.booleans(), min_size=1, max_size=60)
+
+
+@given(labels_of, st.integers(2, 12))
+def test_pieces_train_each_trained_token_once(flags: list[bool], max_length: int) -> None:
+    ids = list(range(100, 100 + len(flags)))
+    labels = [IGNORED, *(token if flag else IGNORED for token, flag in zip(ids[1:], flags[1:], strict=True))]
+    pieces = list(split((ids, labels), max_length))
+    assert all(0 < len(piece[0]) == len(piece[1]) <= max_length for piece in pieces)
+    assert [label for piece in pieces for label in piece[1] if label != IGNORED] == [x for x in labels if x != IGNORED]
+    assert sorted({token for piece in pieces for token in piece[0]}) == ids
+    for part, following in pairwise(pieces):
+        overlap = set(part[0]) & set(following[0])
+        assert len(overlap) <= 1
+        if not overlap:
+            assert part[1][-1] != IGNORED or labels[part[0][0] - 100] != IGNORED, "it ends behind an answer"
+
+
+def test_long_samples_are_split(tokenizer: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    long = " fox" * 100
+    talk = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n} of this talk"} for n in range(12)]
+    rows = {"text": [{"text": f"text {n}"} for n in range(40)] + [{"text": long}], "messages": [*CHATS, {"messages": talk}]}
+    read = AutoTokenizer.from_pretrained(tokenizer)
+    for form, content in rows.items():
+        source = write_rows(tmp_path / f"{form}.jsonl", content)
+        asked = request(tokenizer, path=str(source), max_length=64, too_long="split")
+        manifest = data.prepare(asked, tmp_path / form)
+        assert (manifest.rows, manifest.split, manifest.truncated) == (41, 1, 0)
+        assert manifest.train.samples + manifest.heldout.samples > 41
+        found = stored(tmp_path / form, "train") + stored(tmp_path / form, "heldout")
+        assert max(len(row["input_ids"]) for row in found) <= 64
+        trained = "".join(read.decode([label for label in row["labels"] if label != IGNORED]) for row in found)
+        if form == "text":
+            assert trained.count(" fox") >= 99
+        for turn in talk[1::2] if form == "messages" else ():
+            assert trained.count(turn["content"] + "<|im_end|>") == 1
+    sides = [
+        any("of this talk" in read.decode(row["input_ids"]) for row in stored(tmp_path / "messages", side))
+        for side in ("train", "heldout")
+    ]
+    assert sorted(sides) == [False, True], "pieces of one row are all on one side"
+
+
+def test_bad_rows_are_set_aside_when_the_recipe_says_so(tokenizer: Path, tmp_path: Path) -> None:
+    lines = [json.dumps(row) for row in PAIRS]
+    bad = {0: "nope", 7: '{"prompt": "p"}', 50: "[1]", 120: '{"prompt": "p", "completion": 5}'}
+    for at, line in bad.items():
+        lines.insert(at, line)
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(lines))
+    good = write_rows(tmp_path / "good.jsonl", PAIRS)
+    manifest = data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.02), tmp_path / "out")
+    assert (manifest.rows, manifest.bad, manifest.sources[0].bad) == (204, 4, 4)
+    whole = data.prepare(request(tokenizer, path=str(good)), tmp_path / "good")
+    assert manifest.content_sha256 == whole.content_sha256, "the good rows' samples are what they would be without the bad"
+    assert not (tmp_path / "good" / "bad_rows.jsonl").exists()
+    told = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
+    assert told == [
+        {"file": str(source), "line": 1, "reason": "not JSON: Expecting value at column 1: nope"},
+        {"file": str(source), "line": 8, "reason": "column completion is missing; there are prompt"},
+        {"file": str(source), "line": 51, "reason": "not a JSON object but a list: [1]"},
+        {"file": str(source), "line": 121, "reason": "completion must be a string, found int 5"},
+    ]
+    with pytest.raises(DataError) as caught:
+        data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.019), tmp_path / "more")
+    listed = tmp_path / "more" / "bad_rows.jsonl"
+    assert str(caught.value).splitlines()[:2] == [
+        "4 of 204 rows are bad, more than data.max_bad_fraction 0.019 allows (3); "
+        f"all of them are listed in {listed}. The first:",
+        f"  {source}:1: not JSON: Expecting value at column 1: nope",
+    ]
+    assert len(listed.read_text().splitlines()) == 4
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON: .*: nope \(1 other line of this file is bad as well\)"):
+        data.prepare(request(tokenizer, path=str(source)), tmp_path / "none")
+
+
+def test_bad_rows_are_told_once_and_a_hopeless_source_stops_early(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text("nope\n" + "".join(json.dumps(row) + "\n" for row in PAIRS))
+    asked = request(tokenizer, sources=[{"path": str(source), "weight": 2}], max_bad_fraction=0.1)
+    assert data.prepare(asked, tmp_path / "twice").bad == 1
+    monkeypatch.setattr("flytune.data.bad_rows._PATIENCE", 100)
+    source.write_text("nope\n" * 500 + "".join(json.dumps(row) + "\n" for row in PAIRS * 10))
+    with pytest.raises(DataError, match=r"256 of 256 rows so far are bad, more than data\.max_bad_fraction 0\.3 allows \(76\)"):
+        data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.3), tmp_path / "hopeless")
+
+
+@pytest.mark.parametrize(("name", "place"), [("a.json", ", item 2"), ("a.csv", ":3")])
+def test_bad_rows_of_other_files(name: str, place: str, tokenizer: Path, tmp_path: Path) -> None:
+    texts = [f"t{n}" for n in range(50)]
+    as_json = [{"text": text} for text in texts]
+    as_csv = ["text,n", *(f"{text},1" for text in texts)]
+    as_json.insert(1, None)
+    as_csv.insert(2, "a,b,c")
+    (tmp_path / name).write_text(json.dumps(as_json) if name == "a.json" else "\n".join(as_csv))
+    manifest = data.prepare(request(tokenizer, path=str(tmp_path / name), max_bad_fraction=0.1), tmp_path / "out")
+    assert (manifest.rows, manifest.bad) == (51, 1)
+    told = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
+    assert (told["file"], told["line"]) == (str(tmp_path / name), int(place.strip(":,item ")))
+
+
+def test_duplicates_are_left_out_when_asked(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Question {index % 10}?", "completion": f" Answer {index % 10}."} for index in range(30)]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    heldout = write_rows(tmp_path / "heldout.jsonl", [*rows[:3], {"prompt": "New?", "completion": " Yes."}])
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    paths = {"path": str(source), "heldout_path": str(heldout)}
+    manifest = data.prepare(request(tokenizer, **paths, deduplicate=True), tmp_path / "once")
+    assert (manifest.train.samples, manifest.heldout.samples, manifest.duplicates) == (10, 1, 23)
+    kept = data.prepare(request(tokenizer, **paths, contract="warn"), tmp_path / "all")
+    assert (kept.train.samples, kept.heldout.samples, kept.duplicates) == (30, 4, 0)
+
+
+def test_deduplicate_and_repeating_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="deduplicate leaves out what a weight above 1 repeats"):
+        Data.model_validate({"sources": [{"path": "a.jsonl", "weight": 2}], "deduplicate": True})
+
+
+def test_linked_files_of_a_folder_are_read(tmp_path: Path) -> None:
+    """Hub caches, ConfigMaps and DVC have folders of links."""
+    folder = tmp_path / "folder"
+    write_rows(tmp_path / "blob", TEXTS)
+    write_rows(folder / "a.jsonl", PAIRS)
+    (folder / "b.jsonl").symlink_to(tmp_path / "blob")
+    assert [Path(file).name for file in sources.locate(str(folder), "data.path").files] == ["a.jsonl", "b.jsonl"]

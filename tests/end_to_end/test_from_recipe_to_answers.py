@@ -1,0 +1,82 @@
+"""The whole way: two adapters trained, evaluated, published to a hub on this machine, fetched from it, and asked together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flytune.records.metrics import Metrics
+from tests.support import hub_stand_in
+from tests.support.paths import ROOT
+from tests.support.pyflyte import pyflyte
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+PROMPTS = [{"prompt": "Add 1 and"}, {"prompt": "Add 1 and", "adapter": "other"}, {"prompt": "Add 2 and", "adapter": "base"}]
+
+
+def write_task(folder):
+    """Six questions of two choices, in the harness's YAML."""
+    folder.mkdir()
+    rows = [{"question": f"{n} and {n}?", "choices": [str(2 * n), "none"], "answer": 0} for n in range(6)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"task": "twice", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}}}
+    task |= {"test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}"}
+    task |= {"doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    task |= {"metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
+    (folder / "twice.yaml").write_text(yaml.safe_dump(task))
+    return folder
+
+
+def ran(seen, *command):
+    program, *rest = command
+    start = [sys.executable, "-m", "flytune"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
+    done = subprocess.run([*start, *map(str, rest)], cwd=ROOT, env=seen, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.mark.slow
+def test_two_adapters_from_recipe_to_answers(tmp_path):
+    base, data, task = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), write_task(tmp_path / "tasks")
+    fetched = {}
+    with hub_stand_in.running() as hub:
+        for name, rate in (("first", 1e-3), ("other", 3e-2)):
+            home = tmp_path / name
+            home.mkdir()
+            changes = {"name": name, "method": "lora", "training.learning_rate": rate, "publish.address": f"hf://ada/{name}"}
+            changes |= {"evaluation.tasks": ["twice"], "evaluation.include_path": str(task), "evaluation.task_shards": 2}
+            seen = hub_stand_in.environment(hub, str(home)) | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+            done = pyflyte(tiny_recipe(base, data, changes), home, hub_stand_in.environment(hub, str(home)))
+            assert done.returncode == 0, done.stderr[-3000:]
+            (revision,) = hub.repositories[f"ada/{name}"].tags
+            fetched[name] = tmp_path / f"{name}-fetched"
+            ran(seen, "flytune", "fetch", f"hf://ada/{name}@{revision}", fetched[name])
+    for name, artifact in fetched.items():
+        (score,) = Metrics.read(artifact / "metrics.json").tasks
+        assert (score.task, score.documents) == ("twice", 6)
+        assert json.loads((artifact / "harness" / "tuned.json").read_text())["results"]["twice"]["acc,none"] == score.tuned
+        assert (artifact / "adapter_model.safetensors").is_file()
+        assert f"hf://ada/{name}" in (artifact / "recipe.yaml").read_text()
+
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    infer = [
+        "pyflyte",
+        "run",
+        "workflows/infer.py",
+        "infer",
+        "--artifact",
+        fetched["first"],
+        "--shape",
+        "cpu-1",
+        "--shards",
+        "2",
+    ]
+    infer += ["--prompts", tmp_path / "prompts.jsonl", "--adapters", json.dumps({"other": str(fetched["other"])})]
+    ran(seen, *infer, "--keep", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8}))
+    (answers,) = home.rglob("answers/answers.jsonl")
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [row.get("adapter") for row in rows] == [None, "other", "base"]
+    assert rows[0]["answer"] != rows[1]["answer"]
+    assert all(row["answer_tokens"] <= 8 for row in rows)

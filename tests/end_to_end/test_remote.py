@@ -1,0 +1,151 @@
+"""What `pyflyte run --remote` and `pyflyte register` send, and that it runs where nothing else is.
+
+No cluster: tests/support/flyteadmin.py stands for the control plane, tests/support/propeller.py for what starts pods.
+"""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flytune.hardware.shapes import load_shapes
+from flytune.records.training import TrainingResult
+from tests.support.laptop import REST, SECRET, SECRETS, WHERE, pyflyte, submit
+from tests.support.propeller import PodFailed, Run, container_of
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+NOT_PYTHON = {
+    *("shapes.yaml", "cluster.yaml", "accelerators.yaml", "deepspeed_configs/zero2.json", "chat_templates/chatml.jinja"),
+    *(
+        "recipes/demo-qlora.yaml",
+        "flytune/report/templates/report.html.jinja",
+        "flytune/models/base_models.json",
+        "images/compile_deepspeed.sh",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
+
+
+@pytest.fixture(scope="module")
+def registered(laptop, cluster):
+    """The admin, once `pyflyte register` is done."""
+    admin, _, home = cluster
+    done = pyflyte(laptop, home, "register", "--copy", "all", "--destination-dir", ".", *WHERE, "workflows")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return admin
+
+
+def test_the_uploaded_code_is_the_project_and_nothing_of_the_laptop(registered, laptop):
+    with tarfile.open(fileobj=io.BytesIO(registered.stored(registered.uploads[-1]))) as archive:
+        files = {one.name: archive.extractfile(one).read() for one in archive if one.isfile()}
+        assert not [one.name for one in archive if not (one.isfile() or one.isdir())]
+    assert set(files) >= NOT_PYTHON
+    python = {
+        str(file.relative_to(laptop)) for top in ("flytune", "tasks", "workflows") for file in (laptop / top).rglob("*.py")
+    }
+    assert set(files) >= python
+    assert not {name.split("/")[0] for name in files} & {
+        ".git",
+        ".venv",
+        ".demo",
+        ".checkpoints",
+        "tests",
+        "docs",
+        "benchmarks",
+    }
+    assert not set(files) & {*SECRETS, *REST}
+    assert not [name for name, content in files.items() if SECRET.encode() in content or str(laptop).encode() in content]
+
+
+def test_no_proto_holds_a_variable_or_a_path_of_the_laptop(registered, laptop):
+    received = [*registered.tasks.values(), *registered.workflows.values(), *registered.launch_plans.values()]
+    assert len(received) > 2 * len(load_shapes())
+    for request in received:
+        sent = request.SerializeToString()
+        assert SECRET.encode() not in sent, request.id.name
+        assert str(laptop.parent).encode() not in sent, request.id.name
+
+
+def test_every_pod_unpacks_the_code_where_it_may_write_and_gets_no_variable_but_ours(registered):
+    for name, request in registered.tasks.items():
+        command, variables = container_of(request.spec.template)
+        assert command[0] == "pyflyte-fast-execute", name
+        # The image's user may write in its working directory, /app, and not in pyflyte register's own default, /root.
+        assert command[command.index("--dest-dir") + 1] == ".", name
+        assert command[command.index("--additional-distribution") + 1] == registered.uploads[-1]
+        # A dynamic task compiles in its pod, by flytekit's own settings of the registration.
+        is_dynamic = name.startswith("workflows.sweep.")
+        assert set(variables) - ({"_F_SS_C"} if is_dynamic else set()) <= OURS, name
+
+
+# Variables that a task may declare.
+OURS = {"HF_HUB_OFFLINE", "HF_HOME", "NCCL_DEBUG", "FI_PROVIDER", "OMP_NUM_THREADS", "TMPDIR", "HF_HUB_CACHE"}
+OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET"}
+
+
+def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
+    nodes = registered.workflows["workflows.finetune.finetune"].spec.template.nodes
+    branches = {node.id: node.branch_node.if_else for node in nodes if node.HasField("branch_node")}
+    assert len(branches) == 3
+    for branch in branches.values():
+        cases = [branch.case, *branch.other]
+        values = [case.condition.comparison.right_value.primitive.string_value for case in cases]
+        # Mapped tasks lie within an array node.
+        nodes = [case.then_node.array_node.node if case.then_node.HasField("array_node") else case.then_node for case in cases]
+        tasks = [node.task_node.reference_id.name.rpartition(".")[2] for node in nodes]
+        assert len(set(values)) == len(set(tasks)) == len(cases) > len(load_shapes())
+        for value, task in zip(values, tasks, strict=True):
+            assert value.replace("-", "_") in task
+        assert "no such shape is registered" in branch.error.message
+
+
+def test_a_schedule_is_received_with_its_recipe_and_asleep(registered):
+    plan = registered.launch_plans["weekly"].spec
+    assert plan.entity_metadata.schedule.cron_schedule.schedule == "0 2 * * 1"
+    assert plan.workflow_id.name == "workflows.refresh.refresh"
+    assert set(plan.fixed_inputs.literals) == {"recipe", "accepted", "days"}
+    assert registered.active == []
+
+
+def test_a_mistake_in_a_recipe_is_told_before_anything_is_sent(laptop, cluster, inputs):
+    admin, _, home = cluster
+    before = len(admin.uploads), set(admin.executions)
+    (home / "bad.yaml").write_text(yaml.safe_dump(tiny_recipe(*inputs, {"training.learning_rat": 1})))
+    what = ["workflows/finetune.py", "finetune", "--recipe", str(home / "bad.yaml")]
+    done = pyflyte(laptop, home, "run", "--remote", "--copy", "all", *WHERE, *what)
+    assert done.returncode != 0
+    assert "training.learning_rat: unknown key; did you mean learning_rate?" in done.stderr
+    assert (len(admin.uploads), set(admin.executions)) == before
+
+
+@pytest.mark.slow
+def test_a_submitted_recipe_runs_from_the_uploaded_code_alone(laptop, cluster, inputs, tmp_path):
+    admin, storage, home = cluster
+    changes = {"sharding": "zero2", "hardware.shape": "cpu-2", "checkpoints": {"save_steps": 2}}
+    name = submit(laptop, home, admin, tiny_recipe(*inputs, changes))
+    run = Run(admin, name, tmp_path / "run", storage)
+    trained = run.until("train")["o0"].scalar.blob.uri
+    assert set(run.taken.values()) >= {"make_plan", "prepare_data", "train_cpu_2"}
+    folder = admin.fetch(trained, tmp_path / "trained")
+    assert TrainingResult.read(folder / "training.json").world_size == 2
+    assert (folder / "model" / "model.safetensors").is_file()
+    assert admin.keys("flytune-checkpoints/"), "below the cluster's raw output location"
+    for pod in (tmp_path / "run").glob("*/0"):
+        imported = {Path(line) for line in (pod / "imported").read_text().splitlines()}
+        assert {file.name for file in imported} >= {"recipe.py", "errors.py"}
+        assert {file for file in imported if not file.is_relative_to(pod / "app")} == set()
+
+
+@pytest.mark.slow
+def test_a_task_s_error_is_told_in_our_words(laptop, cluster, inputs, tmp_path):
+    admin, storage, home = cluster
+    name = submit(laptop, home, admin, tiny_recipe(*inputs, {"sharding": "device_map"}))
+    with pytest.raises(PodFailed, match="method full with sharding device_map: a 16-bit model spread by layers"):
+        Run(admin, name, tmp_path, storage).until("make_plan")

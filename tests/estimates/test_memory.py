@@ -1,0 +1,245 @@
+import dataclasses
+import typing
+
+import pytest
+
+from benchmarks.measured_runs import model
+from flytune.estimates import activations, memory
+from flytune.estimates.memory import GIB
+from flytune.estimates.workload import Optimizer, Sharding, Workload
+from flytune.models.geometry import geometry
+
+MISTRAL = model("Mistral-7B")
+PARAMETERS, HIDDEN, LAYERS, VOCABULARY = 7_241_732_096, 4096, 32, 32_000
+ALL = ("q", "k", "v", "o", "gate", "up", "down")
+FOREACH = Optimizer("adamw", implementation="foreach")
+
+
+def workload(**changes):
+    """Mistral-7B in pure bfloat16 on one GPU, a sample of 1,024 tokens, checkpointed."""
+    settings = {
+        "geometry": MISTRAL,
+        "method": "full",
+        "sharding": "none",
+        "gpus": 1,
+        "nodes": 1,
+        "gpu_memory_gib": 80.0,
+        "weight_dtype": "bfloat16",
+        "precision": "pure",
+        "compute_dtype": "bfloat16",
+        "optimizer": Optimizer("adamw"),
+        "sequence_length": 1024,
+        "micro_batch": 1,
+        "checkpointing": "full",
+        "attention": "flash",
+        "profile": "transformers",
+    }
+    return Workload(**settings | changes)
+
+
+def lora(**changes):
+    return workload(**{"method": "lora", "lora_r": 16, "lora_targets": ("q", "k", "v", "o"), "precision": "autocast"} | changes)
+
+
+def steady(work):
+    return memory.memory(work).phases["steady step"]
+
+
+def test_the_update_of_a_full_fine_tune_in_16_bits_is_8_bytes_a_parameter_and_2_more_with_foreach():
+    parts = steady(workload())
+    assert parts["weights"] == 2 * PARAMETERS
+    # Fused, the update takes nothing more; the first layer's backward has its activations instead.
+    assert memory.memory(workload()).allocated == pytest.approx(8 * PARAMETERS, rel=0.01)
+    assert memory.memory(workload(optimizer=FOREACH)).allocated == 10 * PARAMETERS
+    assert steady(workload(optimizer=FOREACH))["step temporaries"] == 2 * PARAMETERS
+
+
+def test_what_fsdp_trains_under_mixed_precision_is_float32_and_divided():
+    parts = steady(workload(sharding="fsdp1", gpus=4, precision="fsdp", optimizer=FOREACH))
+    quarter = PARAMETERS / 4
+    assert parts == {
+        "weights": 4 * quarter,
+        "gradients": 4 * quarter,
+        "optimizer": 8 * quarter,
+        "step temporaries": 4 * quarter,
+    }
+
+
+def test_zero_divides_by_its_stage():
+    one, two, three = (steady(workload(sharding=f"zero{stage}", gpus=8, optimizer=FOREACH)) for stage in (1, 2, 3))
+    assert one["weights"] == two["weights"] == 2 * PARAMETERS
+    assert three["weights"] == 2 * PARAMETERS / 8
+    assert one["gradients"] == 2 * PARAMETERS
+    assert two["gradients"] == three["gradients"] == 2 * PARAMETERS / 8
+    for parts in (one, two, three):
+        assert parts["master copies"] == 4 * PARAMETERS / 8
+        assert parts["optimizer"] == 8 * PARAMETERS / 8
+    # Float32 gradients of the partition, and as much for foreach.
+    assert two["step temporaries"] == 2 * 4 * PARAMETERS / 8
+
+
+def test_offloaded_optimizer_states_are_not_on_the_gpu():
+    parts = steady(workload(sharding="zero3", offload="cpu", gpus=8))
+    assert "optimizer" not in parts
+    assert "master copies" not in parts
+
+
+def test_adapters_are_float32_beside_a_16_bit_base():
+    parts = steady(lora())
+    adapted = LAYERS * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    assert parts["weights"] == 2 * PARAMETERS
+    assert parts["adapters"] == 4 * adapted
+    assert parts["optimizer"] == 8 * adapted
+
+
+def test_ddp_copies_the_gradients_into_buckets():
+    parts = steady(lora(sharding="ddp", gpus=2))
+    assert parts["buckets"] == parts["adapters"]
+
+
+def test_four_bits_are_of_the_linear_layers_alone():
+    linear = LAYERS * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    rest = PARAMETERS - linear
+    plain = steady(lora(method="qlora", quantization="nf4"))
+    double = steady(lora(method="qlora", quantization="nf4_double"))
+    wide = steady(lora(method="qlora", quantization="nf4_double", kbit_float32=True))
+    assert plain["weights"] == pytest.approx(linear * 4.5 / 8 + 2 * rest)
+    assert double["weights"] == pytest.approx(linear * 4.127 / 8 + 2 * rest, rel=1e-4)
+    assert wide["weights"] - double["weights"] == pytest.approx(2 * rest)
+    assert double["quantization"] == 2 * 4096 * 14336
+
+
+def test_at_the_loss_there_are_the_checkpoints_and_the_logits_of_all_tokens():
+    work = lora(micro_batch=4, sequence_length=4096)
+    tokens = 4 * 4096
+    parts = steady(work)
+    assert parts["activations"] == 2 * HIDDEN * LAYERS * tokens
+    # 14 bytes a token and vocabulary entry; a float32 copy and the output of the last norm.
+    assert parts["logits and loss"] == tokens * (14 * VOCABULARY + 6 * HIDDEN)
+    # Published: 24.871 GiB (its adapters' inputs are float32, which another moment has).
+    assert memory.memory(dataclasses.replace(work, optimizer=FOREACH)).allocated / GIB == pytest.approx(24.87, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "each"),
+    [
+        ({"profile": "transformers_4_45"}, 12),
+        ({"loss": "foak"}, 10),
+        ({"loss": "foak", "profile": "transformers_4_45"}, 8),
+        ({"loss": "fp32_logits", "profile": "composer"}, 4),
+        # A batch of one needs no copy to shift its labels by a token.
+        ({"micro_batch": 1}, 10),
+    ],
+)
+def test_losses_differ_by_the_code_that_makes_them(changes, each):
+    work = lora(**{"micro_batch": 2} | changes)
+    norm = (4 if work.loss == "foak" else 6) * HIDDEN
+    assert activations.count(work).loss == work.tokens * (each * VOCABULARY + norm)
+
+
+def test_a_chunked_loss_has_no_logits_of_all_tokens():
+    work = lora(profile="flytune", loss="chunked")
+    assert activations.count(work).loss == work.tokens * 4 * HIDDEN
+
+
+def test_a_layer_at_work_by_hand():
+    """Adapters on q, k, v and o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of h."""
+    found = activations.count(lora(loss="liger"))
+    norms, attention, mlp, adapters = 2 * 2, 2 * (1 + 1 + 0.5), 2 * 3 * 3.5, 4 * (2 + 1)
+    assert found.kept == 1024 * HIDDEN * (norms + attention + mlp + adapters)
+    # Gradients of the MLP's three intermediates, of the residual stream and of what the norm gave.
+    assert found.working == 1024 * HIDDEN * (2 * 3 * 3.5 + 2 + 2)
+
+
+def test_attention_that_keeps_its_scores_grows_with_the_square():
+    flash, eager = (activations.count(lora(attention=name)) for name in ("flash", "eager"))
+    repeated = 2 * 2 * (4096 - 1024)
+    assert eager.kept - flash.kept == 1024 * (5 * 32 * 1024 + repeated)
+
+
+def test_without_checkpoints_every_layer_keeps_its_own():
+    every, one = (
+        activations.count(workload(checkpointing="none", micro_batch=8)),
+        steady(workload(checkpointing="none", micro_batch=8)),
+    )
+    assert one["activations"] >= LAYERS * every.kept
+
+
+def test_an_optimizer_in_backward_holds_no_gradients_at_once():
+    parts = steady(workload(optimizer=Optimizer("adamw", in_backward=True)))
+    assert parts.get("gradients", 0) <= 2 * PARAMETERS / LAYERS + 2 * VOCABULARY * HIDDEN
+
+
+def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
+    """Why LoRA of 70B is 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
+    published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
+    published |= {"sequence_length": 2048}
+    older = memory.memory(lora(sharding="fsdp1", **published))
+    newer = memory.memory(lora(sharding="fsdp2", profile="flytune", loss="chunked", **published))
+    assert 72e9 < older.allocated < 80e9
+    assert newer.allocated < 60e9
+
+
+def test_qlora_of_70b_fits_on_eight_gpus_of_16_gb():
+    work = lora(
+        method="qlora", quantization="nf4_double", geometry=model("Llama-2-70b"), gpus=8, sharding="fsdp2", profile="flytune"
+    )
+    assert memory.memory(dataclasses.replace(work, loss="chunked")).needed < 14 * GIB
+
+
+def test_7b_in_full_fits_on_24_gpus_of_16_gb_with_offload():
+    work = workload(geometry=model("Llama-2-7b"), sharding="zero3", offload="cpu", gpus=24, nodes=3)
+    assert memory.memory(work).needed < 14 * GIB
+
+
+def test_405b_on_64_gpus_is_within_a_tenth_of_what_was_published():
+    work = workload(geometry=model("Llama-3.1-405B"), sharding="fsdp2", offload="cpu", gpus=64, nodes=8, precision="fsdp")
+    work = dataclasses.replace(work, profile="torch", sequence_length=4096)
+    assert memory.memory(work).allocated == pytest.approx(52.9e9, rel=0.1)
+
+
+def test_a_phase_before_the_first_update_has_no_optimizer_states():
+    phases = memory.memory(workload(micro_batch=16, sequence_length=4096)).phases
+    assert list(phases) == ["load", "first step", "steady step", "evaluate", "save", "export"]
+    assert "optimizer" not in phases["load"]
+    assert sum(phases["first step"].values()) < sum(phases["steady step"].values())
+
+
+def test_reserved_is_between_what_is_allocated_and_the_gpu():
+    for micro_batch in (1, 4, 16, 64):
+        table = memory.memory(lora(micro_batch=micro_batch, sequence_length=4096))
+        reserved = table.reserved(80 * GIB)
+        assert reserved >= table.allocated
+        assert reserved <= 80 * GIB or reserved == table.allocated
+        assert table.on_device(80 * GIB) == reserved + 0.55 * GIB
+
+
+@pytest.mark.parametrize("sharding", typing.get_args(Sharding))
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_every_pair_has_a_table_that_grows_with_the_batch(sharding, method):
+    needs = []
+    for micro_batch in (1, 2, 8):
+        quantization = "nf4_double" if method == "qlora" else "none"
+        changes = {"sharding": sharding, "gpus": 1 if sharding == "none" else 8, "micro_batch": micro_batch}
+        make = workload if method == "full" else lora
+        table = memory.memory(make(method=method, quantization=quantization, **changes))
+        assert all(size > 0 for parts in table.phases.values() for size in parts.values())
+        needs.append(table.needed)
+    assert needs == sorted(needs)
+
+
+def test_a_head_is_adapted_or_trained_whole():
+    adapted, whole = lora(lora_targets=("lora_head",)), lora(lora_targets=("head", "embedding"))
+    assert adapted.trained == 16 * (HIDDEN + VOCABULARY)
+    assert whole.trained == 2 * HIDDEN * VOCABULARY
+
+
+def test_sizes_under_other_names():
+    mpt = {"model_type": "mpt", "d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50368, "max_seq_len": 2048}
+    sizes = geometry(mpt, "mpt")
+    assert (sizes.hidden_size, sizes.intermediate_size, sizes.gated, sizes.tie_word_embeddings) == (768, 3072, False, True)
+    slopes = geometry(mpt | {"attn_config": {"alibi": True}}, "mpt")
+    assert sizes.parameters - slopes.parameters == 2048 * 768
+    mixtral = model("Mixtral-8x7B")
+    assert (mixtral.experts, mixtral.experts_per_token) == (8, 2)
+    assert len(mixtral.named_linears) == 4 + 3 * 8

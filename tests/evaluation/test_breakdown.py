@@ -1,0 +1,66 @@
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune.evaluation import breakdown
+from flytune.records.metrics import Answer, Wins
+
+
+def rows_of(lengths):
+    return [{"input_ids": [0] * length, "labels": [0] * length} for length in lengths]
+
+
+def parts(lengths, sources=None):
+    count = len(lengths)
+    base, tuned = numpy.arange(count) + 2.0, numpy.arange(count) + 1.0
+    return breakdown.parts(rows_of(lengths), sources or ["one"] * count, base, tuned, numpy.full(count, 2))
+
+
+def test_one_source_and_one_length_are_no_parts():
+    assert parts([5] * 8) == []
+
+
+def test_sources_are_told_apart_and_lengths_cut_into_four():
+    found = parts([1, 2, 3, 4, 5, 6, 7, 8], ["a", "b"] * 4)
+    assert [(part.kind, part.name, part.samples) for part in found] == [
+        ("source", "a", 4),
+        ("source", "b", 4),
+        ("length", "1 to 2 tokens", 2),
+        ("length", "3 to 4 tokens", 2),
+        ("length", "5 to 6 tokens", 2),
+        ("length", "7 to 8 tokens", 2),
+    ]
+    assert found[0].base_loss == pytest.approx((2 + 4 + 6 + 8) / 8)
+    assert found[0].difference == pytest.approx(-0.5)
+    assert found[2].tuned_loss == pytest.approx((1 + 2) / 4)
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_every_sample_is_in_one_range_of_lengths(lengths):
+    chosen = [at for _, _, part in breakdown._by_length(lengths) for at in part]
+    assert sorted(chosen) == (list(range(len(lengths))) if chosen else [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "expected"),
+    [
+        ("The sum is 4.", "the sum is 4", 1.0),
+        ("", "", 1.0),
+        ("", "four", 0.0),
+        ("four", "", 0.0),
+        ("a b c", "a b", 0.8),
+        ("a a a", "a", 0.5),
+    ],
+)
+def test_f1(answer, reference, expected):
+    assert breakdown.f1(answer, reference) == pytest.approx(expected)
+
+
+def test_wins():
+    assert breakdown.wins(numpy.array([-1.0, 0.0, 2.0, -0.5])) == Wins(tuned=2, base=1, ties=1)
+    answers = [
+        Answer(prompt="p", reference="r", base="b", tuned="t", base_f1=base, tuned_f1=tuned)
+        for base, tuned in ((0.1, 0.9), (0.5, 0.5), (1.0, 0.2), (0.0, 0.1))
+    ]
+    assert breakdown.answer_wins(answers) == Wins(tuned=2, base=1, ties=1)

@@ -1,0 +1,343 @@
+"""The table of failures, held against errors as the libraries raise them."""
+
+import errno
+import os
+import signal
+import socket
+import time
+from multiprocessing.connection import wait as real_wait
+
+import pytest
+
+from flytune.errors import BadLoss, DataError, DeviceError, Hang, KilledAgain, OutOfMemory, Preempted, TrainingError
+from flytune.failures import reports, table
+from flytune.failures.reports import Failure
+from flytune.selftest import processes as ranks_module
+from flytune.training import attempt_notes
+from flytune.training.attempt_notes import Notes
+from tests.support import ranks
+
+
+def raised(function):
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 (all that a library may raise)
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def fill_a_full_disk():
+    with open("/dev/full", "w") as full:
+        full.write("x")
+        full.flush()
+
+
+def load_what_is_not_in_an_offline_cache():
+    from huggingface_hub import constants
+    from transformers import AutoConfig
+
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        AutoConfig.from_pretrained("no/such-model")
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def hub_answers(status):
+    import httpx
+    from huggingface_hub import hf_raise_for_status
+
+    request = httpx.Request("GET", "https://huggingface.co/api/models/a/b")
+    headers = {"X-Error-Code": "GatedRepo"} if status == 403 else {}
+    hf_raise_for_status(httpx.Response(status, request=request, headers=headers))
+
+
+def storage_answers(code):
+    from botocore.exceptions import ClientError
+
+    raise ClientError({"Error": {"Code": code, "Message": "m"}}, "PutObject")
+
+
+def no_storage():
+    import boto3
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    config = boto3.session.Config(retries={"max_attempts": 0})
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=address, config=config, **keys).list_buckets()
+
+
+def wait_for_clients():
+    from datetime import timedelta
+
+    import torch.distributed
+
+    torch.distributed.TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=timedelta(seconds=0.5))
+
+
+def rendezvous():
+    from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+    raise RendezvousTimeoutError
+
+
+def gpu_is_full():
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def wrapped():
+    try:
+        gpu_is_full()
+    except RuntimeError as error:
+        raise TrainingError("the step failed") from error
+
+
+def throw(error):
+    raise error
+
+
+NCCL_TIMEOUT = (
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600 milliseconds before timing out."
+)
+CASES = {
+    "preempted": [lambda: throw(Preempted("x"))],
+    "killed again": [lambda: throw(KilledAgain("x"))],
+    "hang": [lambda: throw(Hang("x"))],
+    "GPUs not as promised": [lambda: throw(DeviceError("CUDA driver initialization failed"))],
+    "bad loss": [lambda: throw(BadLoss("x"))],
+    "out of GPU memory": [gpu_is_full, wrapped, lambda: throw(OutOfMemory("x"))],
+    "out of host memory": [lambda: throw(MemoryError()), lambda: throw(OSError(12, "Cannot allocate memory"))],
+    "broken GPU": [lambda: throw(RuntimeError("CUDA error: uncorrectable ECC error encountered"))],
+    "storage full": [
+        fill_a_full_disk,
+        lambda: throw(OSError(errno.EFBIG, "File too large")),
+        lambda: throw(RuntimeError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")),
+    ],
+    "credentials expired": [lambda: storage_answers("ExpiredToken")],
+    "hub refused": [lambda: hub_answers(403), lambda: hub_answers(401)],
+    "not handed on": [load_what_is_not_in_an_offline_cache],
+    "hub busy": [lambda: hub_answers(429), lambda: hub_answers(503)],
+    "cache not writable": [
+        lambda: throw(PermissionError(13, "Permission denied", "/home/x/.cache/huggingface/hub")),
+        lambda: throw(OSError(30, "Read-only file system", "/home/x/.triton/autotune")),
+    ],
+    "storage refused": [lambda: storage_answers("AccessDenied"), lambda: throw(PermissionError(13, "Permission denied"))],
+    "collective timeout": [lambda: throw(RuntimeError(NCCL_TIMEOUT))],
+    "rendezvous": [wait_for_clients, rendezvous],
+    "storage away": [no_storage, lambda: storage_answers("SlowDown"), lambda: throw(OSError(116, "Stale file handle"))],
+    "bad data": [lambda: throw(DataError("rows.jsonl:3: not JSON"))],
+    "refused": [lambda: throw(TrainingError("the plan is for 2 processes"))],
+    "bug": [lambda: throw(KeyError("x")), lambda: throw(RuntimeError("shape mismatch"))],
+}
+FINAL = {
+    "killed again",
+    "GPUs not as promised",
+    "cache not writable",
+    "bad loss",
+    "out of GPU memory",
+    "storage full",
+    "hub refused",
+    "not handed on",
+    "storage refused",
+    "bad data",
+    "refused",
+}
+FINAL |= {"bug"}
+DERIVED = {"RendezvousTimeoutError", "EndpointConnectionError"}
+
+
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
+def test_errors_are_told_apart(kind, case):
+    failure = reports.of_error(raised(CASES[kind][case]), rank=1)
+    assert failure.kind == kind
+    assert failure.recoverable == (kind not in FINAL)
+    assert failure.advice
+    assert ("Traceback" in failure.details) == (kind == "bug")
+
+
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
+def test_errors_are_told_apart_by_their_names_too(kind, case):
+    error = raised(CASES[kind][case])
+    named = table.kind_named(f"{type(error).__name__}: {error}")
+    # By itself: what it was raised from is not in its name, and of other libraries' classes the bases are not known.
+    expected = next((kind for kind in table.KINDS if kind.is_of(error)), None)
+    assert named == (None if type(error).__name__ in DERIVED else expected)
+
+
+def test_the_whole_table_is_tried():
+    seen_on_ranks = {"peer gone"}
+    assert {kind.name for kind in table.KINDS} | {"bug"} == set(CASES) | seen_on_ranks
+
+
+def kind_when_the_other(does):
+    """What rank 0 says of a collective that rank 1 does not come to, or leaves the run before."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=2))
+    if torch.distributed.get_rank() == 1:
+        time.sleep(0.2)
+        if does == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(8)
+    return reports.of_error(raised(lambda: torch.distributed.all_reduce(torch.ones(1))), rank=0).kind
+
+
+def test_a_peer_that_does_not_come_is_a_timeout():
+    assert ranks.run(2, kind_when_the_other, "sleep") == "collective timeout"
+
+
+def report_kind(folder):
+    (folder / "kind").write_text(kind_when_the_other("die"))
+
+
+def test_a_peer_that_is_gone_is_noticed_and_not_the_cause(tmp_path, monkeypatch):
+    # Whoever runs the ranks ends them when the first has died; here, a moment later.
+    monkeypatch.setattr(ranks_module, "wait", lambda ready, timeout: time.sleep(3) or real_wait(ready, timeout))
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, report_kind, tmp_path)
+    assert (tmp_path / "kind").read_text() == "peer gone"
+
+
+def test_exit_codes_are_told_apart():
+    assert reports.of_exit(-signal.SIGKILL, 3).kind == "out of host memory"
+    assert reports.of_exit(137, 3).message == "ended by SIGKILL, as the kernel does to whoever takes the pod's last memory"
+    assert reports.of_exit(-signal.SIGABRT, 3).kind == "collective timeout"
+    assert reports.of_exit(-signal.SIGTERM, 3).kind == "preempted"
+    crash = reports.of_exit(-signal.SIGSEGV, 3)
+    assert (crash.kind, crash.recoverable, crash.message) == ("crash", False, "ended by SIGSEGV")
+    assert reports.of_exit(1, 3).message == "ended with exit code 1"
+
+
+def failure(rank, at, kind="bug", notices=False, details=""):
+    return Failure(rank=rank, time=at, kind=kind, message="m", advice="a", recoverable=False, notices=notices, details=details)
+
+
+def test_the_cause_is_the_first_that_is_no_noticing():
+    noticed, late, early = failure(0, 1.0, "peer gone", notices=True), failure(1, 3.0), failure(2, 2.0)
+    assert reports.first([noticed, late, early]) is early
+    assert reports.first([noticed]) is noticed
+
+
+def test_a_hang_is_told_with_the_stacks_of_all_ranks():
+    cause = reports.first([failure(1, 1.0, "hang", details="in sleep\n"), failure(0, 2.0, "hang", details="in all_reduce\n")])
+    assert str(cause) == "rank 1: hang: m\nwhat to do: a\nrank 0:\nin all_reduce\nrank 1:\nin sleep"
+
+
+def test_reports_cross_processes_and_the_first_of_a_rank_stays(tmp_path, monkeypatch):
+    reports.report(failure(0, 1.0))
+    monkeypatch.setenv(reports.FOLDER, str(tmp_path))
+    monkeypatch.setattr(reports, "SECONDS_AFTER_NOTICING", 0.2)
+    started = time.monotonic()
+    reports.report(failure(0, 1.0, notices=True))
+    assert time.monotonic() - started >= 0.2
+    reports.report(failure(0, 2.0))
+    (tmp_path / "1.json").write_text("{")
+    assert reports.reported(tmp_path) == [failure(0, 1.0, notices=True)]
+
+
+def test_an_error_that_prepared_the_next_attempt_is_recoverable():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(OutOfMemory("rank 1: halved", goes_on=True)))
+    told = reports.of_error(error, rank=1)
+    assert (told.recoverable, told.message) == (True, "halved")
+    assert not reports.of_error(OutOfMemory("too much"), rank=1).recoverable
+
+
+@pytest.mark.parametrize("address", ["{folder}/new", "memory://notes/run"])
+def test_notes_are_kept_at_folders_and_addresses(address, tmp_path):
+    place = address.format(folder=tmp_path)
+    assert attempt_notes.read(place) == Notes()
+    kept = Notes(per_device_train_batch_size=2, left_out=[3, 4], rollbacks=1)
+    attempt_notes.write(place, Notes())
+    attempt_notes.write(place, kept)
+    assert attempt_notes.read(place) == kept
+    attempt_notes.clear(place)
+    attempt_notes.clear(place)
+    assert attempt_notes.read(place) == Notes()
+
+
+def agree(place):
+    from types import SimpleNamespace
+
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    attempt_notes.check_agreed(
+        Notes(rollbacks=rank if place == "apart" else 0), SimpleNamespace(world_size=2, process_index=rank)
+    )
+    return True
+
+
+def test_ranks_that_read_different_notes_do_not_start():
+    assert ranks.run(2, agree, "together")
+    with pytest.raises(ranks.RankFailed, match=r"notes.json differs between them; name a file system that is mounted"):
+        ranks.run(2, agree, "apart")
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "accumulation", "auto", "said", "noted"),
+    [
+        (
+            4,
+            2,
+            False,
+            "step 7, 4 x 2 .* 2 processes; .* 2 x 4 x 2 processes is the same .* 16: set .*size: 2, or",
+            None,
+        ),
+        (4, 2, True, "2 x 4 x 2 processes is the same .* 16, and the next attempt takes it: CUDA out", 2),
+        (3, 5, True, "1 x 15 x 2 processes is the same global batch of 30, and", 1),
+        (1, 8, True, "the run does not go on by itself. No micro batch is smaller: lower data.max_length", None),
+    ],
+)
+def test_out_of_memory_names_the_same_global_batch_in_smaller_pieces(micro_batch, accumulation, auto, said, noted, tmp_path):
+    from types import SimpleNamespace
+
+    args = SimpleNamespace(
+        process_index=3, world_size=2, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=accumulation
+    )
+    error = attempt_notes.smaller(str(tmp_path), Notes(rollbacks=1), args, 7, is_noted=auto, error=raised(gpu_is_full))
+    with pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"):
+        raise error
+    assert error.goes_on == (noted is not None)
+    assert attempt_notes.read(str(tmp_path)) == (Notes(per_device_train_batch_size=noted, rollbacks=1) if noted else Notes())
+
+
+def test_the_plan_keeps_its_global_batch(tmp_path):
+    from flytune.planning import planner
+    from flytune.recipe.recipe import Recipe
+    from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+    changes = {"training.global_batch_size": 12, "hardware.shape": "cpu-2", "sharding": "ddp"}
+    recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 16), changes)
+    plan = planner.make(Recipe.model_validate(recipe))
+    smaller = Notes(per_device_train_batch_size=2).applied(plan)
+    assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (6, 1)
+    assert (smaller.per_device_train_batch_size, smaller.gradient_accumulation_steps) == (2, 3)
+    assert Notes().applied(plan) is plan
+    assert Notes(per_device_train_batch_size=8).applied(plan) is plan
+
+
+def test_tasks_of_one_process_raise_as_recoverable_what_another_attempt_can_mend(monkeypatch):
+    from flytekit.exceptions.user import FlyteRecoverableException
+
+    from tasks.runtime.retries import retried
+
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "1")
+    with (
+        pytest.raises(FlyteRecoverableException, match="(?s)^hub busy: .*503.*recoverable: attempt 2 of 4") as caught,
+        retried(),
+    ):
+        hub_answers(503)
+    assert caught.value.__cause__ is not None
+    with pytest.raises(DataError, match="^no EOS$"), retried():
+        raise DataError("no EOS")

@@ -1,0 +1,455 @@
+import http.server
+import json
+import re
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune.cli import main
+from flytune.errors import DoesNotFit, RecipeError
+from flytune.estimates import model_states
+from flytune.hardware.shapes import GIB, load_shapes, shape_named
+from flytune.models import base as models_base
+from flytune.models import geometry as models_geometry
+from flytune.planning import candidates, planner, requirements
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import STEP
+from flytune.sharding import ONE_PROCESS, STRATEGIES, pair_problem, route, strategy_of
+from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
+from tests.support.recipes import RECIPES
+
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
+
+
+def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
+    # The ancestor divided by the micro batch alone, and so trained on 24 times the batch under 3 nodes of 8 GPUs.
+    plan = plan_of(
+        model={"name_or_path": "a/b", "dtype": "float32"},
+        sharding="zero3",
+        training={"learning_rate": 1e-4, "global_batch_size": 48},
+        hardware={"shape": "t4-8x3"},
+    )
+    assert plan.world_size == 24
+    assert plan.per_device_train_batch_size * plan.gradient_accumulation_steps == 2
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4096), st.sampled_from(["ddp", "zero1", "zero2", "zero3"]))
+def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
+    recipe = recipe_of(sharding=sharding, training={"learning_rate": 1e-4, "global_batch_size": batch})
+    shape = shape_of(nodes=nodes, processes=processes)
+    found = candidates.on(recipe, shape, models_geometry.geometry(SMALL, "a/b"))
+    world = nodes * processes
+    if world == 1 or batch % world:
+        assert isinstance(found, str)
+    else:
+        plan = planner.plan_of(found)
+        assert plan.per_device_train_batch_size * plan.gradient_accumulation_steps * plan.world_size == batch
+        assert plan.world_size == world
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
+    with pytest.raises(DoesNotFit, match=r"global_batch_size 12 is no multiple of its 8 processes; 8 or 16 would be"):
+        plan_of(sharding="ddp", training={"learning_rate": 1e-4, "global_batch_size": 12}, hardware={"shape": "h100-8"})
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_planned_where_there_is_no_network(path, connections, tmp_path, monkeypatch):
+    recipe = Recipe.from_yaml(path)
+    # The headers are of the torch that PyPI has for Linux, whichever is installed here.
+    monkeypatch.setattr(requirements, "_has_cpu_build", lambda: False)
+    # Where the demo's models were not made yet.
+    monkeypatch.chdir(tmp_path)
+    plan = planner.make(recipe)
+    assert not connections
+    assert plan.verdict in ("fits", "tight")
+    assert all(need.margin_bytes >= 0 for need in plan.needs)
+    header = path.read_text().partition("\nname:")[0]
+    assert re.search(rf"# Hardware:.*\b{plan.shape}(?![\w-])", header), "the header names the planned shape"
+    assert f"\n# Planned:  {plan.headline}.\n" in header, "the header says the planned peak and price"
+
+
+@pytest.mark.parametrize(
+    ("method", "sharding", "said"),
+    [
+        ("full", "device_map", "method full with sharding device_map: .*nearest that works: fsdp"),
+        ("lora", "device_map", "method lora with sharding device_map: .*nearest that works: fsdp"),
+        ("full", {"name": "zero2", "offload": "nvme"}, "sharding.offload nvme with zero2: .*nearest that has: zero3"),
+    ],
+)
+def test_pairs_that_cannot_work_are_refused_with_the_nearest_that_can(method, sharding, said):
+    with pytest.raises(RecipeError, match=said):
+        plan_of(method=method, sharding=sharding)
+
+
+def test_each_method_has_the_shardings_that_were_promised():
+    works = {
+        method: {name for name in STRATEGIES if pair_problem(recipe_of(method=method, sharding=name)) is None}
+        for method in ("full", "lora", "qlora")
+    }
+    assert works["full"] == works["lora"] == {"none", "ddp", "zero1", "zero2", "zero3", "fsdp"}
+    assert works["qlora"] == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
+def test_8_bit_optimizers_are_refused_where_states_are_sharded(sharding):
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": "paged_adamw_8bit"}
+    with pytest.raises(RecipeError, match=f"training.optim: paged_adamw_8bit with sharding {sharding}: .*; use auto"):
+        plan_of(sharding=sharding, training=training)
+    assert STRATEGIES[sharding].optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
+    assert STRATEGIES["ddp"].optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
+
+
+def test_a_full_fine_tune_of_quantized_weights_is_refused():
+    config = SMALL | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    with pytest.raises(RecipeError, match=r"method: full, but the weights of .* are quantized \(bitsandbytes\)"):
+        planner.make(recipe_of(), geometry=models_geometry.geometry(config, "a/b"))
+
+
+def test_packing_is_refused_for_models_whose_samples_would_see_each_other():
+    data = {"path": "x.jsonl", "packing": True}
+    with pytest.raises(RecipeError, match="data.packing: transformers masks the attention of falcon without its positions"):
+        planner.make(recipe_of(data=data), geometry=models_geometry.geometry(SMALL | {"model_type": "falcon"}, "a/b"))
+
+
+def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
+    hardware = {"shape": "a100-80gb-8x2"}
+    training = {"learning_rate": 1e-4, "global_batch_size": 16}
+    with pytest.raises(DoesNotFit, match="checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"):
+        plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints={"save_steps": 10, "folder": ".checkpoints"})
+    for folder in (None, "/mnt/checkpoints", "s3://bucket/checkpoints"):
+        seen = {"save_steps": 10, "folder": folder}
+        assert plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints=seen).nodes == 2
+
+
+def test_checkpoints_on_the_disk():
+    def copies(folder, save_steps=10):
+        return recipe_of(checkpoints={"save_steps": save_steps, "folder": folder}).checkpoints.copies_on_disk
+
+    assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None), copies(None)] == [3, 0, 1, 0, 1]
+
+
+def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
+    recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
+    shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=64)
+    said = candidates.on(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
+    assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
+
+
+def test_a_4_bit_base_is_planned_in_4_bits_under_zero():
+    lasting = model_states.of(workload_of(recipe_of(method="qlora", sharding="zero2")))
+    assert lasting.resident["weights"] < 0.6 * models_geometry.geometry(LLAMA_8B, "a/b").parameters * 2
+
+
+def test_the_micro_batch_may_be_bounded():
+    training = {"learning_rate": 1e-4, "global_batch_size": 64, "per_device_train_batch_size": 4}
+    plan = plan_of(training=training, hardware={"shape": "a100-80gb-8"}, sharding="fsdp")
+    assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (4, 2)
+
+
+def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
+    smollm = models_geometry.shipped()[".demo/models/smollm2-135m-instruct"]["config"]
+    base = {"method": "lora", "sharding": "none", "model": {"name_or_path": "a/b", "dtype": "float32"}}
+    base |= {"data": {"path": "x", "max_length": 256}, "hardware": {"shape": "cpu-1"}}
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": False}
+    plan = plan_of(smollm, training=training, **base)
+    assert plan.per_device_train_batch_size == 2
+    assert plan.memory.peak_bytes < 4e9
+    assert plan.memory.phases[STEP]["activations"] < candidates.CPU_ACTIVATIONS_GIB * GIB
+    asked = plan_of(smollm, training=training | {"per_device_train_batch_size": 8}, **base)
+    assert asked.per_device_train_batch_size == 8
+    longer = plan_of(smollm, training=training, **base | {"data": {"path": "x", "max_length": 2048}})
+    assert longer.per_device_train_batch_size == 1
+
+
+def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus():
+    with pytest.raises(DoesNotFit, match="device_map is one process on one node, and the shape has 2 nodes"):
+        plan_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8x2"})
+    recipe = recipe_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8"})
+    plan = planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"))
+    assert (plan.world_size, plan.processes) == (1, 1)
+    assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
+    arguments = strategy_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
+    assert set(arguments["max_memory"]) == set(range(8))
+    table = plan.memory.phases[plan.memory.peak_phase]
+    # What is not weights stays free, and a tenth of the GPU.
+    assert arguments["max_memory"][0] + sum(table.values()) - table["weights"] == round(0.9 * plan.memory.available_bytes)
+
+
+def test_dtypes_that_cannot_work_are_refused():
+    with pytest.raises(RecipeError, match="model.dtype: float16, but owner/name was trained in bfloat16"):
+        plan_of(LLAMA_8B, model={"name_or_path": "owner/name", "dtype": "float16"})
+    with pytest.raises(DoesNotFit, match="T4 does not compute in bfloat16"):
+        plan_of(hardware={"shape": "t4-1"})
+    with pytest.raises(RecipeError, match="FlashAttention computes in 16 bits"):
+        plan_of(model={"name_or_path": "a/b", "dtype": "float32", "attn_implementation": "flash_attention_2"})
+
+
+def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
+    with pytest.raises(DoesNotFit) as caught:
+        plan_of(LLAMA_8B, sharding="none")
+    text = str(caught.value)
+    assert re.search(
+        r"  a10g-1: \d+\.\d GiB of GPU memory missing: needs \d+\.\d \(steady step; most of it optimizer, 59\.8\)", text
+    )
+    assert "  h100-8: none is one process, and the shape has 8" in text
+    assert "  it would fit with sharding: fsdp (on a10g-8, $16.29 an hour)" in text
+
+
+def test_offload_needs_what_it_offloads_to():
+    zero3_nvme = {"name": "zero3", "offload": "nvme"}
+    slow_disk = candidates.on(recipe_of(sharding=zero3_nvme), shape_of(processes=8), models_geometry.geometry(LLAMA_8B, "x"))
+    assert slow_disk == "zero3 offloads to NVMe, and the shape's disk is none"
+    on_gpu = plan_of(LLAMA_8B, sharding="zero3", hardware={"shape": "h100-8"})
+    offloaded = plan_of(LLAMA_8B, sharding=zero3_nvme, hardware={"shape": "h100-8"})
+    assert on_gpu.memory.phases["steady step"]["optimizer"] == pytest.approx(8 * on_gpu.total_parameters / 8, rel=1e-6)
+    assert "optimizer" not in offloaded.memory.components
+    assert "weights" not in offloaded.memory.components
+
+
+def test_wishes_that_no_row_has_name_the_rows():
+    with pytest.raises(RecipeError, match="hardware.shape: tpu: no such row in shapes.yaml; there are cpu-1"):
+        plan_of(hardware={"shape": "tpu"})
+    with pytest.raises(RecipeError, match="no row of shapes.yaml has accelerator H100, max_price_per_hour 1"):
+        plan_of(hardware={"accelerator": "H100", "max_price_per_hour": 1})
+
+
+def test_auto_takes_the_cheapest_gpu_and_cpus_only_when_asked():
+    assert plan_of(sharding="none").shape == "l4-1"
+    assert plan_of(sharding="none", hardware={"accelerator": "cpu"}).shape == "cpu-1"
+    assert plan_of(sharding="zero2", hardware={"accelerator": "cpu"}).shape == "cpu-2"
+
+
+# 1,711,376,384 and 8,030,261,248 and 7,615,616,512 are the sizes that the hub shows for the published safetensors.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_published_models_are_counted_exactly(name, parameters):
+    assert models_geometry.geometry(models_geometry.shipped()[name]["config"], name).parameters == parameters
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
+def test_parameters_are_counted_as_transformers_builds_them(kind):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {key: value for key, value in SMALL.items() if key != "model_type"} | {"tie_word_embeddings": False, "head_dim": 16}
+    config = AutoConfig.for_model(kind, **sizes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = models_geometry.geometry(config.to_dict(), kind).parameters
+    assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_adapters_are_counted_as_peft_builds_them():
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {key: value for key, value in SMALL.items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes))
+    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert workload_of(recipe_of(method={"name": "lora", "r": 8}, sharding="zero2"), SMALL).trained == trained
+
+
+def test_a_model_that_cannot_be_read_is_told_apart(tmp_path, hub):
+    def said(name):
+        with pytest.raises(RecipeError) as caught:
+            models_geometry.read_geometry(recipe_of(model={"name_or_path": name}).model)
+        return str(caught.value)
+
+    assert "no such folder" in said(str(tmp_path / "none"))
+    assert "no such folder" in said("./none")
+    assert "no such folder, and the hub cannot be reached" in said("owner/unknown")
+    (tmp_path / "model.gguf").touch()
+    assert "the folder has no config.json; it holds model.gguf" in said(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    assert "not JSON" in said(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    assert "does not say hidden_size" in said(str(tmp_path))
+
+
+@pytest.fixture
+def connections(monkeypatch, tmp_path):
+    """The addresses that are connected to; each refuses."""
+    from huggingface_hub import constants
+
+    tried = []
+
+    def refuse(address, *arguments, **settings):
+        tried.append(address)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return tried
+
+
+def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connections):
+    with pytest.raises(RecipeError) as caught:
+        models_geometry.read_geometry(recipe_of(model={"name_or_path": "owner/unknown"}).model)
+    assert connections == [("hub.invalid", 443)]
+    said = str(caught.value)
+    assert "owner/unknown: no such folder, and the hub cannot be reached (no answer from https://hub.invalid); name a" in said
+    assert "config.json" in said
+    assert "HF_HUB_OFFLINE=1" in said
+
+
+def test_a_shipped_config_holds_for_its_revision_alone(connections):
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    pinned = models_geometry.shipped()[name]["revision"]
+    assert (
+        models_geometry.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters
+        == 8_030_261_248
+    )
+    assert not connections
+    for model in ({"name_or_path": name}, {"name_or_path": name, "revision": "f" * 40}):
+        with pytest.raises(RecipeError, match=f"write model.revision: {pinned}, whose sizes Flytune has; or name a folder"):
+            models_geometry.read_geometry(recipe_of(model=model).model)
+    assert len(connections) == 2
+
+
+def test_a_commit_is_not_waited_for_either(connections):
+    assert models_base.commit_of(recipe_of(model={"name_or_path": "owner/unknown"}).model) is None
+    assert len(connections) == 1
+
+
+def test_behind_a_proxy_it_is_the_proxy_that_is_tried(connections, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    assert not models_base.hub_answers()
+    monkeypatch.setenv("no_proxy", "hub.invalid")
+    assert not models_base.hub_answers()
+    assert connections == [("proxy.invalid", 3128), ("hub.invalid", 443)]
+
+
+def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
+    named = {(recipe.model.name_or_path, recipe.model.revision) for recipe in map(Recipe.from_yaml, RECIPES)}
+    assert {(name, entry["revision"]) for name, entry in models_geometry.shipped().items()} == named
+    assert all(entry["source"] for entry in models_geometry.shipped().values())
+
+
+class RefusingHub(http.server.BaseHTTPRequestHandler):
+    """Stands in for the hub: answers as it does for a gated, and for an unknown, repository."""
+
+    def do_HEAD(self):
+        self.send_response(403 if "gated" in self.path else 401)
+        self.send_header("X-Error-Code", "GatedRepo" if "gated" in self.path else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def refusing_hub(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RefusingHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_gated_and_an_unknown_model_say_what_to_do(refusing_hub, monkeypatch):
+    for token, name, said in (
+        ("", "owner/gated", "gated on the hub, and no HF_TOKEN is set; ask for access"),
+        ("hf_x", "owner/gated", "the token's account has not been granted access"),
+        ("", "owner/unknown", "no such repository on the hub"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(RecipeError, match=said) as caught:
+            models_geometry.read_geometry(recipe_of(model={"name_or_path": name}).model)
+        assert "hf_x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_memory_follows_the_zero_paper(stage):
+    work = workload_of(recipe_of(sharding=f"zero{stage}"), shape=shape_named("h100-8x8"))
+    lasting, count = model_states.of(work), work.geometry.parameters
+    assert lasting.optimizer["optimizer"] + lasting.resident["master copies"] == 12 * count / 64
+    assert lasting.gradients == 2 * count / (64 if stage >= 2 else 1)
+    assert lasting.resident["weights"] == 2 * count / (64 if stage == 3 else 1)
+
+
+def test_more_context_needs_more_memory_and_checkpointing_less():
+    def activations(length, checkpointing):
+        recipe = recipe_of(
+            sharding="zero3",
+            data={"path": "x", "max_length": length},
+            training={"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": checkpointing},
+        )
+        return requirements.of(recipe, shape_named("h100-8"), workload_of(recipe))[0].phases["steady step"]["activations"]
+
+    assert activations(16384, True) == pytest.approx(2 * activations(8192, True))
+    assert activations(8192, True) < activations(8192, False) / 5
+
+
+def test_shapes_are_read_strictly(tmp_path):
+    (tmp_path / "shapes.yaml").write_text("- {name: a, accelerator: cpu, procesess: 1}")
+    with pytest.raises(RecipeError, match=r"shapes\[0\].procesess: unknown key; did you mean processes\?"):
+        load_shapes(tmp_path / "shapes.yaml")
+    row = "- {name: a, accelerator: cpu, processes: 1, cpu: 1, memory_gib: 4"
+    row += ", shared_memory_gib: 1, disk_gib: 9, price_per_hour: 0}"
+    (tmp_path / "twice.yaml").write_text(f"{row}\n{row}\n")
+    with pytest.raises(RecipeError, match="a: each name may stand once"):
+        load_shapes(tmp_path / "twice.yaml")
+    with pytest.raises(RecipeError, match="no row x; there are cpu-1"):
+        shape_named("x")
+
+
+def test_the_command_line_plans_and_refuses(capsys, hub, tmp_path):
+    path = str(next(path for path in RECIPES if path.stem == "qwen2.5-7b-full-zero3"))
+    assert main(["plan", path]) == 0
+    shown = capsys.readouterr().out
+    assert "a100-80gb-8" in shown
+    assert "optimizer" in shown
+    assert main(["plan", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 8
+    assert main(["plan", str(tmp_path / "none.yaml")]) == 1
+    assert "RecipeError: " in capsys.readouterr().err
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Recipe"
+
+
+def test_the_machine_that_evaluates_must_hold_the_model(caplog):
+    from flytune.planning import evaluation_shape
+
+    recipe = Recipe.from_yaml(RECIPES[0].parent / "llama-3.3-70b-qlora-fsdp.yaml")
+    geometry = models_geometry.read_geometry(recipe.model)
+    plan = planner.make(recipe, geometry=geometry)
+
+    def on(name, **changes):
+        section = recipe.evaluation.model_copy(update={"shape": name})
+        return evaluation_shape.shape_for(recipe.model_copy(update={"evaluation": section, **changes}), plan, geometry)
+
+    assert evaluation_shape.shape_for(recipe, plan, geometry).name == plan.shape
+    told = r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write evaluation\.shape: a"
+    with pytest.raises(DoesNotFit, match=told):
+        on("l4-1")
+    # In 16 bits some of it may lie in host memory, which is told.
+    lora = recipe.method.model_copy(update={"name": "lora"})
+    assert on("a10g-8", method=lora).name == "a10g-8"
+    assert not caplog.text
+    assert on("t4-8", method=lora).name == "t4-8"
+    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest lies in host memory", caplog.text)

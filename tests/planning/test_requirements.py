@@ -1,0 +1,196 @@
+"""What a run needs of each resource in each phase, and the verdict that follows; and the dry run that confirms it."""
+
+import json
+import sys
+from importlib import metadata
+
+import pytest
+
+from flytune.cli import main
+from flytune.errors import DoesNotFit, RecipeError
+from flytune.hardware.shapes import GIB, shape_named
+from flytune.models import geometry
+from flytune.planning import planner, requirements, sample_count
+from flytune.planning.dryrun import confirm
+from flytune.recipe.sections import Data
+from flytune.records.plan import EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, Need, verdict
+from tests.support.paths import ROOT
+from tests.support.plans import LLAMA_8B, SMALL, recipe_of, shape_of, workload_of
+
+EIGHT = 8_030_261_248
+
+
+def needs_of(recipe, shape="h100-8", micro_batch=1):
+    shape = shape_named(shape) if isinstance(shape, str) else shape
+    found = requirements.of(recipe, shape, workload_of(recipe, shape=shape, micro_batch=micro_batch))
+    return {need.resource: need for need in found}
+
+
+def test_a_gpu_shape_has_four_resources_and_all_phases():
+    found = needs_of(recipe_of(sharding="fsdp"))
+    assert list(found) == ["GPU memory", "host memory", "/dev/shm", "disk"]
+    assert tuple(found["GPU memory"].phases) == PHASES
+    assert list(needs_of(recipe_of(sharding="ddp"), "cpu-2")) == ["process memory", "/dev/shm", "disk"]
+
+
+def test_the_optimizer_is_there_after_the_first_update_and_activations_while_training():
+    phases = needs_of(recipe_of(sharding="none"), "a100-80gb-1")["GPU memory"].phases
+    assert "optimizer" not in phases[LOAD]
+    assert phases[SAVE]["optimizer"] == phases[STEP]["optimizer"] == 8 * EIGHT
+    assert "activations" not in phases[SAVE]
+    assert sum(phases[LOAD].values()) < sum(phases[EVALUATE].values()) < sum(phases[STEP].values())
+
+
+def test_a_4_bit_base_is_whole_on_each_gpu_before_it_is_sharded():
+    phases = needs_of(recipe_of(method="qlora", sharding="fsdp"))["GPU memory"].phases
+    assert phases[LOAD]["loading"] == pytest.approx(7 * phases[LOAD]["weights"], rel=1e-6)
+    assert "loading" not in phases[STEP]
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_each"),
+    [
+        ({"sharding": "ddp"}, 4 * EIGHT),  # float32 copies of a 16-bit file wait on the host, in each process
+        ({"sharding": "zero2"}, 0),  # the file's own dtype is mapped
+        ({"sharding": "fsdp"}, 0),  # each process reads its slices
+        ({"sharding": "ddp", "method": "lora"}, 0),
+    ],
+)
+def test_host_memory_while_loading(changes, bytes_each):
+    table = needs_of(recipe_of(**changes))["host memory"].phases[LOAD]
+    assert table.get("weights as loaded", 0) == 8 * bytes_each
+    assert table["processes"] == round(8 * requirements.CUDA_BUILD_GIB * GIB)
+
+
+@pytest.mark.parametrize(
+    ("installed", "on_cpu"),
+    [("2.13.0+cpu", 1.0), ("2.13.0", 1.27), ("2.13.0+cu130", 1.27), (None, 1.27)],  # none: the plan task's image
+)
+def test_a_process_takes_what_the_build_of_torch_does(installed, on_cpu, monkeypatch):
+    def version(name):
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(sys, "platform", "linux")
+    requirements._has_cpu_build.cache_clear()
+    try:
+        recipe = recipe_of(sharding="ddp")
+        assert needs_of(recipe, "cpu-2")["process memory"].phases[STEP]["process"] == round(on_cpu * GIB)
+        assert needs_of(recipe)["host memory"].phases[STEP]["processes"] == round(8 * 1.27 * GIB), "GPUs run the train image"
+    finally:
+        requirements._has_cpu_build.cache_clear()
+
+
+def test_the_train_image_has_the_build_that_a_lock_without_one_names():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert [line for line in lines if line.startswith("torch==")] == ["torch==2.13.0"]
+
+
+def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():
+    whole = 16 * EIGHT  # float32 weights, gradients and two moments
+    on_gpu = needs_of(recipe_of(sharding="fsdp"))
+    on_host = needs_of(recipe_of(sharding={"name": "fsdp", "offload": "cpu"}))
+    assert on_host["host memory"].phases[STEP]["offloaded"] == pytest.approx(whole, rel=1e-6)
+    assert on_gpu["GPU memory"].peak_bytes - on_host["GPU memory"].peak_bytes > 0.8 * whole / 8
+    on_disk = needs_of(recipe_of(sharding={"name": "zero3", "offload": "nvme"}))
+    assert (
+        on_disk["disk"].phases[STEP]["offloaded"] == 16 * EIGHT
+    )  # 16-bit weights and gradients, float32 master weights and moments
+    assert "offloaded" not in on_disk["host memory"].components
+
+
+def test_checkpoints_and_the_export_count_on_the_disk():
+    kept = needs_of(recipe_of(sharding="fsdp", checkpoints={"save_steps": 10, "folder": "here"}))["disk"]
+    assert kept.peak_phase == EXPORT
+    assert kept.phases[SAVE]["checkpoints"] == 3 * 12 * EIGHT
+    assert kept.phases[EXPORT]["export"] == 2 * EIGHT
+    mounted = {"save_steps": 10, "folder": "/mnt/checkpoints"}
+    assert "checkpoints" not in needs_of(recipe_of(sharding="fsdp", checkpoints=mounted))["disk"].components
+
+
+def test_a_need_names_its_peak():
+    need = Need(resource="disk", available_bytes=100, phases={"load": {"a": 10}, "save": {"a": 10, "b": 85}})
+    assert (need.peak_phase, need.peak_bytes, need.largest, need.margin_bytes) == ("save", 95, ("b", 85), 5)
+    assert need.components == ["b", "a"]
+    assert [verdict(share) for share in (0.9, 0.95, 1.01)] == ["fits", "tight", "does not fit"]
+
+
+def test_host_memory_that_is_short_is_named():
+    recipe = recipe_of(sharding={"name": "fsdp", "offload": "cpu"})
+    small = shape_of(processes=8, memory_gib=64, disk_gib=4000)
+    with pytest.raises(DoesNotFit, match=r"s: 7\d\.\d GiB of host memory missing: needs 1\d\d\.\d \(.*most of it offloaded"):
+        planner.make(recipe, [small], geometry.geometry(LLAMA_8B, "a/b"))
+
+
+def test_samples_are_guessed_from_local_files(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"text": "one"}\n' * 1000)
+    assert sample_count.samples_guess(Data(path=str(file), heldout_fraction=0.1)) == 900
+    assert sample_count.samples_guess(Data(path=str(file), heldout_path="y.jsonl", max_samples=50)) == 50
+    assert (
+        sample_count.samples_guess(Data(sources=[{"path": str(file), "weight": 2}, {"path": str(file)}], heldout_fraction=0.5))
+        == 1500
+    )
+    assert sample_count.samples_guess(Data(path=str(file), packing=True)) is None
+    assert sample_count.samples_guess(Data(dataset_name="a/b")) is None
+    assert sample_count.samples_guess(Data(path="s3://bucket/x.jsonl")) is None
+
+
+@pytest.fixture
+def small_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}))
+    return {"name_or_path": str(tmp_path)}
+
+
+def test_the_dry_run_confirms_a_plan(small_model):
+    recipe = recipe_of(model=small_model, sharding="fsdp", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
+    plan = planner.make(recipe)
+    found = confirm.confirmed(recipe, plan)
+    assert found.memory.engine == "dry run"
+    assert [need.engine for need in found.needs[1:]] == ["closed form"] * 3
+    assert any(reason.startswith("dry run: ") for reason in found.reasons)
+    step = found.memory.phases[STEP]
+    assert {"CUDA context", "NCCL", "parameters", "optimizer states"} <= set(step)
+    assert found.verdict == "fits"
+
+
+def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):
+    recipe = recipe_of(model=small_model, sharding="zero3", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
+    with pytest.raises(RecipeError, match="no dry run: sharding zero3 does not run on fake tensors"):
+        confirm.confirmed(recipe, planner.make(recipe))
+    on_cpu = recipe_of(model=small_model, sharding="none", hardware={"shape": "cpu-1"}, data={"path": "x", "max_length": 256})
+    with pytest.raises(RecipeError, match="--dry-run: cpu-1 has no GPU"):
+        confirm.confirmed(on_cpu, planner.make(on_cpu))
+    file = tmp_path / "r.yaml"
+    file.write_text(recipe.to_yaml())
+    assert main(["plan", str(file), "--dry-run"]) == 1
+    assert "no dry run" in capsys.readouterr().err
+
+
+def test_a_plan_that_the_dry_run_refuses_takes_fewer_samples(small_model, monkeypatch):
+    recipe = recipe_of(model=small_model, sharding="fsdp", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
+    plan, traced = planner.make(recipe), []
+
+    def run(recipe, folder, world_size, micro_batch):
+        """Stands in for the dry run: says that two samples and more do not fit."""
+        traced.append(micro_batch)
+        size = 30 * GIB if micro_batch > 1 else GIB
+        return confirm.DryRun(
+            phases={"load": GIB, "first step, backward": size, "steady step, backward": size},
+            kinds={"activations": size},
+            peak_bytes=size,
+            peak_phase="steady step, backward",
+            peak_module="layers.0",
+            largest=[],
+            host_bytes=0,
+            seconds=1.0,
+        )
+
+    monkeypatch.setattr(confirm.dryrun, "run", run)
+    recipe16 = recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": 32})})
+    plan = planner.make(recipe16)
+    found = confirm.confirmed(recipe16, plan)
+    assert traced == [4, 2, 1]
+    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == (1, 4)

@@ -1,0 +1,190 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune.errors import RecipeError
+from flytune.recipe.recipe import Recipe, json_schema
+from tests.support.paths import ROOT
+from tests.support.recipes import RECIPES, content
+
+
+def mistakes_of(recipe):
+    with pytest.raises(RecipeError) as caught:
+        Recipe.model_validate(recipe)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://AKIA:pl4nted@bucket/rows.jsonl",
+        "https://me:pl4nted@host/rows.jsonl",
+        "https://bucket.s3.amazonaws.com/rows.jsonl?X-Amz-Date=2026&X-Amz-Signature=pl4nted",
+        "https://me.blob.core.windows.net/c/rows.jsonl?sv=2026&sig=pl4nted",
+        "https://host/rows.jsonl?access_token=pl4nted",
+        "https://pl4nted@host/rows.jsonl",
+        "https://:pl4nted@host/rows.jsonl",
+        "https://host/rows.jsonl?api-key=pl4nted",
+        "https://host/rows.jsonl#token=pl4nted",
+    ],
+)
+def test_addresses_with_credentials_are_refused_and_not_told(address):
+    for recipe in (content(data={"path": address, "max_lngth": 1}), content(publish={"address": address})):
+        said = mistakes_of(recipe)
+        assert re.search(r"recipe r: 1 mistake\n  (data\.path|publish\.address): an address with credentials", said)
+        assert "pl4nted" not in said
+        with pytest.raises(RecipeError, match="an address with credentials"):
+            Recipe.model_validate_json(json.dumps(recipe))
+
+
+@pytest.mark.parametrize(
+    "address", ["hf://owner/name", "s3://bucket/a:b/c@d", "https://host/rows.jsonl?part=1&author=x", "sftp://me@host/x"]
+)
+def test_other_addresses_are_not(address):
+    assert Recipe.model_validate(content(publish={"address": address})).publish.address == address
+
+
+def test_all_mistakes_are_told_at_once_with_dotted_paths_and_suggestions(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            content(
+                model={"name_or_path": "a", "dtyp": "bfloat16"},
+                data={"path": "x", "max_length": -1},
+                sharding="zro",
+                training={"learning_rat": 2e-4, "global_batch_size": "many"},
+                colour="blue",
+            )
+        )
+    )
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_yaml(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: recipe r: 7 mistakes\n")
+    assert "model.dtyp: unknown key; did you mean dtype?" in text
+    assert "data.max_length: input should be greater than 0; found -1" in text
+    assert "sharding.name: input should be 'none', 'ddp', 'zero1'" in text
+    assert "training.learning_rat: unknown key; did you mean learning_rate?" in text
+    assert "training.learning_rate: missing" in text
+    assert "training.global_batch_size: input should be a valid integer" in text
+    assert "colour: unknown key; known are: name, description, model, data" in text
+
+
+def test_yaml_that_is_no_recipe_is_an_error_of_ours(tmp_path):
+    with pytest.raises(RecipeError, match="no such file; there are: .*other.yaml"):
+        (tmp_path / "other.yaml").write_text("a: 1")
+        Recipe.from_yaml(tmp_path / "none.yaml")
+    for text, said in (("- 1", "a recipe is a mapping of sections"), ("a: [", "not YAML"), ("", "a recipe is a mapping")):
+        (tmp_path / "r.yaml").write_text(text)
+        with pytest.raises(RecipeError, match=said):
+            Recipe.from_yaml(tmp_path / "r.yaml")
+    (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        Recipe.from_yaml(tmp_path / "r.yaml")
+
+
+def test_data_names_exactly_one_source():
+    assert "data: give exactly one of path" in mistakes_of(content(data={}))
+    assert "data: give exactly one of path" in mistakes_of(content(data={"path": "a", "dataset_name": "b/c"}))
+
+
+def test_adapter_fields_are_refused_for_full():
+    assert "method: r: only for lora and qlora" in mistakes_of(content(method={"name": "full", "r": 8}))
+    assert Recipe.model_validate(content(method={"name": "lora", "r": 8})).method.r == 8
+
+
+def test_a_recipe_survives_yaml_and_json_and_is_frozen(tmp_path):
+    recipe = Recipe.model_validate(content(method="lora"))
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert Recipe.from_yaml(tmp_path / "again.yaml") == recipe
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.name = "other"
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c))
+)
+def test_anything_else_is_a_recipe_error(junk):
+    with pytest.raises(RecipeError):
+        Recipe.model_validate(content(training=junk))
+    with pytest.raises(RecipeError):
+        Recipe.model_validate(junk)
+
+
+@given(st.sampled_from(["learning_rate", "global_batch_size", "max_grad_norm", "warmup_steps"]), st.integers(0, 12))
+def test_a_misspelt_key_is_recognised(key, position):
+    position %= len(key)
+    misspelt = key[:position] + key[position + 1 :]
+    text = mistakes_of(content(training={"learning_rate": 1e-4, "global_batch_size": 8, misspelt: 1}))
+    assert f"training.{misspelt}: unknown key; did you mean {key}?" in text
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "said"),
+    [
+        ("training", "gradient_accumulation_steps", "the planner says it; write training.global_batch_size"),
+        ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
+        ("method", "merge", "a run stores the adapter alone"),
+        ("sharding", "fsdp_config", "write sharding: fsdp"),
+    ],
+)
+def test_keys_of_other_tools_are_answered_with_what_a_recipe_says_instead(section, key, said):
+    given = {
+        "training": {"learning_rate": 1e-4, "global_batch_size": 8},
+        "method": {"name": "lora"},
+        "sharding": {"name": "ddp"},
+    }
+    text = mistakes_of(content(**{section: given[section] | {key: True}}))
+    assert f"{section}.{key}: unknown key; {said}" in text
+
+
+def test_the_key_follows_every_decision():
+    one = Recipe.model_validate(content())
+    assert one.key() == Recipe.model_validate(content()).key()
+    assert one.key() != Recipe.model_validate(content(training={"learning_rate": 3e-4, "global_batch_size": 8})).key()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_are_read_and_say_how_to_run_them(path):
+    recipe = Recipe.from_yaml(path)
+    text = path.read_text()
+    assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert "# Run:" in text
+    assert "# Hardware:" in text
+    assert "# Measured:" in text
+    assert recipe.key()
+
+
+def test_there_are_shipped_recipes():
+    assert len(RECIPES) >= 5
+
+
+def test_the_schema_in_the_repository_is_current():
+    kept = (ROOT / "recipes" / "recipe.schema.json").read_text()
+    assert kept == json_schema(), "run `make schema`"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_agree_with_the_schema(path):
+    import jsonschema
+
+    schema, recipe = json.loads(json_schema()), yaml.safe_load(path.read_text())
+    recipe["training"]["learning_rate"] = float(recipe["training"]["learning_rate"])
+    jsonschema.validate(recipe, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(recipe | {"colour": "blue"}, schema)
+
+
+def test_reading_a_recipe_imports_nothing_heavy():
+    heavy = {"torch", "transformers", "datasets", "flytekit", "pandas", "numpy", "pyarrow", "kubernetes"}
+    code = f"import sys; from flytune.recipe.recipe import Recipe; Recipe.from_yaml({str(RECIPES[0])!r})"
+    code += f"; print(sorted(set(sys.modules) & {heavy!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

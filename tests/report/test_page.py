@@ -1,0 +1,196 @@
+import re
+import sys
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from flytune.records.dataset import Shard, SourceCounts
+from flytune.records.metrics import Answer
+from flytune.report import charts, model_card
+from flytune.report import page as report_page
+from tests.support.reports import EVIL, Tags, metrics
+from tests.support.stages import manifest, plan_for, recipe_for, training_result
+
+
+@cache
+def page(steps=40, method="qlora", **changes) -> str:
+    recipe = recipe_for(Path("models/base"), method, description=EVIL, **changes)
+    shards = {
+        split: [Shard(file=f"{split}/00000.parquet", samples=count, tokens=count * 60, sha256="a")]
+        for split, count in (("train", 6512), ("heldout", 133))
+    }
+    rows = [{"input_ids": [0] * (20 + number % 130)} for number in range(400)]
+    data = manifest(rows, shards).model_copy(update={"source": EVIL, "sources": []})
+    return report_page.render(recipe, plan_for(recipe), data, training_result(steps), metrics(), broken=[])
+
+
+def test_is_one_whole_page_without_anything_outside():
+    text = page()
+    tags = Tags(text)
+    assert tags.open == []
+    assert text.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.tags}
+    reached = [value for _, attrs in tags.tags for name, value in attrs.items() if name in ("src", "href", "xlink:href")]
+    assert all(value.startswith("#") for value in reached)
+    assert re.findall(r"url\((?!#)|@import", text) == []
+
+
+def test_ids_stand_once_and_labels_point_to_one():
+    tags = Tags(page())
+    ids = [attrs["id"] for _, attrs in tags.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {attrs["aria-labelledby"] for _, attrs in tags.tags if "aria-labelledby" in attrs} <= set(ids)
+
+
+def test_what_users_wrote_is_escaped():
+    tags = Tags(page())
+    assert tags.all("script") == []
+    # Description, data source, a part's, prompt, reference, the base's answer, and the recipe's YAML.
+    assert tags.text.count("<script>alert('a')</script>") >= 7
+
+
+def test_has_all_pictures_and_says_what_they_show():
+    pictures = [attrs for attrs in Tags(page()).all("svg") if attrs.get("role") == "img"]
+    labels = " | ".join(attrs["aria-label"] for attrs in pictures)
+    assert len(pictures) == 7
+    for shown in (
+        "Training loss",
+        "scored 2 times",
+        "Learning rate",
+        "Gradient norm",
+        "Where the time of a step goes: data 1%, forward 27%",
+        "Tokens per second",
+        "process memory by phase, planned and measured",
+        "Histogram of sample lengths",
+    ):
+        assert shown in labels
+    assert all("viewbox" in attrs for attrs in pictures)
+
+
+def test_pictures_are_xml_in_the_pages_colours():
+    training = training_result(40)
+    for svg in (charts.loss(training, metrics()), charts.learning_rate(training), charts.throughput(training)):
+        ET.fromstring(svg.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1))
+        assert "var(--blue)" in svg
+        assert "DejaVu" not in svg
+        assert not re.search(r"#0[1-5]0[1-5]0[1-5]", svg)
+
+
+def test_figures_and_reasons_are_there():
+    text = Tags(page()).text
+    for shown in (
+        "39.6",
+        "21.3",
+        "36.6 to 43.4",
+        "−0.620",
+        "6,512",
+        "2 x 2 accumulated",
+        "1.06 GiB",
+        "under $ 0.01",
+        "(nothing)",
+    ):
+        assert shown in text
+
+
+def with_sources(count: int) -> tuple[str, str]:
+    """Report and card of data of so many sources, the first of which is called EVIL."""
+    names = [EVIL, "s3://bucket/a-very-long-name-of-a-folder/with-chats-and-more/2026|11"][:count]
+    counts = {"rows": 1200, "bad": 0, "samples": 3000, "tokens": 90_000, "trained_tokens": 30_000}
+    sources = [SourceCounts(name=name, format="messages", weight=2.5 - index, **counts) for index, name in enumerate(names)]
+    recipe = recipe_for(Path("models/base"), "lora")
+    shard = {split: [Shard(file="a", samples=9, tokens=60, sha256="a")] for split in ("train", "heldout")}
+    data = manifest([{"input_ids": [0] * 9}], shard).model_copy(update={"sources": sources, "source": EVIL, "split": 4321})
+    made = recipe, plan_for(recipe), data, training_result(4), metrics()
+    return report_page.render(*made, broken=[]), model_card.render(*made, broken=[])
+
+
+def test_several_sources_are_told_apart():
+    page, text = with_sources(2)
+    tags = Tags(page)
+    assert (tags.open, tags.all("script")) == ([], [])
+    assert all(attrs.get("scope") in ("row", "col") for attrs in tags.all("th"))
+    rows = re.sub(r"\s+", " ", tags.text)
+    assert "2 sources, read as messages" in rows
+    assert f"{EVIL} messages 2.51,2003,00090,000 33.3 %50 %" in rows
+    assert "2026|11 messages 1.51,200" in rows
+    assert "| data | 2 sources (below), messages: 4 rows read |" in text
+    assert "2026\\|11, messages | 1.5 | 1,200 | 3,000 | 90,000 | 33.3 % |" in text
+    for text in with_sources(1):
+        assert "Where the samples come from" not in text
+        assert "| weight |" not in text
+
+
+def test_rows_that_were_split_are_counted():
+    page, text = with_sources(1)
+    assert "Split into several samples4,321" in re.sub(r"\s+", " ", Tags(page).text)
+    assert "4,321 split into several" in text
+
+
+def test_tables_have_scoped_heads():
+    heads = Tags(page()).all("th")
+    assert len(heads) > 20
+    assert all(attrs.get("scope") in ("row", "col") for attrs in heads)
+
+
+def test_is_the_same_each_time_and_small():
+    assert page() == page.__wrapped__()
+    assert len(page(steps=5000).encode()) < 300_000
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_short_runs_have_a_report_too(steps):
+    assert Tags(page(steps=steps)).open == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "samples", "words"),
+    [
+        ((-0.6, -0.7, -0.5), 133, "from 39.6 to 21.3: better, beyond chance."),
+        ((0.6, 0.5, 0.7), 133, "worse, beyond chance."),
+        ((-0.1, -0.3, 0.1), 133, "no difference that chance could not explain."),
+        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "one held-out sample proves nothing."),
+    ],
+)
+def test_verdict(difference, samples, words):
+    assert report_page.verdict(metrics(difference, samples)).endswith(words)
+
+
+def test_an_interval_that_cannot_be_known():
+    assert report_page.interval(metrics((-0.1, -sys.float_info.max, sys.float_info.max)), "loss_difference") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(21.34, "21.3"), (0.01234, "0.0123"), (-0.62, "−0.620"), (12345.6, "12,346"), (1.79e308, "1.79e+308"), (0, "0.00")],
+)
+def test_numbers(value, text):
+    assert report_page.number(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.25, "4.2 s"), (47, "47 s"), (357, "5 min 57 s"), (7650, "2 h 7 min")])
+def test_durations(seconds, text):
+    assert report_page.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512, "512 bytes"), (3 * 2**20, "3 MiB"), (1.42 * 2**30, "1.42 GiB"), (2**41, "2,048 GiB")]
+)
+def test_sizes(count, text):
+    assert charts.size(count) == text
+
+
+def test_the_report_tells_where_the_model_is_better_and_whether_it_stops():
+    text = " ".join(Tags(page()).text.split())
+    assert "Of 133 samples 101 cost the tuned model less, 30 the base." in text
+    assert "(F1), the tuned model's answer is closer in 1 of 1, the base's in 0, neither in 0." in text
+    assert "Cut off at 8 tokens, not ended by the model: base 0 %, tuned 100 %." in text
+    assert "Tuned (cut off)" in text
+    assert metrics().never_stops
+    assert "The tuned model does not stop: was the end of answers trained" in text
+
+
+def test_a_model_that_stops_as_its_base_does_is_no_alarm():
+    cut = Answer(prompt="p", reference="r", base="b", tuned="t", base_stopped=False, tuned_stopped=False)
+    assert not metrics().model_copy(update={"answers": [cut] * 4}).never_stops

@@ -1,0 +1,217 @@
+"""The page of the samples: what it marks is what is trained, and it holds nothing but the data."""
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytune import cli, data
+from flytune.data.contract import CONTRACT
+from flytune.errors import DataError
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.report import token_strips, xray
+from tests.support.chats import CHATML, tokenizer_folder, write_rows
+from tests.support.reports import EVIL, Tags
+from tests.support.stages import recipe_for
+
+TURNS = ["quick brown fox", "jumps over \U0001f98a\U0001f98a 日本", "line one\n\n    line two\tend"]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    rows = []
+    for n in range(count):
+        messages = []
+        for number, turn in enumerate(TURNS[: 1 + n % 3]):
+            messages += [
+                {"role": "user", "content": f"ask {n}.{number} {EVIL}"},
+                {"role": "assistant", "content": f"{turn} {n}"},
+            ]
+        rows.append({"messages": messages})
+    return rows
+
+
+def recipe(tokenizer: Path, path: Path, **changes: Any) -> Recipe:
+    changes = {f"data.{name}": value for name, value in changes.items()}
+    return recipe_for(tokenizer, "full", **{"data.path": str(path), "data.max_length": 400, "description": EVIL, **changes})
+
+
+@pytest.fixture(scope="session")
+def page(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("page")
+    path = write_rows(folder / "chats.jsonl", chats(60))
+    return xray.of_recipe(recipe(tokenizer, path), 50, folder / "deep" / "page.html").read_text(encoding="utf-8")
+
+
+def test_is_one_whole_page_without_anything_outside(page):
+    tags = Tags(page)
+    assert tags.open == []
+    assert page.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.tags}
+    assert re.findall(r"url\((?!#)|@import|https?://(?!www\.w3\.org)", page) == []
+    ids = [attrs["id"] for _, attrs in tags.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {attrs["aria-labelledby"] for _, attrs in tags.tags if "aria-labelledby" in attrs} <= set(ids)
+    assert all(attrs.get("scope") in ("row", "col") for attrs in tags.all("th"))
+
+
+def test_what_is_in_the_data_is_escaped(page):
+    tags = Tags(page)
+    assert tags.all("script") == []
+    assert tags.text.count("<script>alert('a')</script>") >= 6
+
+
+def test_reads_the_rows_asked_for_and_says_so(page):
+    assert "50 rows were read (the first ones; --rows reads more)" in Tags(page).text
+
+
+def marked(page: str) -> list[tuple[str, str]]:
+    """Characters and their classes, of the first sample on the page."""
+    first = re.search(r'<p class="tokens">(.*?)</p>', page, re.DOTALL)
+    assert first
+    found = re.findall(r'<i(?: class="([^"]*)")? title="[^"]*">(.*?)</i>', first[1], re.DOTALL)
+    return [(html.unescape(text).replace("\n", ""), kind) for kind, text in found]
+
+
+def test_marks_are_the_answers_and_their_ends(page):
+    pieces = marked(page)
+    number = re.search(r"ask (\d+)\.0", "".join(text for text, _ in pieces))
+    assert number
+    n = int(number[1])
+    said = "".join(text for text, kind in pieces if "t" in kind.split())
+    visible = [turn.replace("\n", "↵").replace("\t", "⇥") for turn in TURNS[: 1 + n % 3]]
+    assert said == "".join(f"{turn} {n}<|im_end|>" for turn in visible)
+    assert {text for text, kind in pieces if "s" in kind.split()} == {"<|im_start|>", "<|im_end|>"}
+    assert not any("\ufffd" in text for text, _ in pieces)
+
+
+def test_all_parts_are_there(page):
+    text = Tags(page).text
+    for shown in ("All 17 checks hold", "Stops the run", "Sample 6", "The longest", "of it is padding", "Sample lengths"):
+        assert shown in text, shown
+    assert "{% for message in messages %}" in text
+
+
+def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
+    asked = recipe(tokenizer, path).model_dump(mode="json")
+    asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
+    made = xray.of_recipe(Recipe.model_validate(asked), 30, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert Tags(made).open == []
+    text = re.sub(r"\s+", " ", Tags(made).text)
+    assert "40 rows were read" in text
+    assert f"{path} messages 11010" in text
+    assert re.search(rf"{other} text 2305\d", text)
+
+
+def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    others = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"fizz {n}"}]} for n in range(90)
+    ]
+    heldout = write_rows(tmp_path / "heldout.jsonl", others)
+    asked = recipe(tokenizer, path, heldout_path=str(heldout))
+    text = Tags(xray.of_recipe(asked, 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    assert "40 rows were read" in text
+    assert "20 samples to train on, 20 held out" in text
+    assert re.search(rf"{heldout} messages\s+1\s*20\s*20", text)
+    text = Tags(xray.of_recipe(asked, 90, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    assert "90 held out" in text
+    others[7]["messages"] = []
+    write_rows(heldout, others)
+    with pytest.raises(DataError, match=rf"^{heldout} row 8: messages must be a list"):
+        xray.of_recipe(asked, 20, tmp_path / "other.html")
+    with pytest.raises(DataError, match=rf"^{heldout}:8: messages must be a list"):
+        xray.of_recipe(asked, 90, tmp_path / "other.html")
+    with heldout.open("a") as file:
+        file.write("oops")
+    assert xray.of_recipe(recipe(tokenizer, path, heldout_path=str(heldout), max_bad_fraction=0.5), 90, tmp_path / "last.html")
+
+
+def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    made = xray.of_recipe(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
+    text = Tags(made.read_text(encoding="utf-8")).text
+    assert "cut at 150 tokens" in text
+    assert "1 of 17 checks would stop the run" in text
+    assert "✗ stop" in text
+
+
+def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 9} for n in range(300)])
+    made = xray.of_recipe(recipe(tokenizer, path, packing=True, max_length=512), 300, tmp_path / "page.html")
+    page = made.read_text(encoding="utf-8")
+    assert "The samples of a block do not see each other" in page
+    assert page.count("<line ") > 8
+    assert 'class="strips"' in page
+
+
+def test_strips_say_how_much_is_padding():
+    svg = token_strips.draw([[[False, True, True], [False, True]], [[False] * 8]], 8)
+    assert "13 of 16 tokens are samples, the rest is padding" in svg
+    # Samples end before padding, which is hatched; where a strip is full its end is no border.
+    assert svg.count("<line ") == 2
+    assert svg.count('fill="url(#padding-hatch)"') == 1
+    assert svg.count('fill="var(--blue)"') == 2
+
+
+def test_long_samples_are_shown_at_both_ends(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 400} for n in range(60)])
+    made = xray.of_recipe(recipe(tokenizer, path, max_length=2000), 60, tmp_path / "page.html")
+    assert re.search(r"… [\d,]+ tokens, [\d,]+ of them trained, are not shown …", made.read_text(encoding="utf-8"))
+
+
+def test_the_report_has_the_contract_and_samples(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    asked = recipe(tokenizer, path)
+    data.prepare(data_request(asked), tmp_path / "dataset")
+    section = xray.section(tmp_path / "dataset")
+    tags = Tags(section)
+    assert tags.open == []
+    assert tags.all("script") == []
+    assert "Sample 2" in tags.text
+    assert "Sample 3" not in tags.text
+    assert "end marker" in tags.text
+    (tmp_path / "dataset" / CONTRACT).unlink()
+    assert xray.section(tmp_path / "dataset") == ""
+    # The page of a folder without one counts anew.
+    assert "Contract" in xray.page(tmp_path / "dataset", asked, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def data_request(asked: Recipe) -> DataRequest:
+    return DataRequest(model=asked.model, data=asked.data, fingerprint="x")
+
+
+def test_the_command_writes_the_page_and_prints_its_path(tokenizer, tmp_path, capsys, monkeypatch):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe(tokenizer, path).to_yaml(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["xray", str(file), "--rows", "20"]) == 0
+    assert capsys.readouterr().out == ".xray/tiny.html\n"
+    assert "20 rows were read" in Path(".xray/tiny.html").read_text(encoding="utf-8")
+    assert cli.main(["xray", str(file), "--rows", "0"]) == 1
+    assert "--rows 0: it takes a row at least" in capsys.readouterr().err
+
+
+def test_a_folder_without_its_tokenizer_is_told(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    asked = recipe(tokenizer, path)
+    data.prepare(data_request(asked), tmp_path / "dataset")
+    (tmp_path / "dataset" / "tokenizer").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"dataset: no tokenizer/ beside the data; prepare the data again"):
+        xray.page(tmp_path / "dataset", asked, tmp_path / "page.html")
+
+
+def test_a_model_that_is_not_there_is_told_without_a_page(tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    with pytest.raises(DataError, match=r"model.name_or_path: .*no such folder"):
+        xray.of_recipe(recipe(tmp_path / "nothing", path), 20, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

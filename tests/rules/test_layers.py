@@ -1,0 +1,159 @@
+"""The layers of the project: which package may import which. docs/design.md draws them."""
+
+import ast
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+
+import pytest
+
+from tests.support.paths import ROOT
+
+# What each package of flytune/ may import besides the modules directly in flytune/ (errors, schema, storage ...), which import
+# no package. An arrow points down by at least one floor of docs/design.md's drawing.
+ALLOWED = {
+    "failures": "",
+    "recipe": "",
+    "hardware": "",
+    "records": "",
+    "console": "records",
+    "doctor": "hardware recipe",
+    "models": "recipe records",
+    "sharding": "hardware recipe records",
+    "data": "models recipe records",
+    "estimates": "hardware models sharding",
+    "export": "models recipe records sharding",
+    "evaluation": "console data export models recipe records",
+    "planning": "console data estimates hardware models recipe records sharding",
+    "report": "data hardware recipe records",
+    "artifacts": "data doctor evaluation export failures models recipe records report",
+    "sweeps": "console evaluation failures models planning recipe records report",
+    "training": "console data export failures hardware models planning recipe records sharding",
+    "adapters": "artifacts export models recipe records",
+    "registry": "artifacts data evaluation export models recipe records",
+    "selftest": "console data hardware planning recipe records sharding training",
+    "inference": "adapters data evaluation export models recipe",
+    "cli": "adapters artifacts console doctor hardware models planning recipe registry report selftest",
+}
+FLOORS = re.search(r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL)
+# Above flytune, in this order.
+TOPS = ("images", "tasks", "workflows")
+PROJECT = {*TOPS, "flytune", "demo", "tests", "benchmarks"}
+# What a laptop waits for, or a CPU pod does not have.
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets", "pyarrow", "numpy"}
+HEAVY |= {"matplotlib", "huggingface_hub", "safetensors", "fsspec", "tokenizers", "jinja2"}
+FILES = sorted(path for top in ("flytune", *TOPS) for path in (ROOT / top).rglob("*.py"))
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def package_of(module):
+    """Return the package of flytune that a module is in; "" for the modules directly in flytune/."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (ROOT / "flytune" / parts[1]).is_dir() else ""
+
+
+def imports(path, top_only=False):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno}: imports are absolute"
+            for alias in node.names:
+                submodule = ROOT / node.module.replace(".", "/") / alias.name
+                is_module = submodule.is_dir() or submodule.with_suffix(".py").is_file()
+                yield (f"{node.module}.{alias.name}" if is_module else node.module), node
+
+
+def test_files_were_found():
+    assert len(FILES) > 20
+    assert set(ALLOWED) == {path.parent.name for path in (ROOT / "flytune").glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_point_down(path):
+    module = module_of(path)
+    top, mine = module.split(".")[0], package_of(module)
+    for name, node in imports(path):
+        where, theirs = f"{path.name}:{node.lineno}: {name}", name.split(".")[0]
+        if theirs not in PROJECT:
+            continue
+        if top != "flytune":
+            assert theirs == "flytune" or TOPS.index(theirs) <= TOPS.index(top), where
+        elif module == "flytune":
+            assert name == "flytune.console.output", where
+        else:
+            assert theirs == "flytune", where
+            assert package_of(name) in {"", mine, *ALLOWED.get(mine, "").split()}, f"{where}: not in ALLOWED[{mine!r}]"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {module_of(path): {name for name, _ in imports(path) if name != module_of(path)} for path in FILES}
+    TopologicalSorter({module: names & set(graph) for module, names in graph.items()}).prepare()
+
+
+def test_the_drawing_in_the_design_is_the_table():
+    rows = [row.split() for row in FLOORS[1].strip().splitlines()]
+    assert [int(number) for number, *_ in rows] == list(range(len(rows), 0, -1))
+    assert len(rows) <= 8
+    floors = {package: int(number) for number, *packages in rows for package in packages}
+    modules = {path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}
+    assert {package for package, floor in floors.items() if floor == 1} == modules
+    assert set(floors) == modules | set(ALLOWED)
+    for package, below in ALLOWED.items():
+        assert [name for name in below.split() if floors[name] >= floors[package]] == []
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_no_arrow_is_allowed_that_nothing_uses(package):
+    used = {package_of(name) for path in (ROOT / "flytune" / package).rglob("*.py") for name, _ in imports(path)}
+    assert set(ALLOWED[package].split()) - used == set()
+
+
+def test_few_modules_are_in_no_package():
+    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 6
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_heavy_imports_are_inside_functions_and_project_imports_at_the_top(path):
+    top = {node.lineno for _, node in imports(path, top_only=True)}
+    for name, node in imports(path):
+        package = name.split(".")[0]
+        if node.lineno in top:
+            assert package not in HEAVY, f"{path.name}:{node.lineno}: import {name} inside the function that uses it"
+        else:
+            assert package not in PROJECT, (
+                f"{path.name}:{node.lineno}: import {name} at the top: fast registration ships what is loaded"
+            )
+
+
+def test_the_root_is_no_package():
+    assert not (ROOT / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("module", ["tasks.plan", "tasks.prepare", "tasks.store"])
+def test_a_cpu_pod_imports_its_task_without_torch(module):
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_no_file_outgrows_its_reader():
+    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 400] == []
+
+
+def test_flytune_knows_nothing_of_flyte():
+    # The doctor asks Flyte whether it is there, and `flytune fetch` which artifact an execution has stored.
+    asking = {ROOT / "flytune/doctor/admin.py", ROOT / "flytune/artifacts/executions.py"}
+    for path in set((ROOT / "flytune").rglob("*.py")) - asking:
+        assert not {name.split(".")[0] for name, _ in imports(path)} & {"flytekit", "flytekitplugins"}
+
+
+def test_no_test_imports_another():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert [name for name, _ in imports(path) if re.search(r"\btest_", name)] == [], path

@@ -1,0 +1,118 @@
+"""The Makefile's commands for a cluster: the lines they run, and the package, really made."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
+
+from flytune.hardware.shapes import load_shapes
+from tests.support.paths import ROOT
+
+
+def lines(target, *options, **variables):
+    """What make would run."""
+    command = [
+        "make",
+        "--no-print-directory",
+        "-n",
+        *options,
+        target,
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_remote_and_register_show_the_plain_line_and_ask_plan_and_cluster_first():
+    remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
+    made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
+    asked = ["flytune plan recipes/x.yaml", "flytune doctor --remote --reach"]
+    assert made[-4:] == [*asked, f'echo "{remote}"', remote]
+    where = "--project flytesnacks --domain development --copy all --destination-dir ."
+    register = f"pyflyte register {where} --version v1 workflows"
+    assert lines("register", VERSION="v1")[-3:] == ["flytune doctor --remote --reach", f'echo "{register}"', register]
+    assert "--version" not in lines("register")[-1]
+
+
+NEW = ("--assume-new", "requirements-dev.lock")
+"""As where nothing is installed yet."""
+
+
+def test_torch_without_cuda_is_installed_before_the_lock_which_takes_it():
+    (version,) = {line for line in (ROOT / "requirements-dev.lock").read_text().split() if line.startswith("torch==")}
+    made = [line for line in lines("install", *NEW, TORCH="cpu", BIN="nowhere/bin") if "pip install" in line]
+    assert f'"{version}+cpu"' in made[0]
+    assert "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS" in made[0]
+    assert made[1].endswith("--requirement requirements-dev.lock")
+    assert not [line for line in lines("install", *NEW, BIN="nowhere/bin") if "torch" in line]
+    assert any(
+        "TORCH=cu12: unknown; cpu, or leave it out" in line for line in lines("install", *NEW, TORCH="cu12", BIN="nowhere/bin")
+    )
+
+
+def test_help_lists_them():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"remote", "register", "package", "doctor"} <= {line.split()[0] for line in done.stdout.splitlines()}
+
+
+def test_without_a_cluster_remote_says_how_to_start_one(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "FLYTECTL_CONFIG"} | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "flytune", "doctor", "--remote", "--reach"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "flytectl demo start" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The protos by kind and name, and the names in the code's archive, of a package made in a clean checkout."""
+    folder = tmp_path_factory.mktemp("package")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in files.strip("\0").split("\0"):
+        if (ROOT / name).is_file():
+            (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "checkout" / name).write_bytes((ROOT / name).read_bytes())
+    line = lines("package", PACKAGE=str(folder / "package.tgz"))[-1].split()
+    line[0] = str(Path(sys.executable).with_name(line[0]))
+    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": str(folder / "checkout")}
+    done = subprocess.run(line, cwd=folder / "checkout", env=environment, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = {"1": {}, "2": {}, "3": {}}
+    kinds = {"1": task_pb2.TaskSpec, "2": workflow_pb2.WorkflowSpec, "3": launch_plan_pb2.LaunchPlan}
+    with tarfile.open(folder / "package.tgz") as archive:
+        archive.extractall(folder / "protos", filter="data")
+    for file in (folder / "protos").glob("*.pb"):
+        kind = file.stem[-1]
+        proto = kinds[kind].FromString(file.read_bytes())
+        found[kind][proto.id.name if kind == "3" else proto.template.id.name] = proto
+    (code,) = (folder / "protos").glob("fast*.tar.gz")
+    with tarfile.open(code) as archive:
+        return found, {name.removeprefix("./") for name in archive.getnames()}
+
+
+def test_the_package_has_every_shape_s_tasks_workflows_and_launch_plans(package):
+    (tasks, workflows, plans), _ = package[0].values(), package[1]
+    shapes = load_shapes()
+    assert {f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in shapes} <= set(tasks)
+    assert {f"tasks.train.train_{shape.identifier}" for shape in shapes} <= set(tasks)
+    assert {"workflows.finetune.finetune", "workflows.sweep.sweep"} <= set(workflows)
+    assert {"nightly", "weekly", "workflows.finetune.finetune"} <= set(plans)
+
+
+def test_the_package_s_code_has_what_pods_read_and_nothing_of_the_laptop(package):
+    _, names = package
+    assert {
+        "shapes.yaml",
+        "cluster.yaml",
+        "tasks/train.py",
+        "flytune/models/base_models.json",
+        "deepspeed_configs/zero3.json",
+    } <= names
+    assert not [name for name in names if name.startswith((".venv", ".git/", "tests", ".demo"))]
+    task = next(iter(package[0]["1"].values()))
+    assert "pyflyte-fast-execute" in task.template.container.args or task.template.HasField("k8s_pod")

@@ -1,0 +1,311 @@
+"""The proof of equality over every pair that a CPU can run, and that it can fail."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flytune.cli import main
+from flytune.errors import ExportError, RecipeError, TrainingError
+from flytune.hardware.shapes import load_shapes
+from flytune.recipe.recipe import Recipe
+from flytune.selftest import compare, matrix, table
+from flytune.selftest import processes as selftest_processes
+from flytune.selftest import shapes as selftest_shapes
+from flytune.selftest.matrix import Cell, Distance, Matrix
+from flytune.selftest.runs import STEPS, Pair, Run, Trials
+from flytune.sharding import STRATEGIES, pair_problem
+from tests.support.paths import ROOT
+from tests.support.stages import training_result
+
+OFFERED = [
+    pair
+    for pair in matrix.all_pairs()
+    if pair.method not in STRATEGIES[pair.sharding].refuses and pair.offload in STRATEGIES[pair.sharding].offloads
+]
+
+
+@pytest.fixture(scope="session")
+def trials(tmp_path_factory):
+    """One for each worker; plain training of a method runs once in it."""
+    return Trials(tmp_path_factory.mktemp("selftest") / "trials")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", OFFERED, ids=str)
+def test_every_pair_computes_what_plain_training_does(pair, trials):
+    cell = matrix.try_pair(trials, pair)
+    if cell.state == "lacking":
+        pytest.skip(f"{cell.words}: {cell.reason}")
+    assert cell.state == "equal", cell.reason
+    assert len(cell.distances) >= (1 if pair.offload != "none" else 2)
+    assert not [distance.beyond for distance in cell.distances if distance.beyond]
+
+
+def test_every_combination_is_a_cell():
+    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 3 * len(STRATEGIES) + len(matrix.PACKED)
+
+
+def test_layouts_cut_one_global_batch(trials):
+    assert trials.global_batch_size == 8
+    pair = Pair("full", "none")
+    for processes, expected in ((1, ["8x1x1", "2x4x1", "1x8x1"]), (2, ["4x1x2", "2x2x2", "1x4x2"])):
+        assert [str(layout) for layout in trials.layouts(pair, processes)] == expected
+    packed = trials.layouts(pair._replace(rows="packed"), 2)
+    assert {layout.micro_batch * layout.accumulation * layout.world_size for layout in packed} == {trials.blocks}
+    assert trials.blocks < 8
+
+
+def test_the_run_is_one_that_shows_mistakes(trials):
+    from flytune import data
+
+    result = trials.reference(Pair("full", "none")).result
+    assert [step.learning_rate for step in result.steps][:3] == [0.0, 5e-4, 1e-3], "warm-up"
+    assert all(step.grad_norm > trials.recipe(Pair("full", "none")).training.max_grad_norm for step in result.steps), "clipped"
+    assert result.steps[-1].epoch > 1.0
+    assert len(result.steps) == STEPS
+    trained = [sum(label != -100 for label in row["labels"]) for row in data.load(trials.folder / "chats", "train")]
+    lengths = {len(row["labels"]) for row in data.load(trials.folder / "chats", "train")}
+    assert max(trained) > 10 * min(trained)
+    assert len(lengths) > 10
+
+
+def broken(monkeypatch, method, change):
+    """Makes ddp do something else at the start of training: ranks are forks, so they do it too."""
+    real = getattr(STRATEGIES["ddp"], method)
+    monkeypatch.setattr(STRATEGIES["ddp"], method, lambda *given: change(real, *given))
+
+
+def no_token_average(real, recipe, shape):
+    return real(recipe, shape) | {"average_tokens_across_devices": False}
+
+
+def no_weight_decay(real, trainer):
+    for group in trainer.optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    return real(trainer)
+
+
+def one_rank_fails(real, trainer):
+    if trainer.args.process_index == 1:
+        raise ValueError("this rank is tired")
+    return real(trainer)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        (
+            "arguments",
+            no_token_average,
+            r"full/ddp is not what plain training of full computes; 4x1x2: loss .*e-0[23], grad_norm",
+        ),
+        ("check", no_weight_decay, r"full/ddp is not what plain training of full computes; 4x1x2: .*weights .\..e-03"),
+    ],
+)
+def test_a_sharding_that_computes_something_else_differs(method, change, said, trials, monkeypatch):
+    trials.reference(Pair("full", "none"))
+    broken(monkeypatch, method, change)
+    cell = matrix.try_pair(trials, Pair("full", "ddp"))
+    assert (cell.state, cell.words) == ("differs", "DIFFERS")
+    assert re.search(said, cell.reason), cell.reason
+
+
+def test_the_command_fails_and_shows_the_traceback_of_the_rank_that_failed_first(monkeypatch, capsys):
+    broken(monkeypatch, "check", one_rank_fails)
+    assert main(["selftest", "--pairs", "full/ddp"]) == 1
+    shown = capsys.readouterr().out
+    assert "FAILED" in shown
+    assert "full/ddp at 4x1x2:" in shown
+    assert "ValueError: this rank is tired" in shown
+
+
+def test_the_command_fills_a_matrix(capsys, tmp_path):
+    pairs = "full/none,full/ddp/cpu,lora/device_map"
+    assert main(["selftest", "--pairs", pairs, "--json", "--keep", str(tmp_path / "kept")]) == 0
+    filled = Matrix.model_validate_json(capsys.readouterr().out)
+    assert [cell.state for cell in filled.cells] == ["equal", "refused", "refused"]
+    assert filled.cells[1].reason == pair_problem(Recipe.model_validate(minimal(Pair("full", "ddp", "cpu"))))
+    assert (tmp_path / "kept" / "runs" / "full-none-1x8x1" / "model" / "model.safetensors").is_file()
+    assert main(["selftest", "--keep", str(tmp_path / "kept")]) == 1
+    assert "kept: is there already" in capsys.readouterr().err.replace("\n", "")
+
+
+def minimal(pair):
+    training = {"learning_rate": 1e-3, "global_batch_size": 8}
+    recipe = {"name": "r", "model": {"name_or_path": "a"}, "data": {"path": "b"}, "training": training}
+    return recipe | {"method": pair.method, "sharding": {"name": pair.sharding, "offload": pair.offload}}
+
+
+def test_a_pair_that_is_none_is_refused(capsys):
+    with pytest.raises(
+        RecipeError, match=r"pairs: full/zero9: no such pair; write method/sharding .* of the shardings none, ddp"
+    ):
+        matrix.pairs_named("full/zero2,full/zero9")
+    assert main(["selftest", "--pairs", "full"]) == 1
+    assert "pairs: full: no such pair" in capsys.readouterr().err
+    assert matrix.pairs_named("") == matrix.all_pairs()
+
+
+def shapes(accelerator, processes, nvme=False):
+    row = next(shape for shape in load_shapes() if shape.name == "cpu-1").model_copy(
+        update={"accelerator": accelerator, "processes": processes, "nvme": nvme, "gpu_memory_gib": 80.0}
+    )
+    return [row, row.model_copy(update={"processes": 1})]
+
+
+@pytest.mark.parametrize(
+    ("pair", "here", "words"),
+    [
+        (Pair("full", "zero3", "nvme"), shapes("cpu", 2), "needs NVMe"),
+        (Pair("full", "zero3", "nvme"), shapes("H100", 1), "needs GPUs and NVMe"),
+        (Pair("full", "zero2"), shapes("H100", 1), "needs GPUs"),
+    ],
+    ids=["cpu", "one-gpu-without-nvme", "one-gpu"],
+)
+def test_what_a_machine_lacks_is_named(pair, here, words):
+    recipe = Recipe.model_validate(minimal(pair))
+    assert selftest_shapes.shape_for(recipe, here) is None
+    assert selftest_shapes.lacks(recipe, here) == words
+
+
+def test_a_machine_with_gpus_runs_what_a_cpu_cannot():
+    recipe = Recipe.model_validate(minimal(Pair("full", "zero3", "nvme")))
+    here = shapes("H100", 8, nvme=True)
+    assert selftest_shapes.shape_for(recipe, here) == here[0]
+    assert selftest_shapes.shape_for(Recipe.model_validate(minimal(Pair("full", "none"))), here) == here[1]
+
+
+def test_distances(tmp_path):
+    import numpy
+    from safetensors.numpy import save_file
+
+    def run(name, losses, grad_norm, tensors):
+        (tmp_path / name).mkdir()
+        save_file({key: numpy.array(value) for key, value in tensors.items()}, tmp_path / name / "x.safetensors")
+        made = training_result(len(losses))
+        steps = [
+            step.model_copy(update={"loss": loss, "grad_norm": grad_norm})
+            for step, loss in zip(made.steps, losses, strict=True)
+        ]
+        return Run(made.model_copy(update={"steps": steps}), tmp_path / name)
+
+    base = run("base", [1.0], 1.0, {"a": [0.0, 0.0], "b": [1.0]}).exported
+    plain = run("plain", [4.0, 2.0], 1.0, {"a": [3.0, 0.0], "b": [5.0]})
+    other = run("other", [4.0, 2.5], None, {"a": [3.0, 0.0], "b": [5.5]})
+    assert compare.losses(other, plain) == 0.25
+    assert numpy.isnan(compare.grad_norms(other, plain))
+    assert compare.weights(other, plain, base) == 0.5 / 5
+    assert compare.weights(plain, plain, base) == 0.0
+    adapter = {"x.lora_A.weight": [7.0], "x.lora_B.weight": [2.0]}
+    mine, theirs = run("mine", [1.0], 1.0, adapter | {"x.lora_A.weight": [8.0]}), run("theirs", [1.0], 1.0, adapter)
+    assert compare.weights(mine, theirs, base) == 0.5
+    with pytest.raises(ExportError, match=r"exported other tensors: \['a', 'b', 'x.lora_A.weight'\]"):
+        compare.weights(mine, plain, base)
+
+
+def test_a_distance_that_is_no_number_is_beyond():
+    distance = Distance(layout="1x1x1", loss=0.0, grad_norm=float("nan"), weights=1e-3, seconds=1.0)
+    assert distance.beyond == ["grad_norm nan", "weights 1.0e-03"]
+
+
+def test_the_table_shows_each_state_and_every_reason_once():
+    distance = Distance(layout="4x1x2", loss=3e-7, grad_norm=2e-6, weights=1e-6, seconds=1.0)
+    cells = [
+        Cell.of(Pair("full", "zero2"), state="equal", words="equal 3e-07", distances=[distance]),
+        Cell.of(Pair("lora", "zero2"), state="differs", words="DIFFERS", reason="lora/zero2 is not so"),
+        Cell.of(Pair("qlora", "zero2"), state="refused", words="refused", reason="qlora with zero2: [no]"),
+        Cell.of(Pair("full", "zero3", "cpu"), state="lacking", words="needs GPUs", reason="no GPU here"),
+        Cell.of(Pair("full", "zero2", "cpu"), state="refused", words="refused", reason="no such offload"),
+        Cell.of(Pair("lora", "zero2", "cpu"), state="refused", words="refused", reason="no such offload"),
+    ]
+    filled = Matrix(machine="a test", global_batch_size=8, cells=cells, seconds=1.0)
+    shown = table.text(filled)
+    for words in (
+        "zero3, offload cpu",
+        "equal 3e-07",
+        "lora/zero2 is not so",
+        "[no]",
+        "needs GPUs",
+        "at most 3.0e-07; tolerance",
+    ):
+        assert words in shown
+    assert shown.count("no such offload") == 1
+    assert not filled.is_good
+    assert "<pre" in table.html(filled)
+
+
+def rank_one_raises(nap):
+    if os.environ.get("RANK") == "1":
+        raise ValueError("rank one gives up")
+    time.sleep(nap)
+
+
+def rank_one_dies(nap):
+    if os.environ.get("RANK") == "1":
+        os.write(2, b"rank one says goodbye")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(nap)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (rank_one_raises, "rank 1: Traceback.*ValueError: rank one gives up"),
+        (rank_one_dies, r"rank 1: ended by signal 9 \(SIGKILL\); printed last:.*rank one says goodbye"),
+    ],
+)
+def test_one_rank_that_fails_ends_the_others_at_once(function, said, tmp_path):
+    selftest_processes.run(1, time.sleep, 0)
+    started = time.monotonic()
+    with pytest.raises(selftest_processes.RankFailed, match=f"(?s){said}"):
+        selftest_processes.run(3, function, 60, log=tmp_path / "log")
+    assert time.monotonic() - started < 10
+
+
+def test_ranks_that_never_answer_are_named(monkeypatch):
+    monkeypatch.setattr(selftest_processes, "TIMEOUT", 1)
+    with pytest.raises(selftest_processes.RankFailed, match="rank 0, 1: no answer in 1 s"):
+        selftest_processes.run(2, time.sleep, 60)
+
+
+def test_every_row_has_a_selftest_task():
+    from tasks.selftest import SELFTEST
+    from tests.support.registration import limits, proto
+
+    assert SELFTEST.keys() == {shape.name for shape in load_shapes()}
+    from google.protobuf.json_format import MessageToDict
+
+    template = proto(SELFTEST["t4-8"])
+    assert template.id.name == "tasks.selftest.selftest_t4_8"
+    asked = limits(MessageToDict(template.k8s_pod.pod_spec))
+    assert asked.get("gpu", asked.get("nvidia.com/gpu")) == "8"
+    job = MessageToDict(proto(SELFTEST["t4-8x3"]).custom)
+    assert job["workerReplicas"]["replicas"] == 3
+    assert job["elasticConfig"]["nprocPerNode"] == 1, "that process starts the node's ranks"
+
+
+def test_a_selftest_task_fails_with_the_table(monkeypatch):
+    from tasks.selftest import SELFTEST
+
+    broken(monkeypatch, "check", one_rank_fails)
+    with pytest.raises(
+        TrainingError, match=r"(?s)not every pair computes what plain training does; .*FAILED.*this rank is tired"
+    ):
+        SELFTEST["cpu-2"](pairs="full/ddp")
+
+
+@pytest.mark.slow
+def test_the_workflow_returns_the_matrix(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    environment = os.environ | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+    command = [Path(sys.executable).with_name("pyflyte"), "run", "workflows/selftest.py", "selftest"]
+    command += ["--shape", "cpu-2", "--pairs", "lora/none,lora/zero2"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("state='equal'") == 2

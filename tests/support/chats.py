@@ -1,0 +1,110 @@
+"""Tokenizers, chat templates and requests for the tests of flytune.data."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune.recipe.recipe import DataRequest
+from flytune.recipe.sections import Data, Model
+
+SPECIAL = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<|pad|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+]
+TEXT = [
+    "The quick brown fox jumps over the lazy dog. ",
+    "user assistant system\n\n### Response:\n",
+    "foobar foobar foobar fizz ",
+    "[INST] ok [/INST] ",
+]
+
+_HEAD = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+CHATML = (
+    _HEAD + "{{ message['content'] + '<|im_end|>' }}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHATML_MARKED = (
+    _HEAD + "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+CHATML_TRIMMED = CHATML.replace("message['content']", "message['content'] | trim")
+LLAMA2 = (
+    "{% for message in messages %}{% set content = message['content'].strip() %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA3 = (
+    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}"
+)
+UNENDED = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+SHOUTING = CHATML.replace("message['content']", "message['content'] | upper")
+
+
+def byte_level(texts: list[str], vocabulary: int, special: list[str], adds_space: bool = False) -> Any:
+    """Byte-level BPE trained on `texts`, without a post-processor."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+def tokenizer_folder(
+    folder: Path,
+    template: str | None = CHATML,
+    *,
+    adds_bos: bool = False,
+    trim: bool = False,
+    more: Sequence[str] = (),
+    **tokens: str | None,
+) -> Path:
+    """Saves a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token ..."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    backend = byte_level(TEXT * 20, 450, SPECIAL)
+    steps = [processors.ByteLevel(trim_offsets=trim)]
+    if adds_bos:
+        steps.append(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", SPECIAL.index("<s>"))]))
+    backend.post_processor = processors.Sequence(steps)
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", **tokens}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **{name: token for name, token in named.items() if token})
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *more]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def request(tokenizer: Path, **data: Any) -> DataRequest:
+    """A data request; heldout_fraction 0.3 unless told."""
+    return DataRequest(
+        model=Model(name_or_path=str(tokenizer)), data=Data(**{"heldout_fraction": 0.3, **data}), fingerprint="0" * 64
+    )
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """JSON Lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def stored(folder: Path, split: str) -> list[dict[str, list[int]]]:
+    """All samples of a split, as the shards hold them."""
+    from pyarrow import parquet
+
+    return [row for file in sorted((folder / split).glob("*.parquet")) for row in parquet.read_table(file).to_pylist()]

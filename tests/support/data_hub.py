@@ -1,0 +1,67 @@
+"""A hub of data sets."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ROWS = [{"instruction": f"ask {n}", "output": f"say {n}"} for n in range(50)]
+FILE = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+ENTRY = {"type": "file", "path": "train.jsonl", "size": len(FILE), "oid": "1" * 40}
+INFO = {
+    "id": "owner/pairs", "sha": COMMIT, "private": False, "gated": False, "disabled": False, "downloads": 0, "likes": 0,
+    "tags": [], "siblings": [{"rfilename": "train.jsonl"}], "lastModified": "2026-01-01T00:00:00.000Z",
+}  # fmt: skip
+
+
+class Hub(BaseHTTPRequestHandler):
+    """owner/pairs with one file at one commit; owner/closed is gated; nothing else is there."""
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        if "owner/closed" in path:
+            self._send(403, {"error": "Access is restricted"}, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+        elif "owner/pairs" not in path:
+            self._send(401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        elif "/revision/" in path and not path.endswith(("/main", COMMIT)):
+            self._send(404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"})
+        elif path.endswith("/resolve/" + COMMIT + "/train.jsonl"):
+            self._send(200, FILE, {"X-Repo-Commit": COMMIT, "ETag": '"1"', "Accept-Ranges": "bytes"})
+        elif "/tree/" in path:
+            self._send(200, [ENTRY])
+        elif "/paths-info/" in path:
+            self._send(200, [ENTRY] if b"train.jsonl" in self._body() else [])
+        elif path.startswith("/api/datasets/owner/pairs") and path.endswith(("pairs", "/main", COMMIT)):
+            self._send(200, INFO)
+        else:
+            self._send(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+
+    do_POST = do_HEAD = do_GET
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        """Silent."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()

@@ -1,0 +1,35 @@
+"""Python imports it at its start where its folder is on PYTHONPATH: a rank meets what FAULT says ("what ranks step")."""
+
+import os
+
+if fault := os.environ.get("FAULT"):
+    import signal
+    import time
+
+    from flytune.training import step_log
+
+    WHAT, RANKS, STEP = fault.split()
+    end_step = step_log.Recorder.end_step
+
+    def strike() -> None:
+        if WHAT == "bug":
+            raise KeyError("a bug")
+        if WHAT == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if WHAT == "memory":
+            import torch
+
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if WHAT == "preempt":
+            # Whoever started the ranks gets what Kubernetes sends to a pod.
+            os.kill(os.getppid() if "RANK" in os.environ else os.getpid(), signal.SIGTERM)
+            time.sleep(1.5)
+        if WHAT == "hang":
+            time.sleep(600)
+
+    def struck(self: step_log.Recorder, step: int, is_last: bool) -> bool:
+        if step == int(STEP) and os.environ.get("RANK", "0") in RANKS.split(","):
+            strike()
+        return end_step(self, step, is_last)
+
+    step_log.Recorder.end_step = struck  # type: ignore[method-assign]

@@ -1,0 +1,312 @@
+"""A stand-in for Flyte's control plane: flyteidl's own gRPC services, which keep what pyflyte sends; storage is S3 (moto's).
+
+It starts nothing: tests/support/propeller.py runs what was registered.
+"""
+
+import base64
+import hashlib
+import time
+import urllib.request
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from flyteidl.admin import (
+    execution_pb2,
+    launch_plan_pb2,
+    node_execution_pb2,
+    project_pb2,
+    task_execution_pb2,
+    task_pb2,
+    version_pb2,
+    workflow_pb2,
+)
+from flyteidl.core import identifier_pb2, literals_pb2
+from flyteidl.service import admin_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from tests.support import compiler
+
+BUCKET = "flyte"
+PAGE = 3
+"""Nodes that are listed at once; flyteadmin's own limit is the caller's."""
+
+
+class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxyServiceServicer):
+    """What was registered, by name, latest version last; what was asked to run; the addresses of what was uploaded."""
+
+    def __init__(self, s3):
+        self._s3 = s3
+        self.tasks, self.workflows, self.launch_plans, self.executions = {}, {}, {}, {}
+        self.nodes, self.phases = {}, {}
+        self.uploads = []
+        self.active = []
+        self.bytes_per_second = None
+        """Of each write of a pod's outputs (what Flyte calls raw data); None: as fast as it comes."""
+        self.arriving = []
+        """Keys that are being written."""
+
+    def store(self, key, content):
+        """Puts bytes where pods find them."""
+        self._s3.put_object(Bucket=BUCKET, Key=key, Body=content)
+
+    def stored(self, key):
+        """Bytes that pods or pyflyte have put there; None where nothing is. `key` may be an address."""
+        try:
+            return self._s3.get_object(Bucket=BUCKET, Key=key.removeprefix(f"s3://{BUCKET}/"))["Body"].read()
+        except self._s3.exceptions.NoSuchKey:
+            return None
+
+    def keys(self, prefix):
+        """Of all that is stored below `prefix`."""
+        return [found["Key"] for found in self._s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
+
+    def fetch(self, address, folder):
+        """A stored directory as a folder."""
+        prefix = address.removeprefix(f"s3://{BUCKET}/").rstrip("/") + "/"
+        for key in self.keys(prefix):
+            file = folder / key.removeprefix(prefix)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(self.stored(key))
+        return folder
+
+    def CreateTask(self, request, context):
+        _keep(self.tasks, request, context)
+        return task_pb2.TaskCreateResponse()
+
+    def GetTask(self, request, context):
+        spec = _kept(self.tasks, request, context).spec
+        task = task_pb2.Task(id=request.id)
+        task.closure.compiled_task.template.CopyFrom(spec.template)
+        return task
+
+    def CreateWorkflow(self, request, context):
+        if found := compiler.mistakes(request.spec.template, self._closure(request)):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"failed to compile workflow {request.id.name}: {found}")
+        _keep(self.workflows, request, context)
+        return workflow_pb2.WorkflowCreateResponse()
+
+    def _closure(self, request):
+        """Return what a workflow may refer to: what was registered before it, and what came with it."""
+        workflows = [one.spec.template for one in self.workflows.values()] + list(request.spec.sub_workflows)
+        plans = {
+            name: (plan.spec.workflow_id.name, {*plan.spec.fixed_inputs.literals, *plan.spec.default_inputs.parameters})
+            for name, plan in self.launch_plans.items()
+        }
+        return compiler.Closure([one.spec.template for one in self.tasks.values()], workflows, plans)
+
+    def GetWorkflow(self, request, context):
+        spec = _kept(self.workflows, request, context).spec
+        workflow = workflow_pb2.Workflow(id=request.id)
+        compiled = workflow.closure.compiled_workflow
+        compiled.primary.template.CopyFrom(spec.template)
+        for template in spec.sub_workflows:
+            compiled.sub_workflows.add().template.CopyFrom(template)
+        for task in self.tasks.values():
+            compiled.tasks.add().template.CopyFrom(task.spec.template)
+        return workflow
+
+    def CreateLaunchPlan(self, request, context):
+        _keep(self.launch_plans, request, context)
+        return launch_plan_pb2.LaunchPlanCreateResponse()
+
+    def GetLaunchPlan(self, request, context):
+        found = _kept(self.launch_plans, request, context)
+        plan = launch_plan_pb2.LaunchPlan(id=request.id, spec=found.spec)
+        plan.closure.expected_inputs.CopyFrom(found.spec.default_inputs)
+        return plan
+
+    def UpdateLaunchPlan(self, request, context):
+        self.active.append(request.id.name)
+        return launch_plan_pb2.LaunchPlanUpdateResponse()
+
+    def CreateExecution(self, request, context):
+        name = request.name or f"f{len(self.executions)}"
+        self.executions[name] = request
+        return execution_pb2.ExecutionCreateResponse(id=_execution_id(request.project, request.domain, name))
+
+    def note(self, execution, node, task, outputs, parent="", launched=None):
+        """Keeps what a node has returned; `parent`: the node that it is below, `launched`: the execution it stands for."""
+        self.nodes.setdefault(execution, {})[node] = (task, outputs, parent, launched)
+
+    def GetExecution(self, request, context):
+        if (made := self.executions.get(request.id.name)) is None or (made.project, made.domain) != _where(request.id):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type execution with identifier {request.id}")
+        execution = execution_pb2.Execution(id=request.id, spec=made.spec)
+        execution.closure.phase = self.phases.get(request.id.name, 1)  # QUEUED
+        now = execution.closure
+        for stamp in (now.created_at, now.started_at, now.updated_at):
+            stamp.GetCurrentTime()
+        return execution
+
+    def ListNodeExecutions(self, request, context):
+        """As flyteadmin: the execution's own nodes, or those below one of them; a page at a time, all of a phase."""
+        known = self.nodes.get(request.workflow_execution_id.name, {})
+        names = [name for name, (_, _, parent, _) in known.items() if parent == request.unique_parent_id]
+        first = int(request.token or 0)
+        page = names[first : first + PAGE]
+        listed = node_execution_pb2.NodeExecutionList(token=str(first + PAGE) if names[first + PAGE :] else "")
+        for name in page:
+            one = listed.node_executions.add(id=_node_id(request.workflow_execution_id, name))
+            one.metadata.is_parent_node = any(parent == name for _, _, parent, _ in known.values())
+            one.closure.phase = 3  # SUCCEEDED
+            for stamp in (one.closure.created_at, one.closure.started_at, one.closure.updated_at):
+                stamp.GetCurrentTime()
+            if launched := known[name][3]:
+                one.closure.workflow_node_metadata.executionId.CopyFrom(_execution_id(*_where(one.id.execution_id), launched))
+        return listed
+
+    def ListTaskExecutions(self, request, context):
+        node = request.node_execution_id
+        task = self.nodes[node.execution_id.name][node.node_id][0]
+        listed = task_execution_pb2.TaskExecutionList()
+        if task:
+            one = listed.task_executions.add()
+            one.id.node_execution_id.CopyFrom(node)
+            project, domain = _where(node.execution_id)
+            one.id.task_id.CopyFrom(identifier_pb2.Identifier(resource_type=1, project=project, domain=domain, name=task))
+            for time in (one.closure.created_at, one.closure.started_at, one.closure.updated_at):
+                time.GetCurrentTime()
+        return listed
+
+    def GetNodeExecutionData(self, request, context):
+        known = self.nodes.get(request.id.execution_id.name, {})
+        if request.id.node_id not in known:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type node execution with identifier {request.id}")
+        outputs = literals_pb2.LiteralMap(literals=known[request.id.node_id][1])
+        return node_execution_pb2.NodeExecutionGetDataResponse(full_outputs=outputs)
+
+    def CreateDownloadLocation(self, request, context):
+        place = {"Bucket": BUCKET, "Key": request.native_url.removeprefix(f"s3://{BUCKET}/")}
+        return dataproxy_pb2.CreateDownloadLocationResponse(
+            signed_url=self._s3.generate_presigned_url("get_object", Params=place)
+        )
+
+    def ListProjects(self, request, context):
+        return project_pb2.Projects(projects=[project_pb2.Project(id="flytesnacks", name="flytesnacks")])
+
+    def GetVersion(self, request, context):
+        return version_pb2.GetVersionResponse(control_plane_version=version_pb2.Version(Version="v1.16.0"))
+
+    def CreateUploadLocation(self, request, context):
+        """As flyteadmin's dataproxy/service.go: a place that is taken is signed for equal content alone."""
+        root = request.filename_root or base64.b32encode(request.content_md5).decode()
+        if not root:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "content_md5 or filename_root is a required parameter")
+        key = f"{request.project}/{request.domain}/{root}/{request.filename}"
+        there = self.stored(key) if request.filename_root and request.filename else None
+        if there is not None and request.content_md5 != hashlib.md5(there).digest():
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, f"file already exists at location [{key}]")
+        given = {"ContentMD5": base64.b64encode(request.content_md5).decode()} if request.content_md5 else {}
+        address = self._s3.generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": key, **given})
+        if request.content_md5:
+            self.uploads.append(f"s3://{BUCKET}/{key}")
+        return dataproxy_pb2.CreateUploadLocationResponse(signed_url=address, native_url=f"s3://{BUCKET}/{key}")
+
+
+class _Storage(ThreadedMotoServer):
+    """moto's S3, whose writes below ab/ (raw data) take their time and are noted, as the Admin says."""
+
+    admin = None
+
+    def _server_entry(self):
+        moto = DomainDispatcherApplication(create_backend_app)
+
+        def application(environ, start):
+            key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}/")
+            if environ["REQUEST_METHOD"] != "PUT" or not key.startswith("ab/"):
+                return moto(environ, start)
+            self.admin.arriving.append(key)
+            try:
+                if self.admin.bytes_per_second is not None:
+                    time.sleep(int(environ.get("CONTENT_LENGTH") or 0) / self.admin.bytes_per_second)
+                return moto(environ, start)
+            finally:
+                self.admin.arriving.remove(key)
+
+        self._server = make_server(self._ip_address, self._port, application, True, request_handler=MotoRequestHandler)
+        self._server_ready_event.set()
+        self._server.serve_forever()
+
+
+def _keep(shelf, request, context):
+    if hasattr(request.spec, "sub_workflows"):  # a workflow
+        _sort_upstream(request.spec.template.nodes)
+    known = shelf.get(request.id.name)
+    if known is not None and known.id.version == request.id.version:
+        if known != request:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name}: another one has that version")
+        context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.id.name} is there")
+    shelf[request.id.name] = request
+
+
+def _sort_upstream(nodes):
+    """As Flyte's compiler does before workflows are compared: flytekit gives these names in any order."""
+    for node in nodes:
+        node.upstream_node_ids.sort()
+        if node.HasField("branch_node"):
+            block = node.branch_node.if_else
+            _sort_upstream([case.then_node for case in [block.case, *block.other]])
+
+
+def _kept(shelf, request, context):
+    found = shelf.get(request.id.name)
+    if found is None or found.id.version != request.id.version:
+        context.abort(grpc.StatusCode.NOT_FOUND, f"{request.id.name} is not there")
+    return found
+
+
+def _where(execution):
+    return execution.project, execution.domain
+
+
+def _node_id(execution, name):
+    return identifier_pb2.NodeExecutionIdentifier(execution_id=execution, node_id=name)
+
+
+def _execution_id(project, domain, name):
+    return identifier_pb2.WorkflowExecutionIdentifier(project=project, domain=domain, name=name)
+
+
+@contextmanager
+def flyteadmin(home: Path):
+    """Serves an Admin on this machine while the block runs; yields it and the variables by which pods find its storage.
+
+    `home` becomes the HOME of a shell that knows it: pyflyte's configuration is there.
+    """
+    import boto3
+    from botocore.config import Config
+
+    storage = _Storage(ip_address="127.0.0.1", port=0, verbose=False)
+    storage.start()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    host, port = storage.get_host_and_port()
+    storage_at = f"http://{host}:{port}"
+    try:
+        s3 = boto3.client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=storage_at,
+            aws_access_key_id="a",
+            aws_secret_access_key="b",
+            config=Config(signature_version="s3v4"),
+        )
+        s3.create_bucket(Bucket=BUCKET)
+        admin = storage.admin = Admin(s3)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        dataproxy_pb2_grpc.add_DataProxyServiceServicer_to_server(admin, server)
+        admin_port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        (home / ".flyte").mkdir(parents=True)
+        (home / ".flyte" / "config.yaml").write_text(f"admin:\n  endpoint: dns:///127.0.0.1:{admin_port}\n  insecure: true\n")
+        values = {"ENDPOINT": storage_at, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+        pods = {f"FLYTE_AWS_{name}": value for name, value in values.items()}
+        yield admin, pods | {"AWS_ENDPOINT_URL": storage_at, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    finally:
+        server.stop(None)
+        # What is stored outlives the server: it is the process's.
+        urllib.request.urlopen(urllib.request.Request(f"{storage_at}/moto-api/reset", method="POST")).close()
+        storage.stop()

@@ -1,0 +1,143 @@
+"""The images as the Dockerfile lays them out, without a container runtime: a lock's packages, code in /app, no rights at all.
+
+Root runs a pod in a mount namespace of its own: a root that is read-only but for the pod's volumes, and no HOME. Who may not
+mount runs it as himself, with the same packages and code, and volumes below the pod's folder.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from flytekit.tools.ignore import DockerIgnore, IgnoreGroup
+
+from tests.support.paths import ROOT
+
+PACKAGES = Path(sysconfig.get_path("purelib"))
+USER = int(re.search(r"--uid (\d+) ", (ROOT / "Dockerfile").read_text())[1])
+SYSTEM = [path for path in map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys")) if path.exists()]
+# $1: the new root, a folder; lines of stdin: FROM, TO, MODE of a mount; then the command's own arguments.
+MOUNT = """
+root=$1; mounts=$2; shift 2
+mount -t tmpfs -o mode=755 tmpfs "$root"
+while IFS=$'\\t' read -r from to mode; do
+  if [ "$mode" = link ]; then ln -s "$from" "$root$to"; continue; fi
+  mkdir -p "$root$to"
+  case "$mode" in
+    memory) mount -t tmpfs -o mode=1777 tmpfs "$root$to" ;;
+    write) mount --bind "$from" "$root$to" ;;
+    device) mount --rbind "$from" "$root$to" ;;
+    read) mount --rbind "$from" "$root$to"; mount -o remount,bind,ro "$root$to" ;;
+  esac
+done <<< "$mounts"
+mount -o remount,ro "$root"
+exec "$@"
+"""
+
+
+@cache
+def may_mount():
+    """Tell whether this machine lets us lay out a root of a pod's own."""
+    if os.geteuid() != 0:
+        return False
+    tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
+    return tried.returncode == 0 and shutil.which("setpriv") is not None
+
+
+class Image:
+    """One of the two: `venv`, with the packages of its lock, and `app`, with what COPY takes."""
+
+    def __init__(self, folder, lock):
+        self.app, self.venv, self.site = folder / "app", folder / "venv", folder / "site"
+        self.takes_code = True
+        """Whether fast registration's code is unpacked over its own, as it may be; else /app is as read-only as all else."""
+        _copy_code(self.app)
+        _link_packages(self.venv, lock)
+        self.site.mkdir()
+        shutil.copy(self.app / "images" / "sitecustomize.py", self.site)
+        folder.chmod(0o755)
+
+    def command(self, command, folder, environment, volumes):
+        """Return the command that starts a container of it, its folder and its variables.
+
+        `folder` is the pod's, on this machine; `volumes` are the paths that it mounts.
+        """
+        own = {"PATH": f"{self.venv}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/home/flytune"}
+        app = folder / "app" if self.takes_code else self.app
+        if self.takes_code:
+            shutil.copytree(self.app, app)
+        places = {path: folder / "volumes" / path.strip("/").replace("/", "-") for path in volumes}
+        for place in places.values():
+            place.mkdir(parents=True)
+            place.chmod(0o777)
+        if not may_mount():
+            variables = {name: _elsewhere(value, places) for name, value in environment.items()}
+            return command, app, own | {"PYTHONPATH": f"{app}:{self.site}", "HOME": str(folder / "no" / "home")} | variables
+        (folder / "root").mkdir()
+        mounts = [(path, path, "link" if path.is_symlink() else "read") for path in SYSTEM]
+        mounts = [(path.readlink() if mode == "link" else path, to, mode) for path, to, mode in mounts]
+        mounts.append(("/dev", "/dev", "device"))
+        # Before what may lie below them here: /tmp has the tests' own folders.
+        mounts += [(place, path, "memory" if path == "/dev/shm" else "write") for path, place in places.items()]
+        mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv, self.site)]
+        mounts.append((app, "/app", "write" if self.takes_code else "read"))
+        if self.takes_code:
+            for path in [app, *app.rglob("*")]:
+                os.chown(path, USER, USER)
+        lines = "\n".join("\t".join(map(str, mount)) for mount in mounts)
+        start = ["unshare", "--mount", "--propagation", "private", "bash", "-euc", MOUNT, "pod", str(folder / "root"), lines]
+        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"]
+        within = [shutil.which("chroot"), str(folder / "root"), *user, "env", "--chdir=/app"]
+        return [*start, *within, *command], folder, own | {"PYTHONPATH": f"/app:{self.site}"} | environment
+
+
+def _elsewhere(value, places):
+    """A variable's value, where what it names lies in another place on this machine."""
+    for path, place in places.items():
+        if value == path or value.startswith(f"{path}/"):
+            return value.replace(path, str(place), 1)
+    return value
+
+
+def _copy_code(app):
+    """As `COPY . .` does: all of the checkout but what .dockerignore names."""
+    ignored = IgnoreGroup(str(ROOT), [DockerIgnore]).is_ignored
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and not ignored(name):
+            (app / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, app / name)
+
+
+def _link_packages(venv, lock):
+    """A virtual environment of the lock's packages alone: the project, which this one has as well, is not among them."""
+    packages = venv / PACKAGES.relative_to(sys.prefix)
+    packages.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\ninclude-system-site-packages = false\n")
+    locked = {_plain(line.split("==")[0]) for line in (ROOT / lock).read_text().split()}
+    for found in metadata.distributions(path=[str(PACKAGES)]):
+        # torch's own pins, which stand in no lock.
+        is_of_torch = _plain(found.name).startswith(("nvidia-", "cuda-", "triton"))
+        if _plain(found.name) not in locked and not (is_of_torch and "torch" in locked):
+            continue
+        for top in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(PACKAGES / top)
+    assert not [path.name for path in packages.iterdir() if "flytune" in path.name]
+    for script in ("pyflyte-execute", "pyflyte-fast-execute", "pyflyte-map-execute"):
+        text = (Path(sys.prefix) / "bin" / script).read_text()
+        (venv / "bin" / script).write_text(re.sub(r"\A#!.*", f"#!{venv}/bin/python", text))
+        (venv / "bin" / script).chmod(0o755)
+
+
+def _plain(name):
+    return re.sub(r"[-_.]+", "-", name).lower()

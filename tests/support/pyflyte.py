@@ -1,0 +1,30 @@
+"""Workflows as users run them on their machine: by pyflyte run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+
+def pyflyte(recipe, folder, seen=None):
+    """Runs a recipe in a home and a temporary directory of its own; `seen` is what else its environment has."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    (folder / "tmp").mkdir()
+    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), **(seen or {})}
+    program = Path(sys.executable).with_name("pyflyte")
+    command = [program, "run", "workflows/finetune.py", "finetune", "--recipe", path]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+
+
+@pytest.fixture
+def local_cache(tmp_path, monkeypatch):
+    from flytekit.core import local_cache
+
+    monkeypatch.setattr(local_cache, "CACHE_LOCATION", str(tmp_path / "cache"))
+    monkeypatch.setattr(local_cache.LocalTaskCache, "_initialized", False)

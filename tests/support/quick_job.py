@@ -1,0 +1,65 @@
+"""Tasks that live as those that train, within seconds: ranks, rendezvous, collectives, an upload; for test_job_life.py."""
+
+import os
+import time
+from pathlib import Path
+
+from flytekit.types.directory import FlyteDirectory
+
+from flytune.failures.table import RETRIES
+from flytune.hardware.shapes import Shape
+from tasks.runtime.attempts import told
+from tasks.runtime.directories import fresh
+from tasks.runtime.pods import declare
+from tasks.train import ranks
+
+COMMON = {"accelerator": "cpu", "cpu": 1, "memory_gib": 6, "disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}
+
+
+def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
+    """Steps of a tenth of a second, then a file of `size` bytes by rank 0. `fault`, in attempt 0: "what rank step"."""
+    import torch
+
+    out = fresh("result")
+    with told():
+        say("training begins")
+        rank, is_alone = int(os.environ.get("RANK", "0")), "RANK" not in os.environ
+        if not is_alone:
+            torch.distributed.init_process_group("gloo")
+        for step in range(steps):
+            if fault and fault.split()[1:] == [str(rank), str(step)] and os.environ["FLYTE_ATTEMPT_NUMBER"] == "0":
+                strike(fault.split()[0])
+            if not is_alone:
+                torch.distributed.all_reduce(torch.ones(1))
+            say(f"step {step}")
+            time.sleep(0.1)
+        say("export begins")
+        out.mkdir()
+        if rank == 0:
+            time.sleep(1)
+            Path(out, "model.safetensors").write_bytes(os.urandom(size))
+        if not is_alone:
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+    return FlyteDirectory(str(out))
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def strike(what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), 9)
+    raise KeyError("a bug")
+
+
+def _shape(name: str, nodes: int, processes: int) -> Shape:
+    return Shape.model_validate(COMMON | {"name": name, "nodes": nodes, "processes": processes})
+
+
+QUICK = {}
+for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
+    _row = _shape(_name, _nodes, _processes)
+    _config = {"task_config": ranks(_row, _row.processes)} if _row.world_size > 1 else {}
+    QUICK[_name] = declare(work, f"work_{_row.identifier}", _row, globals(), container_image="i:t", retries=RETRIES, **_config)

@@ -1,0 +1,67 @@
+"""Metrics to report, text that tries to leave its place, and a parser that sees whether it did."""
+
+from html.parser import HTMLParser
+
+from flytune.evaluation import score
+from flytune.records.metrics import Answer, Metrics, Part, Wins
+
+EVIL = "<script>alert('a')</script> & \"quotes\""
+
+
+def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics:
+    return Metrics(
+        base=score._score(3.68, 3.6, 3.77),
+        tuned=score._score(3.06, 2.99, 3.13),
+        loss_difference=difference[0],
+        loss_difference_low=difference[1],
+        loss_difference_high=difference[2],
+        samples=samples,
+        tokens=4312,
+        loaded_as="nf4",
+        answers=[Answer(prompt=EVIL, reference=EVIL, base=EVIL, tuned="", tuned_stopped=False)] * answers,
+        seconds=74.0,
+        parts=[
+            Part(
+                kind="source",
+                name=EVIL,
+                samples=7,
+                tokens=90,
+                base_loss=3.5,
+                tuned_loss=3.0,
+                difference=-0.5,
+                difference_low=-0.7,
+                difference_high=-0.3,
+            )
+        ],
+        sample_wins=Wins(tuned=101, base=30, ties=2),
+        answer_wins=Wins(tuned=1, base=0, ties=0),
+    )
+
+
+class Tags(HTMLParser):
+    """What a browser would build: start tags, ids, and what was left open."""
+
+    VOID = ("meta", "path", "use", "rect", "link", "img", "br")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, name: str) -> list[dict]:
+        return [attrs for tag, attrs in self.tags if tag == name]

@@ -1,0 +1,116 @@
+"""How pyflyte ends: with an error of ours alone, with everything for a bug."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flytekit.exceptions.user import FlyteUserRuntimeException
+
+from flytune.errors import DataError, RecipeError
+from tasks.runtime.errors import of_ours
+from tasks.runtime.retries import AttemptFailed, RunFailed
+from tests.support.paths import ROOT
+
+WORKFLOW = """
+import tasks
+from flytekit import dynamic, task, workflow
+from flytune.errors import DataError
+
+@task
+def fail(kind: str) -> str:
+    if kind == "ours":
+        raise DataError("rows.jsonl:7: no such column")
+    return {}["a bug"]
+
+@dynamic
+def within(kind: str) -> str:
+    return fail(kind=kind)
+
+@workflow
+def failing(kind: str) -> str:
+    return within(kind=kind)
+"""
+
+
+@pytest.fixture
+def pyflyte(tmp_path):
+    """Runs pyflyte in a project with a workflow that fails."""
+    (tmp_path / "failing.py").write_text(WORKFLOW)
+
+    def run(*arguments):
+        command = [Path(sys.executable).with_name("pyflyte"), *arguments]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
+
+    return run
+
+
+def test_an_error_of_ours_stands_alone(pyflyte):
+    done = pyflyte("run", "failing.py", "failing", "--kind", "ours")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "DataError: rows.jsonl:7: no such column"
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_v_shows_the_frames_of_an_error_of_ours(pyflyte):
+    done = pyflyte("-v", "run", "failing.py", "failing", "--kind", "ours")
+    assert done.returncode == 1
+    assert "Traceback" in done.stdout
+    assert "rows.jsonl:7: no such column" in done.stdout
+
+
+def test_a_bug_keeps_its_frames(pyflyte):
+    done = pyflyte("run", "failing.py", "failing", "--kind", "bug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stdout
+    assert "KeyError" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "recipe.yaml: no such file; there are: "),
+        ("name: [", "recipe.yaml: not YAML: "),
+        pytest.param("just text", "(top): input should be a valid dictionary", marks=pytest.mark.slow),
+        pytest.param("{name: x", "recipe.yaml: not YAML: ", marks=pytest.mark.slow),
+        ("name: x\ntraining: {learning_rat: 1}", "training.learning_rat: unknown key; did you mean learning_rate?"),
+    ],
+    ids=["missing", "no YAML", "text", "cut off", "unknown key"],
+)
+def test_a_recipe_that_cannot_be_read_is_our_error(content, said, tmp_path, pyflyte):
+    (tmp_path / "other.yaml").touch()
+    recipe = tmp_path / "recipe.yaml"
+    if content is not None:
+        recipe.write_text(content)
+    done = pyflyte("run", str(ROOT / "workflows" / "finetune.py"), "finetune", "--recipe", str(recipe))
+    assert done.returncode == 1
+    assert done.stderr.startswith("RecipeError: ")
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def raised(error, cause):
+    with pytest.raises(type(error)) as caught:
+        raise error from cause
+    return caught.value
+
+
+def test_an_error_of_ours_is_found_in_what_flytekit_makes_of_it():
+    prefix = "Error encountered while executing 'a.b':\n  "
+    ours = DataError(f"{prefix}{prefix}x.jsonl:1: bad")
+    assert str(of_ours(FlyteUserRuntimeException(ours))) == "x.jsonl:1: bad"
+    assert of_ours(raised(ValueError("what flytekit says"), ours)) is ours
+    assert str(of_ours(raised(RunFailed(f"{prefix}rank 1: bug"), KeyError("bug")))) == "rank 1: bug"
+    assert isinstance(of_ours(AttemptFailed("again")), AttemptFailed)
+
+
+def test_a_bug_is_no_error_of_ours_even_where_one_was_handled():
+    assert of_ours(KeyError("x")) is None
+    with pytest.raises(KeyError) as caught:
+        try:
+            raise RecipeError("handled")
+        except RecipeError:
+            raise KeyError("a bug")  # noqa: B904
+    assert of_ours(caught.value) is None

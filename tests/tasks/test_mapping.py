@@ -1,0 +1,60 @@
+"""Elements of map tasks in pods: which of their ends leave a reason."""
+
+from types import SimpleNamespace
+
+import pytest
+from flytekit.core.array_node_map_task import ArrayNodeMapTask
+from flytekit.core.base_task import IgnoreOutputs
+from flytekit.exceptions.user import FlyteUserRuntimeException
+
+from flytune.errors import FlytuneError
+from tasks.runtime import mapping
+
+POD = SimpleNamespace(execution_state=SimpleNamespace(is_local_execution=lambda: False))
+
+
+@pytest.fixture
+def element(monkeypatch):
+    """One element, and the reasons that it leaves."""
+    made, noted = mapping._Points.__new__(mapping._Points), []
+    monkeypatch.setattr(made, "_compute_array_job_index", lambda: 3, raising=False)
+    monkeypatch.setattr(made, "_refuse_what_is_hopeless", lambda: None)
+    monkeypatch.setattr(made, "_note", lambda index, error: noted.append((index, error)))
+    return made, noted
+
+
+def end_with(monkeypatch, error):
+    def dispatch_execute(self, ctx, inputs):
+        raise error
+
+    monkeypatch.setattr(ArrayNodeMapTask, "dispatch_execute", dispatch_execute)
+
+
+def test_a_pod_without_rank_0_leaves_no_reason(element, monkeypatch):
+    made, noted = element
+    end_with(monkeypatch, FlyteUserRuntimeException(IgnoreOutputs()))
+    with pytest.raises(FlyteUserRuntimeException):
+        made.dispatch_execute(POD, None)
+    assert noted == []
+
+
+def test_an_element_that_fails_leaves_its_reason(element, monkeypatch):
+    made, noted = element
+    error = FlyteUserRuntimeException(ValueError("x"))
+    end_with(monkeypatch, error)
+    with pytest.raises(FlyteUserRuntimeException):
+        made.dispatch_execute(POD, None)
+    assert noted == [(3, error)]
+
+
+def test_an_element_that_is_not_run_is_not_tried_again(element, monkeypatch):
+    made, noted = element
+
+    def refuse():
+        raise FlytuneError("not run: 2 points had failed")
+
+    monkeypatch.setattr(made, "_refuse_what_is_hopeless", refuse)
+    with pytest.raises(FlyteUserRuntimeException) as raised:  # a user's error, which flytekit does not call recoverable
+        made.dispatch_execute(POD, None)
+    assert "not run" in str(raised.value.value)
+    assert len(noted) == 1

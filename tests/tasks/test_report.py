@@ -1,0 +1,96 @@
+"""What is told of a run that failed, when Flyte says of it what it says on a cluster."""
+
+import signal
+import sys
+
+import pytest
+from flytekit.types.error.error import FlyteError
+
+from flytune.artifacts import notify
+from flytune.recipe.recipe import Recipe
+from flytune.training import phase_notes
+from flytune.training.checkpoints import paths
+from tasks import report
+from tasks.report import report_failure
+from tests.support.attempts import attempt
+from tests.support.flyte_errors import CASES, OURS
+from tests.support.pods import pod
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+OOM = CASES["OOMKilled"][0]
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pyflyte-execute", "--", "task-module", "tasks.train", "task-name", "train_l4_1"])
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
+    monkeypatch.setenv("FLYTE_EXECUTION_URL", "https://flyte/console/projects/p/domains/d/executions/abc/nodeId/fn0-0/nodes")
+    monkeypatch.setattr(report, "is_local", lambda: False)
+    changes = {
+        "checkpoints.folder": str(tmp_path / "checkpoints"),
+        "checkpoints.save_steps": 2,
+        "notify.webhook": True,
+    }
+    return Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes))
+
+
+@pytest.fixture
+def told(monkeypatch):
+    said = []
+    monkeypatch.setattr(notify, "tell", lambda recipe, ended, text: said.append(text))
+    return said
+
+
+def test_who_is_told_reads_the_tasks_own_sentence(recipe, told):
+    report_failure(recipe=recipe, err=FlyteError(f"[4/4] currentAttempt done. Last Error: USER::{OURS}", "fn0"))
+    first, second, *others = told[0].splitlines()
+    assert first == "tiny: train_cpu_2 failed: rank 1: bug: KeyError: 'a'"
+    assert second == "what to do: the traceback says where"
+    assert others[:3] == ["final", "log: kubectl", "There is no whole checkpoint."]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_message_begins_with_flytes_wrapping_or_names_the_reporting_node(case, recipe, told):
+    report_failure(recipe=recipe, err=FlyteError(CASES[case][0] + "\n" + "x" * 9000, "fn0"))
+    (text,) = told
+    assert text.startswith("tiny: ")
+    assert "fn0" not in text.partition("nodeId")[0]
+    assert len(text) <= notify.LONGEST
+    assert "\nwhat to do: " in text
+    assert "\nThere is no whole checkpoint." in text
+    assert (
+        "\nlog: the console's page of execution abc https://flyte/console/projects/p/domains/d/executions/abc\n" in text + "\n"
+    )
+
+
+def test_a_pod_that_was_killed_is_named_by_its_last_note(recipe, told, tmp_path):
+    place = paths.ledger_of(recipe, paths.run_key(recipe, "0" * 64)).storage.address
+    assert attempt(place, 0, phase="load") == -signal.SIGKILL
+    assert attempt(place, 1, phase="export") == -signal.SIGKILL
+    report_failure(recipe=recipe, err=FlyteError(OOM, "fn0"))
+    first, _, third, *_ = told[0].splitlines()
+    assert first.startswith(
+        "tiny: train_l4_1 failed: out of host memory: the kernel ended the pod's container primary (OOMKilled"
+    )
+    assert third.startswith("last seen: train_l4_1, attempt 2, export: ")
+    assert third.endswith(" GiB of the pod's memory")
+
+
+def test_a_node_is_named_where_flyte_names_another_than_the_reporting_one(recipe, told):
+    report_failure(recipe=recipe, err=FlyteError(OOM, "n3"))
+    assert told[0].startswith("tiny: node n3 failed: out of host memory")
+
+
+def test_the_report_of_a_pod(recipe, tmp_path):
+    out = pod(report_failure, tmp_path / "pod", recipe=recipe, err=FlyteError(OOM, "fn0"))
+    assert out == {}
+    deck = next((tmp_path / "pod").rglob("deck.html")).read_text()
+    assert "tiny: the run failed: out of host memory: the kernel ended" in deck
+
+
+def test_notes_of_another_execution_say_nothing(recipe, told):
+    place = paths.ledger_of(recipe, paths.run_key(recipe, "0" * 64)).storage.address
+    attempt(place, 0, execution="before")
+    report_failure(recipe=recipe, err=FlyteError(OOM, "fn0"))
+    assert "last seen" not in told[0]
+    assert phase_notes.read(place, "before")

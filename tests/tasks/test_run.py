@@ -1,0 +1,195 @@
+"""The workflow as users run it: `pyflyte run`, Elastic workers and all, in processes of their own."""
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from flytekit.types.directory import FlyteDirectory
+
+from flytune import data
+from flytune.data import mixture, progress, shards
+from flytune.errors import DataError
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.records.metrics import Metrics
+from flytune.records.plan import Plan
+from flytune.records.training import TrainingResult
+from tasks.prepare import prepare_data
+from tasks.runtime.directories import fetch
+from tests.support.pyflyte import pyflyte
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 80)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights"),
+    [
+        ({"sharding": "zero2", "hardware.shape": "cpu-2"}, "model.safetensors"),
+        pytest.param(
+            {"method": "qlora", "sharding": "device_map", "model.dtype": "bfloat16"},
+            "adapter_model.safetensors",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["full-zero2-elastic", "qlora-one-process"],
+)
+def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
+    recipe = tiny_recipe(*inputs, changes | {"publish.address": str(tmp_path / "store")})
+    done = pyflyte(recipe, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout + done.stderr
+    step = r"^step (\d)/3  loss [\d.]+  grad [\d.]+  lr [\de.-]+  [\d,]+ tok/s  \d+\.\d GiB  eta \d+:\d\d$"
+    assert re.findall(step, done.stdout, re.MULTILINE) == ["1", "2", "3"]
+    assert re.search(r"^trained 3 steps in \d+:\d\d  loss .*\nheld-out loss [\d.]+ on \d+ samples$", done.stdout, re.MULTILINE)
+    assert re.search(r"^held-out loss  base [\d.]+  tuned [\d.]+$", done.stdout, re.MULTILINE)
+    assert not re.search(r"\r|\x1b|[Ww]arning|WARN|Failed|\{'", said)
+    (artifact,) = (tmp_path / "store").iterdir()
+    files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
+    records = {"recipe.yaml", "plan.json", "metrics.json", "training.json", "manifest.json", "report.html", "README.md"}
+    assert records | {weights} <= files
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pkl"))]
+    # Whoever holds the artifact can run it again.
+    assert Recipe.from_yaml(artifact / "recipe.yaml") == Recipe.model_validate(recipe)
+    plan = Plan.read(artifact / "plan.json")
+    world_size = 2 if "zero2" in str(changes) else 1
+    assert TrainingResult.read(artifact / "training.json").world_size == plan.world_size == world_size
+    assert Metrics.read(artifact / "metrics.json").tuned.perplexity > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # As tests/tasks/test_errors.py has it, in less time.
+        pytest.param(
+            {"training.learning_rat": 1},
+            "training.learning_rat: unknown key; did you mean learning_rate?",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"method": "full", "sharding": "device_map"}, "method full with sharding device_map", marks=pytest.mark.slow
+        ),
+        ({"data.path": "none.jsonl"}, "none.jsonl"),
+        ({"model.name_or_path": "./none"}, "no such folder"),
+    ],
+)
+def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, said, inputs, tmp_path):
+    done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert not re.search("Traceback|╭", done.stdout + done.stderr)
+    assert not list(tmp_path.rglob("*.parquet")), "nothing was prepared"
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_for_a_mistake_end_in_one_error_alone(inputs, tmp_path):
+    changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.learning_rate": 1e30}
+    done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"^RunFailed: rank \d: bad loss: step \d: ", done.stderr, re.MULTILINE)
+    assert done.stderr.endswith("the run does not go on by itself\n")
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
+    base, rows = inputs
+    copy = tmp_path / "pairs.jsonl"
+    copy.write_bytes(rows.read_bytes())
+
+    def prepared(**changes):
+        recipe = Recipe.model_validate(tiny_recipe(base, copy, changes))
+        request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+        return Path(prepare_data(request=request, keep=str(tmp_path / "keep")).path)
+
+    first = prepared()
+    assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, "nothing that matters changed"
+    assert prepared(**{"data.max_length": 64}) != first
+    copy.write_text(copy.read_text().replace("Question 1:", "Question one:"))
+    assert prepared() != first, "the same path with other content"
+
+
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # flytekit's, of a task that raised
+def test_a_killed_attempt_is_gone_on_with_and_nothing_is_left_behind(inputs, tmp_path, local_cache, monkeypatch, caplog):
+    base, rows = inputs
+    keep = tmp_path / "keep"
+    caplog.set_level("INFO", logger="flytune")
+    monkeypatch.setattr(shards, "SAMPLES_A_SHARD", 10)
+    monkeypatch.setattr(mixture, "_CHUNK_ROWS", 8)
+
+    def asked(path, **changes):
+        recipe = Recipe.model_validate(tiny_recipe(base, path, changes))
+        return DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+
+    save, saves = progress.save, []
+
+    def killing(found, folder):
+        save(found, folder)
+        saves.append(found)
+        if len(saves) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(progress, "save", killing)
+        prepare_data(request=asked(rows), keep=str(keep))
+    (left,) = keep.iterdir()
+    assert len(list(left.glob("train/*.parquet"))) == 3
+    folder = Path(prepare_data(request=asked(rows), keep=str(keep)).path)
+    assert "going on behind" in caplog.text
+    assert data.read_manifest(folder).rows == 80
+    assert not list(keep.iterdir())
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("nope\n")
+    with pytest.raises(Exception, match=r"bad\.jsonl:1: not JSON"):
+        prepare_data(request=asked(bad), keep=str(keep))
+    assert not list(keep.iterdir())
+    # A folder that cannot be made is no reason to fail.
+    (tmp_path / "file").touch()
+    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), keep=str(tmp_path / "file" / "keep")).path)
+    assert data.read_manifest(folder).rows == 80
+    assert "nothing is kept should this attempt be killed" in caplog.text
+
+
+def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
+    downloads = []
+
+    def download():
+        downloads.append(1)
+        (tmp_path / "local").mkdir()
+        with (tmp_path / "local" / "x").open("wb") as file:
+            for _ in range(20):
+                file.write(b"0" * 100_000)
+                file.flush()
+                time.sleep(0.01)
+
+    def worker(sizes):
+        # Each worker has its own object, as after unpickling.
+        directory = FlyteDirectory(str(tmp_path / "local"), downloader=download, remote_directory=False)
+        directory._remote_source = "s3://bucket/x"
+        sizes.append((fetch(directory) / "x").stat().st_size)
+
+    sizes = []
+    workers = [threading.Thread(target=worker, args=(sizes,)) for _ in range(6)]
+    for thread in workers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    assert sizes == [2_000_000] * 6
+    assert len(downloads) == 1
+
+
+def test_a_cached_folder_that_is_gone_says_what_to_do(tmp_path):
+    with pytest.raises(DataError, match="clear the cache with `pyflyte local-cache clear`"):
+        fetch(FlyteDirectory(str(tmp_path / "gone")))
+
+
+def test_the_recipe_is_one_value_for_the_console():
+    from flytekit.core.type_engine import TypeEngine
+
+    schema = TypeEngine.to_literal_type(Recipe)
+    assert json.loads(json.dumps(dict(schema.metadata)))["title"] == "Recipe"

@@ -1,0 +1,403 @@
+"""The ledger: no order of events, and no damage, leaves a run without its newest whole checkpoint."""
+
+import errno
+import hashlib
+import logging
+import os
+import uuid
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flytune import storage
+from flytune.errors import StorageError, TrainingError
+from flytune.recipe.recipe import Recipe
+from flytune.storage import Storage
+from flytune.training.checkpoints import callback as checkpoints_callback
+from flytune.training.checkpoints import paths, resume, staging
+from flytune.training.checkpoints.ledger import Checkpoint, Ledger, kept
+from tests.support.tiny import tiny_recipe
+
+ALONE = SimpleNamespace(world_size=1, process_index=0, local_process_index=0)
+FILES = ("model.safetensors", "global_step/optim.pt")
+few = settings(max_examples=60, deadline=None)
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class Mortal(MemoryFileSystem):
+    """A memory file system whose user is killed in the middle of the operation that comes after `left` others."""
+
+    protocol = "mortal"
+    cachable = False
+    store, pseudo_dirs = {}, [""]
+    left = None
+
+    def _live(self):
+        if Mortal.left == 0:
+            raise Killed
+        Mortal.left = Mortal.left and Mortal.left - 1
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("mortal://", "memory://"))
+
+    def pipe_file(self, path, value, **kwargs):
+        self._live()
+        super().pipe_file(path, value, **kwargs)
+
+    def rm_file(self, path):
+        self._live()
+        super().rm_file(path)
+
+    def _open(self, path, mode="rb", **kwargs):
+        file = super()._open(path, mode, **kwargs)
+        if "w" in mode:
+            write = file.write
+
+            def written(content):
+                # What is killed leaves half of it behind.
+                if Mortal.left == 0:
+                    write(content[: len(content) // 2])
+                self._live()
+                return write(content)
+
+            file.write = written
+        return file
+
+
+fsspec.register_implementation("mortal", Mortal, clobber=True)
+
+
+def ledger_at(address, limit=2):
+    ledger = Ledger(Storage(address), limit)
+    ledger.begin()
+    return ledger
+
+
+def checkpoint_of(ledger, step, eval_loss=None):
+    told = {"decisions": "d", "sharding": "ddp", "world_size": 1, "flytune": "0", "eval_loss": eval_loss}
+    return Checkpoint(step=step, attempt=ledger.attempt, **told)
+
+
+def content(step, name):
+    return f"{name} after {step} steps".encode() * 50
+
+
+def saving(ledger, step, folder, eval_loss=None):
+    """Stores a checkpoint, and stops after each of its operations."""
+    checkpoint, stored = checkpoint_of(ledger, step, eval_loss), []
+    for name in FILES:
+        file = folder / uuid.uuid4().hex
+        file.write_bytes(content(step, name))
+        stored.append(ledger.put(checkpoint, file, name))
+        yield None
+    ledger.put_part(checkpoint, 0, stored)
+    yield None
+    ledger.commit(checkpoint.model_copy(update={"files": ledger.parts(checkpoint, 1)}))
+    yield step
+
+
+def save(ledger, step, folder, eval_loss=None):
+    for _ in saving(ledger, step, folder, eval_loss):
+        pass
+
+
+def newest(ledger, into):
+    return resume.newest_whole(ledger, ALONE, into, lambda checkpoint: None)
+
+
+def newest_step(address, into):
+    """The step that a new reader would go on from, having looked at what it reads."""
+    found = newest(Ledger(Storage(address), 2), into)
+    if found is None:
+        return 0
+    checkpoint, folder = found
+    for name in FILES:
+        assert (folder / name).read_bytes() == content(checkpoint.step, name)
+    return checkpoint.step
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("staged")
+
+
+@few
+@given(lives=st.lists(st.integers(0, 25), min_size=1, max_size=5))
+def test_killed_anywhere_the_newest_whole_checkpoint_is_found(lives, folder):
+    address, done = f"mortal://{uuid.uuid4()}", 0
+    for left in lives:
+        committed = done
+        try:
+            Mortal.left = left
+            ledger = ledger_at(address)
+            for step in count(done + 1):
+                save(ledger, step, folder)
+                committed = step
+        except Killed:
+            Mortal.left = None
+        done = newest_step(address, folder / "read")
+        # Killed behind the manifest, it is there already.
+        assert done in (committed, committed + 1)
+    Mortal.left = None
+    last = ledger_at(address)
+    save(last, done + 1, folder)
+    save(last, done + 2, folder)
+    assert {name.partition("-")[0] for name in last.storage.names()} == {str(done + 1), str(done + 2)}, "nothing is left over"
+
+
+@few
+@given(turns=st.lists(st.booleans(), max_size=60), ahead=st.integers(0, 3))
+def test_two_attempts_at_once_harm_nothing(turns, ahead, folder):
+    address = f"memory://{uuid.uuid4()}"
+    old, new = ledger_at(address), None
+    old.storage.write(f"9-{old.attempt}/left", b"by one that was killed")
+    new = ledger_at(address)
+    assert int(new.attempt[:4]) == int(old.attempt[:4]) + 1
+    running = {
+        is_old: (done for step in count(1 + ahead * is_old) for done in saving(ledger, step, folder))
+        for is_old, ledger in ((True, old), (False, new))
+    }
+    most = 0
+    for turn in turns:
+        most = max(most, next(running[turn]) or 0)
+        assert newest_step(address, folder / "read") == most
+    new.clear()
+    assert old.storage.names() == []
+
+
+@few
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 20), st.none() | st.floats(0, 9)), min_size=1, max_size=12),
+    limit=st.integers(1, 4),
+)
+def test_the_newest_and_the_best_are_kept(steps, limit):
+    ledger = ledger_at(f"memory://{uuid.uuid4()}")
+    checkpoints = [checkpoint_of(ledger, step, loss) for step, loss in {step: (step, loss) for step, loss in steps}.values()]
+    found = [checkpoint.step for checkpoint in kept(checkpoints, limit)]
+    by_step = sorted((checkpoint.step for checkpoint in checkpoints), reverse=True)
+    assert found[:limit] == by_step[:limit]
+    losses = {checkpoint.step: checkpoint.eval_loss for checkpoint in checkpoints if checkpoint.eval_loss is not None}
+    assert not losses or min(losses.values()) in [losses.get(step) for step in found]
+    assert len(found) <= limit + 1
+
+
+def test_a_folder_keeps_the_newest_and_the_best_and_moves_what_is_stored(tmp_path):
+    ledger = ledger_at(str(tmp_path / "run"))
+    for step, loss in enumerate((3.0, 1.0, 2.0, 2.5, 2.25), 1):
+        save(ledger, step, tmp_path, loss)
+    assert [one.step for one in ledger.checkpoints()] == [5, 4, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    checkpoint, where = newest(ledger, tmp_path / "mine")
+    assert where == tmp_path / "mine" / f"5-{ledger.attempt}"
+    stored = checkpoint.files[0].file
+    assert (where / stored).samefile(tmp_path / "run" / f"5-{ledger.attempt}" / stored), "not copied"
+    assert checkpoint.files[0].sha256 == hashlib.sha256(content(5, FILES[0])).hexdigest()
+    ledger.clear()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_is_gone_on_from_stays_though_another_attempt_lets_it_go(has_links, tmp_path, monkeypatch):
+    def refuses(self, other):
+        raise OSError(errno.EOPNOTSUPP, "no links here")
+
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", refuses)
+    earlier = ledger_at(str(tmp_path / "run"))
+    save(earlier, 1, tmp_path)
+    _, where = newest(ledger_at(str(tmp_path / "run")), tmp_path / "mine")
+    for step in (2, 3, 4):
+        save(earlier, step, tmp_path)
+    assert not (tmp_path / "run" / where.name).exists()
+    assert [(where / name).read_bytes() for name in FILES] == [content(1, name) for name in FILES]
+
+
+def test_a_checkpoint_whose_step_the_trainer_did_not_read_ends_the_run():
+    callback, state = checkpoints_callback.callback(SimpleNamespace(resumed_step=7)), SimpleNamespace(global_step=0)
+    with pytest.raises(TrainingError, match="rank 0: the checkpoint is of step 7, and training would go on from 0"):
+        callback.on_train_begin(ALONE, state, None)
+
+
+DAMAGE = {
+    "missing": (lambda path: path.unlink(), "optim.pt is missing"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "optim.pt has 1749 bytes of 1750"),
+    "flipped": (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\0"), "optim.pt: its content is not what was written"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_is_passed_over_and_told(damage, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(resume, "PAUSE", 0)
+    ledger = ledger_at(str(tmp_path / "run"))
+    for step in (10, 11):
+        save(ledger, step, tmp_path)
+    change, said = DAMAGE[damage]
+    change(tmp_path / "run" / f"11-{ledger.attempt}" / FILES[1])
+    with caplog.at_level(logging.WARNING):
+        assert newest_step(str(tmp_path / "run"), tmp_path) == 10
+    assert f"is not whole: global_step/{said}" in caplog.text
+    change(tmp_path / "run" / f"10-{ledger.attempt}" / FILES[1])
+    with caplog.at_level(logging.WARNING):
+        assert newest_step(str(tmp_path / "run"), tmp_path) == 0
+    assert "no checkpoint is whole; the run starts over" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: '{"step": 2', lambda text: text.replace('"world_size": 1', '"world_size": 3'), lambda text: ""]
+)
+def test_a_damaged_manifest_is_passed_over_and_told(damage, tmp_path, caplog):
+    ledger = ledger_at(str(tmp_path / "run"))
+    for step in (1, 2):
+        save(ledger, step, tmp_path)
+    manifest = tmp_path / "run" / f"2-{ledger.attempt}" / "manifest.json"
+    manifest.write_text(damage(manifest.read_text()))
+    with caplog.at_level(logging.WARNING):
+        assert newest_step(str(tmp_path / "run"), tmp_path) == 1
+    assert "manifest.json is damaged" in caplog.text
+
+
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(caplog):
+    written = checkpoint_of(Ledger(Storage(f"memory://{uuid.uuid4()}"), 2), 7)
+    with pytest.raises(TrainingError, match="step 7: written under sharding ddp, and this run has fsdp, which"):
+        resume.check(written, "d", "fsdp", 1, resizes=True)
+    with pytest.raises(TrainingError, match="step 7: written by 1 processes, and this run has 2; DeepSpeed .* a shape of 1"):
+        resume.check(written, "d", "ddp", 2, resizes=False)
+    with caplog.at_level(logging.WARNING):
+        resume.check(written, "other", "ddp", 2, resizes=True)
+    assert "written with another recipe or other data" in caplog.text
+    assert "written by flytune 0, this is" in caplog.text
+
+
+class Failing(MemoryFileSystem):
+    """Fails as often as it is told, then works."""
+
+    protocol = "failing"
+    cachable = False
+    store, pseudo_dirs = {}, [""]
+    errors: ClassVar = []
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("failing://", "memory://"))
+
+    def pipe_file(self, path, value, **kwargs):
+        if Failing.errors:
+            raise Failing.errors.pop(0)
+        super().pipe_file(path, value, **kwargs)
+
+
+fsspec.register_implementation("failing", Failing, clobber=True)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("slow"), PermissionError("ExpiredToken: it expired")])
+def test_a_storage_that_is_away_for_a_while_is_asked_again(error, monkeypatch, caplog):
+    monkeypatch.setattr(storage, "WAITS", (0,) * 8)
+    Failing.errors = [error] * 5
+    place = Storage(f"failing://{uuid.uuid4()}")
+    with caplog.at_level(logging.WARNING):
+        place.write("a", b"1")
+    assert place.read("a") == b"1"
+    assert caplog.text.count("trying again in 0 s") == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EIO, "gone"), "it did not come back within two minutes: OSError"),
+        (OSError(errno.ENOSPC, "no space"), "it is full: make room, or lower checkpoints.save_total_limit: OSError"),
+        (OSError(errno.EIO, "An error occurred (QuotaExceeded)"), "it is full: make room, .*: OSError: .*QuotaExceeded"),
+        (PermissionError("AccessDenied"), "it refuses: check the credentials, .*: PermissionError: AccessDenied"),
+        (FileNotFoundError("NoSuchBucket"), "there is no such place: NoSuchBucket"),
+    ],
+)
+def test_a_storage_that_fails_is_told(error, said, monkeypatch):
+    monkeypatch.setattr(storage, "WAITS", (0,) * 8)
+    Failing.errors = [error] * 20
+    with pytest.raises(StorageError, match=f"checkpoints.folder: failing://.*/a: {said}"):
+        Storage(f"failing://{uuid.uuid4()}").write("a", b"1")
+
+
+def test_an_address_of_no_known_kind_is_told():
+    with pytest.raises(StorageError, match="checkpoints.folder: nothing://a: cannot be opened: Protocol not known: nothing"):
+        Storage("nothing://a")
+
+
+def test_errors_of_our_own_are_not_taken_for_the_storages():
+    assert storage.failure(TypeError("a bug")) is None
+
+
+def test_folders_of_attempts_that_are_gone_are_removed_and_no_others(tmp_path):
+    mine = staging.open_folder(tmp_path / "run", "0002-aaaaaa", 0, is_first=True)
+    dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
+    dead.mkdir(parents=True)
+    (dead / "lock").touch()
+    child = os.fork()
+    if not child:  # its hold on the lock ends with it
+        staging.open_folder(tmp_path / "run", "0001-cccccc", 0, is_first=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    staging.sweep(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["attempt-0002-aaaaaa"]
+    staging.close_folder(mine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_removal_was_cut_short_is_removed_by_the_next(tmp_path, monkeypatch):
+    dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
+    (dead / "checkpoint-1").mkdir(parents=True)
+    (dead / "lock").touch()
+    with monkeypatch.context() as context, pytest.raises(Killed):
+        context.setattr(staging.shutil, "rmtree", killed)
+        staging.sweep(tmp_path / "run")
+    assert (dead / "lock").exists()
+    staging.sweep(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_written_into_a_folder_as_it_was_removed_is_removed_by_the_next_sweep(tmp_path):
+    late = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
+    late.mkdir(parents=True)
+    staging.sweep(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clearing_removes_what_an_attempt_left_that_was_killed_after_the_last_one_had_ended(tmp_path):
+    changes = {"checkpoints": {"folder": str(tmp_path / "runs"), "name": "one", "save_steps": 1}}
+    recipe = Recipe.model_validate(tiny_recipe(tmp_path / "base", tmp_path / "x.jsonl") | changes)
+    dead = tmp_path / "runs" / "one" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
+    dead.mkdir(parents=True)
+    (dead.parent / "lock").touch()
+    result = SimpleNamespace(attempt="0002-aaaaaa", stopped_early=None)
+    paths.clear(recipe, SimpleNamespace(content_sha256="0" * 64), result)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def killed(*arguments, **named):
+    raise Killed
+
+
+def test_a_folder_that_a_sweep_takes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
+    lock, home = staging.fcntl.flock, tmp_path / "run"
+    sweeps = iter([True])
+
+    def swept(descriptor, how):
+        if how == staging.fcntl.LOCK_SH and next(sweeps, False):
+            staging.remove(home / "attempt-0001-aaaaaa" / "node-0")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", swept)
+    mine = staging.open_folder(home, "0001-aaaaaa", 0, is_first=True)
+    staging.sweep(home)
+    assert (mine / "lock").exists()
+    staging.close_folder(mine)

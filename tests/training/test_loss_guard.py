@@ -1,0 +1,137 @@
+import pytest
+
+from flytune import data
+from flytune.data.order import Stream
+from flytune.errors import BadLoss
+from flytune.hardware.shapes import shape_named
+from flytune.planning import planner
+from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe.sections import Training
+from flytune.training import attempt_notes, checkpoints, loop, step_log
+from flytune.training.attempt_notes import Notes
+from flytune.training.loss_guard import LossGuard
+from tests.support import ranks
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+def training_of(**changes):
+    return Training.model_validate({"learning_rate": 1e-3, "global_batch_size": 2, "max_steps": 20} | changes)
+
+
+class Rows:
+    """Row i of a data set is the number i."""
+
+    column_names = ("input_ids",)
+
+    def __len__(self):
+        return 12
+
+    def __getitems__(self, places):
+        return [{"input_ids": [place]} for place in places]
+
+
+def guarded(tmp_path, kept=None, can_overflow=False, **changes):
+    training = training_of(**changes)
+    guard = LossGuard(training, can_overflow)
+    guard.keep(str(tmp_path), kept or Notes(), Stream(Rows(), training), writes=True)
+    return guard
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "said"),
+    [
+        (float("nan"), 1.0, "step 5: the loss is nan; the run does not go on and nothing is stored. Lower"),
+        (1.0, float("inf"), "step 5: the gradients' norm is inf, and the weights are ruined; the run does not"),
+        (3.3, 1.0, r"step 5: the loss is 3.3, 3.0 times the usual 1.1 \(training.max_loss_jump 2\); the run"),
+    ],
+)
+def test_a_bad_loss_stops_the_run_and_says_which(loss, norm, said, tmp_path):
+    guard = guarded(tmp_path, max_loss_jump=2)
+    for step, fine in enumerate((1.0, 1.2, 1.1, 1.1), 1):
+        guard.check(step, lambda: 0, fine, 1.0)
+    with pytest.raises(BadLoss, match=said) as caught:
+        guard.check(5, lambda: 4, loss, norm)
+    assert not caught.value.goes_on
+
+
+def test_losses_that_vary_or_have_no_past_are_fine(tmp_path):
+    guard = guarded(tmp_path, max_loss_jump=2)
+    for step, loss in enumerate((9.0, 1.0, 9.0, 1.0, 8.0), 1):
+        guard.check(step, lambda: 0, loss, None)
+    guarded(tmp_path, can_overflow=True).check(1, lambda: 0, 1.0, float("inf"))
+
+
+def test_skip_notes_the_data_since_the_last_checkpoint_and_goes_on(tmp_path):
+    guard = guarded(tmp_path, kept=Notes(left_out=[3], rollbacks=1), on_bad_loss="skip")
+    guard._stream.left_out = [3]
+    message = "step 6: the loss is nan; the next attempt goes back to step 4 and leaves out the data of steps 5 to 6"
+    with pytest.raises(BadLoss, match=message) as caught:
+        guard.check(6, lambda: 4, float("nan"), None)
+    assert caught.value.goes_on
+    # Steps 5 and 6 trained turns 5 and 6 of the data, as turn 3 was left out.
+    assert attempt_notes.read(str(tmp_path)) == Notes(left_out=[3, 5, 6], rollbacks=2)
+
+
+def test_the_fourth_rollback_is_refused(tmp_path):
+    guard = guarded(tmp_path, kept=Notes(rollbacks=3), on_bad_loss="skip")
+    with pytest.raises(BadLoss, match="data was left out 3 times already, and the run does not go on") as caught:
+        guard.check(2, lambda: 0, float("nan"), None)
+    assert not caught.value.goes_on
+
+
+def test_the_stream_leaves_out_exactly_those_steps():
+    training = training_of()
+    whole, cut = Stream(Rows(), training), Stream(Rows(), training)
+    cut.left_out = [1, 2, 7]
+    turns = [[whole.row_at(2 * turn), whole.row_at(2 * turn + 1)] for turn in range(23)]
+    kept = [rows for turn, rows in enumerate(turns) if turn not in cut.left_out]
+    assert [[cut.row_at(2 * step), cut.row_at(2 * step + 1)] for step in range(20)] == kept
+    assert cut.epochs_after(2) == pytest.approx(4 * 2 / 12)
+
+
+def test_skip_wants_to_see_every_step():
+    with pytest.raises(ValueError, match="on_bad_loss: skip looks at each step; logging_steps must be 1"):
+        training_of(on_bad_loss="skip", logging_steps=5)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("losses")
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
+    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
+    return folder
+
+
+def recipe_for(inputs, folder):
+    changes = {"training.max_steps": 4, "training.on_bad_loss": "skip", "training.global_batch_size": 8}
+    changes |= {"checkpoints.save_steps": 2, "checkpoints.folder": str(folder)}
+    changes |= {"sharding": "ddp", "hardware.shape": "cpu-2"}
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+
+
+def fit(inputs, out, bad_step=None, left_out=None):
+    recipe = recipe_for(inputs, out.parent / (f"{out.name}-kept" if left_out else "kept"))
+    record = step_log.Recorder.record
+    if bad_step:
+        bad = {"loss": float("nan")}
+        step_log.Recorder.record = lambda self, step, epoch, logs: record(
+            self, step, epoch, logs | (bad if step == bad_step else {})
+        )
+    if left_out:
+        attempt_notes.read = lambda place: Notes(left_out=left_out)
+    plan = planner.make(recipe)
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def test_a_run_goes_back_and_leaves_out_the_data_of_the_bad_step(inputs, tmp_path):
+    with pytest.raises(ranks.RankFailed, match="BadLoss: step 3: the loss is nan; the next attempt goes back to step 2 and"):
+        ranks.run(2, fit, inputs, tmp_path / "bad", 3)
+    resumed = ranks.run(2, fit, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    without = ranks.run(2, fit, inputs, tmp_path / "without", None, [2])
+    assert [step.loss for step in resumed.steps] == [step.loss for step in without.steps[2:]]
+    with_all = ranks.run(2, fit, inputs, tmp_path / "again", None, [9])
+    assert with_all.steps[2].loss != without.steps[2].loss
+    (note,) = tmp_path.glob("kept/*/notes.json")
+    checkpoints.clear(recipe_for(inputs, tmp_path / "kept"), data.read_manifest(inputs / "dataset"), resumed)
+    assert not note.exists()

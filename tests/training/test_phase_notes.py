@@ -1,0 +1,195 @@
+"""Notes on phases, left by processes that are killed, and what the next attempt makes of them."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from unittest import mock
+
+import pytest
+
+from flytune.errors import DataError, KilledAgain, Preempted
+from flytune.hardware import pod_memory
+from flytune.records.plan import EXPORT, Need, Plan
+from flytune.training import attempt_notes, phase_notes
+from flytune.training.phase_notes import PhaseNotes
+from tasks.runtime import directories, retries
+from tests.support.attempts import attempt
+
+GIB = 2**30
+
+
+def is_stopped(place, number, saved_step=0):
+    os.environ["FLYTE_ATTEMPT_NUMBER"] = str(number)
+    try:
+        with PhaseNotes(str(place)).attempt(lambda: saved_step):
+            return None
+    except KilledAgain as error:
+        return str(error)
+    finally:
+        del os.environ["FLYTE_ATTEMPT_NUMBER"]
+
+
+def test_a_third_attempt_is_not_made_where_two_were_killed_in_the_same_phase(tmp_path):
+    assert attempt(tmp_path, 0) == -signal.SIGKILL
+    assert attempt(tmp_path, 1) == -signal.SIGKILL
+    said = is_stopped(tmp_path, 2)
+    assert said.startswith("attempts 1 and 2 were killed without a word in the same phase, load, at ")
+    assert f"Checkpoints are at {tmp_path}" in said
+    (last, *_) = phase_notes.read(str(tmp_path), "abc")
+    assert (last.attempt, last.ended) == (2, "killed again")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "saved_step"),
+    [
+        ({"phase": "load"}, {"phase": "steady step"}, 0),
+        ({"end": "SIGTERM"}, {"end": "SIGTERM"}, 0),
+        ({"end": "SIGTERM"}, {}, 0),
+        ({}, {"end": "SIGTERM"}, 0),
+        ({"end": Preempted("x")}, {"end": Preempted("x")}, 0),
+        ({"end": DataError("x")}, {}, 0),
+        ({}, {"end": ConnectionError("x")}, 0),
+        # Steps were saved by the first attempt, or by the second.
+        ({}, {"saved_step": 10}, 10),
+        ({}, {}, 10),
+        # Another execution: somebody has started the run anew.
+        ({"execution": "before"}, {"execution": "before"}, 0),
+        ({"execution": "before"}, {}, 0),
+    ],
+)
+def test_other_ends_do_not_stop_a_run(first, second, saved_step, tmp_path):
+    attempt(tmp_path, 0, **first)
+    attempt(tmp_path, 1, **second)
+    assert is_stopped(tmp_path, 2, saved_step) is None
+
+
+def test_one_kill_or_two_with_another_attempt_between_do_not_stop_a_run(tmp_path):
+    attempt(tmp_path, 0)
+    assert is_stopped(tmp_path, 1) is None
+    attempt(tmp_path, 0)
+    attempt(tmp_path, 2)
+    assert is_stopped(tmp_path, 3) is None
+
+
+def test_memory_errors_count_as_kills(tmp_path):
+    attempt(tmp_path, 0, end=MemoryError())
+    attempt(tmp_path, 1)
+    assert "attempts 1 and 2" in is_stopped(tmp_path, 2)
+
+
+@pytest.mark.parametrize(("other", "is_stop"), [(RuntimeError("Connection closed by peer"), True), (DataError("x"), False)])
+def test_a_node_that_is_killed_counts_unless_another_has_said_why(other, is_stop, tmp_path):
+    for number in (0, 1):
+        attempt(tmp_path, number, node=1)
+        attempt(tmp_path, number, node=0, end=other)
+    assert (is_stopped(tmp_path, 2) is not None) == is_stop
+
+
+def test_what_succeeds_leaves_no_note(tmp_path):
+    attempt(tmp_path, 0)
+    assert attempt(tmp_path, 1, end="done") == 0
+    assert phase_notes.read(str(tmp_path)) == []
+
+
+def test_runs_without_flyte_leave_no_note(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLYTE_INTERNAL_EXECUTION_ID")
+    with PhaseNotes(str(tmp_path)).attempt():
+        assert attempt_notes.names(str(tmp_path)) == []
+
+
+def test_a_storage_that_is_away_holds_nothing_up(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(phase_notes, "WAIT", 0.2)
+    (tmp_path / "file").write_text("no folder")
+    with PhaseNotes(str(tmp_path / "file")).attempt():
+        pass
+    assert "a note on phase load could not be written" in caplog.text
+
+
+def test_a_note_says_how_much_memory_is_used_as_it_grows(tmp_path, monkeypatch):
+    used = [GIB]
+    monkeypatch.setattr(phase_notes, "memory", lambda: (used[0], 16 * GIB))
+    monkeypatch.setattr(phase_notes, "SECONDS", 0.02)
+    need = Need(resource="host memory", available_bytes=16 * GIB, phases={"load": {"processes": GIB, "weights": 2 * GIB}})
+    mine = PhaseNotes(str(tmp_path), plan_with(need))
+    with mine.attempt():
+        assert phase_notes.read(str(tmp_path))[0].used_bytes == GIB
+        used[0] = 15 * GIB
+        deadline = time.monotonic() + 30
+        while (note := phase_notes.read(str(tmp_path))[0]).used_bytes != 15 * GIB and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert str(note) == "train_l4_1, attempt 1, load: 15.0 of 16.0 GiB of the pod's memory"
+        assert note.counted_bytes == 3 * GIB
+        mine.enter(EXPORT)
+        (note,) = phase_notes.read(str(tmp_path))
+        assert (note.phase, note.counted_bytes) == ("export", None)
+
+
+def plan_with(need):
+    return Plan.model_construct(needs=[need], processes=4)
+
+
+def test_a_cpu_shapes_processes_are_counted_together():
+    need = Need(resource="process memory", available_bytes=GIB, phases={"load": {"process": GIB}})
+    assert phase_notes._counted(plan_with(need), "load") == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("version", "limit", "expected"),
+    [
+        (2, str(4 * GIB), (2 * GIB, 4 * GIB)),
+        (1, str(4 * GIB), (2 * GIB, 4 * GIB)),
+        (2, "max", None),
+        (1, "9223372036854771712", None),
+    ],
+)
+def test_the_pods_memory_is_what_the_kernel_counts(version, limit, expected, tmp_path, monkeypatch):
+    (tmp_path / "used").write_text(f"{3 * GIB}\n")
+    (tmp_path / "limit").write_text(f"{limit}\n")
+    (tmp_path / "stat").write_text(f"anon 5\n{'total_' if version == 1 else ''}inactive_file {GIB}\n")
+    monkeypatch.setattr(pod_memory, "_cgroups", lambda: [(tmp_path / "used", tmp_path / "limit", tmp_path / "stat")])
+    used, allowed = pod_memory.memory()
+    if expected:
+        assert (used, allowed) == expected
+    else:
+        assert 0 < used < allowed == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def evaluate(place, attempt, number):
+    os.environ["FLYTE_ATTEMPT_NUMBER"] = str(attempt)
+    with mock.patch.object(retries, "attempts_place", return_value=place), retries.retried(), retries.noted("evaluate"):
+        if number:
+            os.kill(os.getpid(), number)
+            time.sleep(30)
+
+
+@pytest.mark.parametrize(("number", "is_stop"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
+def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, tmp_path, monkeypatch):
+    for number_of_attempt in (0, 1):
+        one = multiprocessing.get_context("fork").Process(target=evaluate, args=(str(tmp_path), number_of_attempt, number))
+        one.start()
+        one.join(60)
+        assert one.exitcode == (-number if number == signal.SIGKILL else 143)
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "2")
+    if is_stop:
+        with pytest.raises(KilledAgain, match="attempts 1 and 2 were killed without a word in the same phase, evaluate, at "):
+            evaluate(str(tmp_path), 2, None)
+    else:
+        evaluate(str(tmp_path), 2, None)
+        assert phase_notes.read(str(tmp_path)) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
+    monkeypatch.setattr(directories, "lasting", lambda name: f"s3://bucket/flytune-{name}")
+    command = ["pyflyte-execute", "--inputs", "s3://bucket/metadata/n3/data/inputs.pb", "--output-prefix"]
+    places = []
+    for output, index in (("0", ""), ("1", ""), ("0", "1")):
+        monkeypatch.setattr(sys, "argv", [*command, f"s3://bucket/metadata/n3/data/{output}"])
+        monkeypatch.setenv("BATCH_JOB_ARRAY_INDEX_VAR_NAME", "FLYTE_K8S_ARRAY_INDEX")
+        monkeypatch.setenv("FLYTE_K8S_ARRAY_INDEX", index)
+        places.append(directories.attempts_place())
+    first, retry, part = places
+    assert first == retry != part
+    assert first.startswith("s3://bucket/flytune-phases/abc/")

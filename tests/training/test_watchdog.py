@@ -1,0 +1,53 @@
+import time
+
+import pytest
+
+from flytune.errors import Hang
+from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
+from flytune.training import watchdog
+from flytune.training.memory_peaks import Peaks
+from flytune.training.watchdog import Watch
+
+
+def test_the_bound_grows_with_the_slowest_step_and_is_wider_elsewhere(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    run = Peaks()
+    watch = Watch(10.0, run)
+    assert watch.limit() == 3600
+    run.enter(FIRST_STEP)
+    assert watch.limit() == 1800
+    now[0] = 500
+    watch.end_step(1)
+    run.enter(STEP)
+    assert watch.limit() == 600
+    for step in (2, 3):
+        now[0] += 90
+        watch.end_step(step)
+    assert watch.limit() == 900
+    with run.during(EVALUATE):
+        assert watch.limit() == 3600
+        now[0] += 3000
+    now[0] += 50
+    watch.end_step(4)
+    assert watch.limit() == 900, "an evaluation is no step"
+
+
+def test_the_process_group_waits_longer_than_any_bound():
+    assert watchdog.process_group_seconds(10.0) == 3600 + 300
+
+
+def test_what_the_main_thread_waits_for_is_interrupted_and_told(capfd):
+    started = time.monotonic()
+    said = r"nothing finished for [12] s in load, after step 0 .*:\n(.*\n)*.*time.sleep\(60\)"
+    with pytest.raises(Hang, match=said), Watch(0.2 / 60, Peaks()):
+        time.sleep(60)
+    assert time.monotonic() - started < 10
+    assert "Current thread" in capfd.readouterr().err
+
+
+def test_what_goes_on_is_left_alone():
+    with Watch(0.3 / 60, Peaks()) as watch:
+        for step in range(10):
+            time.sleep(0.2)
+            watch.end_step(step)

@@ -1,0 +1,241 @@
+"""Everything that is registered, and every dynamic job, as Flyte's compiler reads it."""
+
+import pkgutil
+from collections import OrderedDict
+from importlib import import_module
+from typing import Any
+
+import pytest
+from flyteidl.core import types_pb2
+from flytekit import LaunchPlan, dynamic, map_task, task, workflow
+from flytekit.core.workflow import WorkflowBase
+from flytekit.models.admin.workflow import WorkflowSpec
+from flytekit.models.task import TaskSpec
+from flytekit.tools.translator import get_serializable
+from flytekit.types.directory import FlyteDirectory
+from flytekit.types.file import FlyteFile
+
+import workflows
+from flytune.evaluation.harness.run import Job
+from flytune.sweeps.points import Run, Running
+from tests.support import compiler
+from tests.support.dynamics import future, mistakes
+from tests.support.plans import recipe_of
+from tests.support.registration import SETTINGS
+from tests.support.reports import metrics
+from tests.support.stages import plan_for
+from workflows.sweep import evaluate_points, prepare_points, store_points, train_points
+
+MODULES = [import_module(f"workflows.{module.name}") for module in pkgutil.iter_modules(workflows.__path__)]
+ENTITIES = {
+    entity.name: entity
+    for module in MODULES
+    for entity in vars(module).values()
+    if isinstance(entity, WorkflowBase | LaunchPlan)
+}
+FOLDER = FlyteDirectory("s3://b/f", remote_directory=False)
+
+
+def array_nodes(message):
+    """All within a message, however deep."""
+    for field, value in message.ListFields():
+        if field.name == "array_node":
+            yield value
+        if not field.message_type or field.message_type.GetOptions().map_entry:  # types alone
+            continue
+        for inner in value if field.is_repeated else [value]:
+            yield from array_nodes(inner)
+
+
+def over_no_task(message):
+    """Targets of array nodes that open-source Flyte has not."""
+    kinds = [array.node.WhichOneof("target") for array in array_nodes(message)]
+    return [kind for kind in kinds if kind != "task_node"]
+
+
+def test_everything_registered_is_within_what_flyte_compiles():
+    assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.refresh.refresh", "nightly"} <= set(ENTITIES)
+    made = OrderedDict()
+    for entity in ENTITIES.values():
+        get_serializable(made, SETTINGS, entity)
+    tasks = [spec.to_flyte_idl().template for spec in made.values() if isinstance(spec, TaskSpec)]
+    specs = [spec.to_flyte_idl() for spec in made.values() if isinstance(spec, WorkflowSpec)]
+    assert len(specs) >= 10
+    for spec in specs:
+        name = spec.template.id.name
+        assert over_no_task(spec) == [], name
+        assert compiler.mistakes(spec.template, compiler.Closure(tasks, spec.sub_workflows)) == [], name
+    assert any(list(array_nodes(spec)) for spec in specs), "there are some at all"
+
+
+@pytest.fixture
+def running():
+    """Four points: two routes, one of which is several nodes, and two data sections; one is asked tasks of the harness."""
+    runs = []
+    for number, route in enumerate(("cpu-1", "cpu-2", "cpu-2", "t4-8x3")):
+        recipe = recipe_of(name=f"p-{number}")
+        request = {"model": recipe.model, "data": recipe.data, "fingerprint": str(number % 2)}
+        jobs = [Job(task={"name": "choose"}, shard=shard, shards=2) for shard in range(2)] if number == 1 else []
+        addresses = {"dataset": "s3://b/d", "base_files": "s3://b/m", "trained": f"s3://b/{number}", "keep": "s3://b/k"}
+        runs.append(
+            Run(
+                recipe=recipe,
+                plan=plan_for(recipe),
+                route=route,
+                shape=route,
+                request=request,
+                base={"name_or_path": f"base-{number % 2}"},
+                jobs=jobs,
+                **addresses,
+            )
+        )
+    return Running(runs=runs, least=2, concurrency=3, notes="s3://b/notes")
+
+
+def nodes_by_task(job):
+    """Array nodes of a dynamic job, by the name of the mapped task."""
+    found = {}
+    for node in job.nodes:
+        inner = node.array_node.node if node.HasField("array_node") else node
+        name = inner.task_node.reference_id.name.rpartition(".")[2].removeprefix("map_")
+        found[name.rsplit("_", 1)[0] if node.HasField("array_node") else name] = node
+    return found
+
+
+def check(stage, **inputs):
+    """The stage's job, which has no mistake, and whose map tasks are as they must be."""
+    job = future(stage, **inputs)
+    assert mistakes(job, stage.interface.to_flyte_idl().outputs) == []
+    assert over_no_task(job) == []
+    for array in array_nodes(job):
+        assert array.parallelism == 3
+        assert (array.HasField("min_success_ratio"), array.min_success_ratio) == (True, 0.0), "all may fail"
+    return nodes_by_task(job), job
+
+
+def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
+    made, _ = check(prepare_points, running=running)
+    assert set(made) == {"prepare_data", "fetch_base_model"}
+    both = [[FOLDER, FOLDER], [FOLDER, FOLDER]]
+    made, job = check(train_points, running=running, datasets=both[0], bases=both[1])
+    assert list(made) == ["train_cpu_1", "train_cpu_2", "train_t4_8x3"]
+    order = [list(node.upstream_node_ids) for node in made.values()]
+    assert order == [[], ["dn0"], ["dn1"]], "at most three points of all routes at a time"
+    several = next(one for one in job.tasks if "t4_8x3" in one.id.name)
+    assert several.type == "pytorch"
+    assert several.custom["elasticConfig"]["minReplicas"] == 3
+    models = [[FOLDER], [FOLDER, FOLDER], [FOLDER]]
+    made, _ = check(evaluate_points, running=running, models=models, data=FOLDER)
+    assert set(made) == {f"evaluate_model_{name}" for name in ("cpu_1", "cpu_2", "t4_8x3")} | {"evaluate_tasks_cpu_2"}
+    asked = {binding.var: binding.binding for binding in made["evaluate_tasks_cpu_2"].inputs}
+    assert {len(binding.collection.bindings) for binding in asked.values()} == {2}, "both parts of one point"
+    scores = [[metrics()], [metrics(), metrics()], [metrics()]]
+    answers = [[FlyteFile("s3://b/1", remote_path=False), FlyteFile("s3://b/2", remote_path=False)]]
+    made, _ = check(store_points, running=running, metrics=scores, answers=answers, data=FOLDER)
+    assert set(made) == {"store_artifact"}
+
+
+def test_points_that_share_data_and_base_prepare_them_by_the_task_itself(running):
+    first = running.model_copy(update={"runs": [running.runs[0], running.runs[2]]})
+    job = future(prepare_points, running=first)
+    assert mistakes(job, prepare_points.interface.to_flyte_idl().outputs) == []
+    assert not list(array_nodes(job)), "the cache is that of finetune"
+    assert set(nodes_by_task(job)) == {"prepare_data", "fetch_base_model"}
+
+
+def test_a_map_task_s_pods_are_those_of_its_task(running):
+    from tasks.train import TRAIN
+    from tests.support.registration import proto
+
+    job = future(train_points, running=running, datasets=[FOLDER, FOLDER], bases=[FOLDER, FOLDER])
+    for route in ("cpu-1", "t4-8x3"):
+        (made,) = [one for one in job.tasks if f"_{TRAIN[route].name.rpartition('.')[2]}_" in one.id.name]
+        own = proto(TRAIN[route])
+        assert made.metadata.retries == own.metadata.retries
+        assert made.metadata.interruptible == own.metadata.interruptible
+        assert made.custom == own.custom
+        assert made.extended_resources == own.extended_resources
+        assert made.k8s_pod.metadata == own.k8s_pod.metadata
+        for pod in (made.k8s_pod.pod_spec, own.k8s_pod.pod_spec):
+            del pod["containers"][0]["args"]
+        assert made.k8s_pod.pod_spec == own.k8s_pod.pod_spec
+
+
+@task
+def tell(recipe: str, notes: str) -> str:
+    return recipe + notes
+
+
+@workflow
+def point(recipe: str, notes: str) -> str:
+    told: str = tell(recipe=recipe, notes=notes)
+    return told
+
+
+POINT = LaunchPlan.get_or_create(point, name="tests_point")
+
+
+@dynamic
+def over_a_launch_plan(recipes: list[str], notes: str) -> list[str | None]:
+    points = map_task(POINT, concurrency=2, min_successes=1, min_success_ratio=0.5)
+    found: list[str | None] = points(recipe=recipes, notes=[notes] * len(recipes))
+    return found
+
+
+@workflow
+def statically(recipes: list[str], notes: list[str]) -> list[str]:
+    found: Any = map_task(POINT)(recipe=recipes, notes=notes)
+    return found
+
+
+def plans(entity):
+    """The closure of an entity that maps over `POINT`."""
+    made = OrderedDict()
+    spec = get_serializable(made, SETTINGS, entity)
+    get_serializable(made, SETTINGS, POINT)
+    tasks = [one.to_flyte_idl().template for one in made.values() if isinstance(one, TaskSpec)]
+    specs = [one.to_flyte_idl().template for one in made.values() if isinstance(one, WorkflowSpec)]
+    return spec, compiler.Closure(tasks, specs, {"tests_point": (point.name, [])})
+
+
+def test_a_map_over_a_launch_plan_is_refused_as_flyte_refuses_it():
+    from flyteidl.core import workflow_pb2
+
+    job = future(over_a_launch_plan, recipes=["a", "b"], notes="s3://b/n")
+    assert over_no_task(job) == ["workflow_node"]
+    template = workflow_pb2.WorkflowTemplate(nodes=job.nodes, outputs=job.outputs)
+    template.interface.outputs.CopyFrom(over_a_launch_plan.interface.to_flyte_idl().outputs)
+    _, closure = plans(statically)
+    found = compiler.mistakes(template, closure)
+    assert "MismatchingBindings: input [notes] on node [dn0] expects simple: STRING. Received bindings" in found
+    spec, closure = plans(statically)
+    found = compiler.mistakes(spec.to_flyte_idl().template, closure)
+    assert any(one.startswith("MismatchingTypes: [notes] of node [n0]") for one in found)
+
+
+def kind(**fields):
+    return types_pb2.LiteralType(**fields)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "downstream", "fits"),
+    [
+        (kind(simple=types_pb2.STRING), kind(simple=types_pb2.STRING), True),
+        (kind(simple=types_pb2.STRING), kind(simple=types_pb2.INTEGER), False),
+        (kind(simple=types_pb2.STRING), kind(collection_type=kind(simple=types_pb2.STRING)), False),
+        (kind(blob=types_pb2.BlobType(format="csv")), kind(blob=types_pb2.BlobType()), True),
+        (kind(blob=types_pb2.BlobType(format="csv")), kind(blob=types_pb2.BlobType(format="x")), False),
+        (
+            kind(simple=types_pb2.NONE),
+            kind(union_type=types_pb2.UnionType(variants=[kind(simple=types_pb2.NONE), kind(simple=types_pb2.STRING)])),
+            True,
+        ),
+        (
+            kind(union_type=types_pb2.UnionType(variants=[kind(simple=types_pb2.NONE), kind(simple=types_pb2.STRING)])),
+            kind(simple=types_pb2.STRING),
+            False,
+        ),
+    ],
+)
+def test_types_are_cast_as_flytepropeller_casts_them(upstream, downstream, fits):
+    assert compiler.castable(upstream, downstream) is fits

@@ -1,0 +1,172 @@
+"""finetune and its parts, run here on the tiny model; and as they are registered."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from flytekit import FlyteContextManager
+from flytekit.core.data_persistence import FileAccessProvider
+
+from flytune.artifacts import notify
+from flytune.data import order
+from flytune.errors import TrainingError
+from flytune.recipe.recipe import Recipe
+from flytune.records.dataset import Manifest
+from flytune.records.metrics import Metrics
+from flytune.records.training import TrainingResult
+from flytune.training.checkpoints import find
+from tests.support.pyflyte import local_cache
+from tests.support.registration import SETTINGS
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from workflows import parts
+from workflows.finetune import finetune
+
+__all__ = ["local_cache"]
+SECRET = "T0PS3CRET"
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What was posted to the webhook."""
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            """Silent."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv(notify.WEBHOOK, f"http://127.0.0.1:{server.server_port}/{SECRET}")
+    yield got
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def recipe(tmp_path, told, local_cache):
+    changes = {"checkpoints.save_steps": 1, "training.max_steps": 4, "notify": {"webhook": True, "on": ["failed", "succeeded"]}}
+    base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)
+    provider = FileAccessProvider(str(tmp_path / "local"), str(tmp_path / "raw"))
+    with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(provider)):
+        yield Recipe.model_validate(tiny_recipe(base, rows, changes))
+
+
+def folder_of(directory):
+    return Path(directory.path)
+
+
+def test_planning_and_preparing_by_themselves(recipe):
+    assert parts.plan_only(recipe=recipe).shape == "cpu-1"
+    dataset = folder_of(parts.prepare_only(recipe=recipe))
+    manifest = Manifest.read(dataset / "manifest.json")
+    assert manifest.rows == 64
+    # A second time from the cache; not where a byte has changed.
+    assert folder_of(parts.prepare_only(recipe=recipe)) == dataset
+    rows = Path(recipe.data.path)
+    rows.write_text(rows.read_text().replace("Question 1:", "Question one:"))
+    assert folder_of(parts.prepare_only(recipe=recipe)) != dataset
+    tokenizer = Path(recipe.model.name_or_path) / "tokenizer_config.json"
+    rows.write_text(rows.read_text().replace("Question one:", "Question 1:"))
+    assert folder_of(parts.prepare_only(recipe=recipe)) == dataset
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert folder_of(parts.prepare_only(recipe=recipe)) != dataset, "another tokenizer"
+
+
+def test_resume_is_refused_where_there_is_nothing_to_go_on_from(recipe, told, caplog):
+    with pytest.raises(TrainingError, match=r"recipe tiny: there is no whole checkpoint of this recipe and its data"):
+        parts.resume(recipe=recipe)
+    assert "tiny: failed." in caplog.text
+    (message,) = told
+    assert "there is no whole checkpoint of this recipe" in message
+    assert "There is no whole checkpoint." in message
+
+
+def test_a_report_that_cannot_be_made_hides_nothing(recipe, monkeypatch, caplog):
+    def broken(recipe):
+        raise RuntimeError("the report itself")
+
+    monkeypatch.setattr(find, "described", broken)
+    with pytest.raises(TrainingError, match="there is no whole checkpoint"):
+        parts.resume(recipe=recipe)
+    assert "failed, and what there is to go on from could not be told" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_that_broke_off_is_reported_exported_and_gone_on_with(recipe, told, monkeypatch, caplog):
+    epochs_after = order.Stream.epochs_after
+
+    def breaking(stream, step):
+        if step == 3:
+            raise RuntimeError("the disk caught fire")
+        return epochs_after(stream, step)
+
+    with monkeypatch.context() as patch, pytest.raises(Exception, match="the disk caught fire"):
+        patch.setattr(order.Stream, "epochs_after", breaking)
+        finetune(recipe=recipe)
+    deadline = time.monotonic() + 60
+    while any(thread.name.startswith("storing") for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "the disk caught fire" in told[0]
+    assert "Newest whole checkpoint: step " in told[0]
+    found = find.newest(recipe)
+    assert found.checkpoint.step == 2
+
+    artifact = parts.export_only(recipe=recipe)
+    training = TrainingResult.read(folder_of(artifact) / "training.json")
+    assert (training.resumed_from_step, training.steps) == (2, [])
+    assert len((folder_of(artifact) / "steps.jsonl").read_text().splitlines()) == 2
+    assert find.newest(recipe).checkpoint == found.checkpoint, "it stays"
+    metrics = Metrics.read(folder_of(artifact) / "metrics.json")
+    again = parts.evaluate_only(recipe=recipe, artifact=artifact)
+    assert again.tuned == metrics.tuned
+    assert again.base == metrics.base
+
+    artifact = parts.resume(recipe=recipe)
+    training = TrainingResult.read(folder_of(artifact) / "training.json")
+    assert (training.resumed_from_step, training.steps[-1].step) == (2, 4)
+    assert find.newest(recipe) is None
+    assert len(told) == 3
+    assert all(text.startswith("tiny: done. Held-out perplexity") for text in told[1:])
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("workflow", [finetune, parts.resume, parts.export_only], ids=lambda workflow: workflow.name)
+def test_the_failure_task_is_registered(workflow):
+    from collections import OrderedDict
+
+    from flytekit.tools.translator import get_serializable
+
+    entities = OrderedDict()
+    spec = get_serializable(entities, SETTINGS, workflow).to_flyte_idl()
+    node = spec.template.failure_node
+    assert node.task_node.reference_id.name == "tasks.report.report_failure"
+    # Flyte fills `err` in: bound to none of a union that may be an error, as its documentation has it.
+    assert {binding.var for binding in node.inputs} == {"recipe", "err"}
+    (report,) = [entity for entity in entities if entity.name == "tasks.report.report_failure"]
+    assert set(report.python_interface.inputs) == {"recipe", "err"}
+
+
+def test_the_parts_are_registered_with_what_they_need():
+    from collections import OrderedDict
+
+    from flytekit.tools.translator import get_serializable
+
+    for workflow, tasks in (
+        (parts.plan_only, {"make_plan"}),
+        (parts.prepare_only, {"make_plan", "prepare_data"}),
+        (parts.evaluate_only, {"make_plan", "fetch_base_model", "prepare_data", "combine_tasks"}),
+        (parts.export_only, {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"}),
+    ):
+        entities = OrderedDict()
+        get_serializable(entities, SETTINGS, workflow)
+        names = {entity.name.rpartition(".")[2] for entity in entities if entity.name.startswith("tasks.")}
+        assert tasks <= names
+        assert not [name for name in names - tasks if not name.startswith(("train_", "evaluate_", "map_evaluate_", "report_"))]
