@@ -15,7 +15,7 @@ contract, clauses what the stored samples must be (samples, census, duplicates)
 shards            the stored files, written and loaded
 """
 
-from flytune.data.prepare import prepare
+from flytune.data.preparation import prepare
 from flytune.data.shards import load, read_manifest
 from flytune.data.sources import fingerprint
 
