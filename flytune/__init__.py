@@ -2,7 +2,7 @@
 
 from flytune.console import output
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """Version, which pyproject.toml reads too. No installed package is asked: the images import the project from a folder."""
 
 output.install()
