@@ -31,22 +31,47 @@ def test_pages_were_found():
     assert ROOT / "CHANGELOG.md" in ALL
 
 
-@pytest.mark.parametrize("page", ALL, ids=name)
-def test_links_are_alive(page):
-    dead = []
+def dead_links(page):
     for target, _, _ in markdown.links(page.read_text(encoding="utf-8")):
         url = urlsplit(target)
         if url.scheme or url.netloc:
             # No test uses the network: only the form of an external address is checked.
-            fits = url.scheme in ("http", "https") and re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?", url.netloc)
-            dead += [] if fits else [f"{target}: not an address"]
+            if url.scheme not in ("http", "https") or not re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?", url.netloc):
+                yield f"{target}: not an address"
             continue
         file = (page.parent / unquote(url.path)).resolve() if url.path else page
         if not file.exists():
-            dead.append(f"{target}: no such file")
+            yield f"{target}: no such file"
         elif url.fragment and (file.suffix != ".md" or url.fragment not in markdown.anchors(file.read_text(encoding="utf-8"))):
-            dead.append(f"{target}: no such heading")
-    assert dead == []
+            yield f"{target}: no such heading"
+
+
+@pytest.mark.parametrize("page", ALL, ids=name)
+def test_links_are_alive(page):
+    assert list(dead_links(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "dead"),
+    [
+        ("[a](other.md) [b](other.md#the-end-of-it) [c](#here-and-there-1) [d](https://flyte.org/a_(b)) [e](folder)", []),
+        ("[a](gone.md)", ["gone.md: no such file"]),
+        ("![a picture](gone.png)", ["gone.png: no such file"]),
+        ("[![a badge](gone.svg)](other.md)", ["gone.svg: no such file"]),
+        ('<img src="gone.svg" alt="a picture">', ["gone.svg: no such file"]),
+        ("[a](other.md#middle)", ["other.md#middle: no such heading"]),
+        ("[a](#nowhere)", ["#nowhere: no such heading"]),
+        ("[a](https://flyte)", ["https://flyte: not an address"]),
+        ("[a](htps://flyte.org)", ["htps://flyte.org: not an address"]),
+        ("`[a](gone.md)`\n```\n[a](gone.md)\n```", []),
+    ],
+)
+def test_dead_links_are_found(tmp_path, text, dead):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "other.md").write_text("# The `end` of it\n```\n# Middle\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text(f"# Here, and there\n## Here and there\n{text}\n")
+    assert list(dead_links(page)) == dead
 
 
 @pytest.mark.parametrize("page", ALL, ids=name)
