@@ -1,4 +1,4 @@
-"""Flytune: fine-tune language models on Flyte, from one recipe to an artifact that is proven, kept and used."""
+"""Flytune: fine-tune language models on Flyte, from one recipe to one checked artifact."""
 
 from flytune.console import output
 
