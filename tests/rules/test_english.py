@@ -1,0 +1,109 @@
+"""Rules of English that a program can check: beginnings of docstrings, and banned phrases. CONTRIBUTING.md has all rules."""
+
+import ast
+import re
+
+import pytest
+
+from tests.support import markdown
+from tests.support.paths import ROOT
+
+FOLDERS = ("flytune", "tasks", "workflows", "images", "demo", "benchmarks", "tests/support", "tests/chaos")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+QUESTION = "Who|Whom|Whose|Whoever|What|Whatever|Which|Where|When|Whether|Why|How|That|If"
+PARTICLE = "Of|In|As|At|By|On|To|From|With|Within|Without|For|Than|Since|Until|Before|After|Over"
+PARTICLE += "|Both|So|Also|And|Or|Its|Their|Not"
+NOUNS = "Access|Address|Alias|Axis|Basis|Bias|Class|Loss|Process|Progress|Series|Status|Success"
+"""Nouns that end like a verb of the third person."""
+STARTS = {
+    "a question word": re.compile(rf"({QUESTION})\b"),
+    "a preposition, a conjunction or a pronoun": re.compile(rf"({PARTICLE})\b"),
+}
+THIRD_PERSON = re.compile(rf"(?!({NOUNS})\b)[A-Z][a-z]+s ")
+WANTED = {
+    "module": "a noun title",
+    "class": "a noun phrase",
+    "function": "an imperative sentence",
+    "property": "a noun phrase",
+    "field": "a complete noun phrase",
+}
+# The phrase, and what to write.
+BANNED = {
+    r"held against|holds? .{0,40} against": "compared with",
+    r"go(es|ne)? on (from|with)": "resumes from, continues with",
+    r"stands? (in|beside|apart|at|on|there)|lies? (in|at|beside|on|there)": "is in",
+    r"(is|are) told|tells? (what|whether|how|the)": "is reported, says",
+    r"whoever": "the function or process by its name",
+    r"beside training": "asynchronously",
+    r"left out data": "skipped batches",
+    r"dies of": "fails with",
+    r"is over": "has ended",
+    r"no (one|other) than": "only",
+    r"has not got": "does not have",
+}
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def docstrings(node, kind="module"):
+    """Yield (line, kind, text) of the docstrings of a module, and of its classes, functions and fields."""
+    before = None
+    for index, child in enumerate(node.body):
+        text = child.value.value if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) else None
+        if isinstance(text, str) and (index == 0 or isinstance(before, ast.Assign | ast.AnnAssign)):
+            yield child.lineno, "field" if index else kind, text.strip()
+        if isinstance(child, ast.ClassDef):
+            yield from docstrings(child, "class")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_property = any("property" in ast.unparse(decorator) for decorator in child.decorator_list)
+            yield from docstrings(child, "property" if is_property else "function")
+        before = child
+
+
+def faults(path):
+    for line, kind, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+        wrong = [start for start, pattern in STARTS.items() if pattern.match(text)]
+        if kind == "function" and THIRD_PERSON.match(text):
+            wrong.append("a verb of the third person")
+        for start in wrong:
+            first = text.partition("\n")[0]
+            yield f"{name(path)}:{line}: the docstring of a {kind} begins with {start}; write {WANTED[kind]}: {first!r}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_docstrings_are_titles_imperatives_and_noun_phrases(path):
+    assert list(faults(path)) == []
+
+
+@pytest.mark.parametrize("path", [*FILES, *markdown.pages()], ids=name)
+def test_no_banned_phrase(path):
+    found = [
+        f"{name(path)}:{number}: {match[0]!r}; write {instead!r}, or another plain phrase: {line.strip()[:100]}"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for phrase, instead in BANNED.items()
+        if (match := re.search(rf"\b({phrase})\b", line, re.IGNORECASE))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "start"),
+    [
+        ('"""What a run keeps."""', "question word"),
+        ('"""Of a run."""', "preposition"),
+        ('def save():\n    """Saves."""\n', None),
+        ('def save():\n    """Saves the run."""\n', "third person"),
+        ('def save():\n    """Process the run."""\n', None),
+        ('@property\ndef saves():\n    """Saves of the run."""\n', None),
+        ('KEEP = 1\n"""That are kept."""\n', "question word"),
+        ('class Run:\n    kept: int\n    """Without a noun."""\n', "preposition"),
+    ],
+)
+def test_the_rules_find_what_they_are_for(code, start, tmp_path, monkeypatch):
+    (tmp_path / "module.py").write_text(code)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    found = list(faults(tmp_path / "module.py"))
+    assert len(found) == (start is not None)
+    assert start is None or start in found[0]
