@@ -45,7 +45,7 @@ def attempt(inputs, tmp_path, monkeypatch):
         plan = planner.make(recipe)
         monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", str(len(done)))
         monkeypatch.setenv("FAULT", fault)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "faults"), str(ROOT)]))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "support" / "faults"), str(ROOT)]))
         dataset = FlyteDirectory(str(inputs / "dataset"))
         folder = tmp_path / f"attempt{len(done)}"
         done.append(None)
