@@ -83,7 +83,7 @@ class Stopper:
 
     @property
     def is_signalled(self) -> bool:
-        """Return whether SIGTERM has come."""
+        """Return whether SIGTERM has arrived."""
         return self._signalled is not None
 
     def spent(self) -> float:

@@ -27,7 +27,7 @@ def trainer_class() -> Any:
     from transformers import PrinterCallback
     from trl import SFTTrainer
 
-    class RunTrainer(SFTTrainer):
+    class RunTrainer(SFTTrainer):  # type: ignore[misc]
         """SFTTrainer of one run.
 
         The parts of a step are measured in its methods. transformers' Trainer fetches all micro batches of an optimizer step in

@@ -299,9 +299,7 @@ def test_ranks_that_read_different_notes_do_not_start():
         (1, 8, True, "the run does not continue by itself. No micro batch is smaller: lower data.max_length", None),
     ],
 )
-def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(
-    micro_batch, accumulation, auto, said, noted, tmp_path
-):
+def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batch, accumulation, auto, said, noted, tmp_path):
     from types import SimpleNamespace
 
     args = SimpleNamespace(
