@@ -26,17 +26,17 @@ from tasks.runtime.secrets import secrets
 
 
 def train(
-    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, base: FlyteDirectory | None = None, further: bool = True
+    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, base: FlyteDirectory | None = None, export_only: bool = False
 ) -> FlyteDirectory:
     """Trains and exports; returns model/ or adapter/ with training.json. Runs in every process.
 
-    Without `base` the base model is read as on a laptop; not `further` exports the newest whole checkpoint as it is.
+    Without `base` the base model is read as on a laptop; `export_only` exports the newest complete checkpoint as it is.
     """
     out = fresh("trained")
     with told():
         devices.check(shape := shape_named(plan.shape))
         unpack(base)
-        loop.fit(placed(recipe), plan, shape, fetch(dataset), out, further, StepPublisher)
+        loop.fit(placed(recipe), plan, shape, fetch(dataset), out, export_only, StepPublisher)
     return FlyteDirectory(str(out))
 
 

@@ -35,10 +35,10 @@ def prepared(recipe: Any) -> tuple[Any, Any, Any]:
     return planned, prepare_data(request=planned.request, keep=planned.keep), base
 
 
-def stored(recipe: Any, planned: Any, dataset: Any, base: Any, further: bool = True) -> Any:
-    """Trains, or exports what there is where not `further`; evaluates the export; stores one artifact."""
+def stored(recipe: Any, planned: Any, dataset: Any, base: Any, export_only: bool = False) -> Any:
+    """Train, or with `export_only` export the newest checkpoint; evaluate the export; store one artifact."""
     given = {"recipe": recipe, "plan": planned.plan, "dataset": dataset}
-    trained = on("train", planned.route, TRAIN, base=base, further=further, **given)
+    trained = on("train", planned.route, TRAIN, base=base, export_only=export_only, **given)
     metrics, answers = evaluated(recipe, planned, dataset, base, trained)
     return store_artifact(trained=trained, metrics=metrics, answers=answers, data=planned.data, **given)
 

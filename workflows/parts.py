@@ -44,17 +44,17 @@ def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
 @workflow(on_failure=report_failure)
 def resume(recipe: Recipe) -> FlyteDirectory:
     """Finetune from the run's newest whole checkpoint; refused where there is none."""
-    return _from_checkpoint(recipe, further=True)
+    return _from_checkpoint(recipe, is_export_only=False)
 
 
 @workflow(on_failure=report_failure)
 def export_only(recipe: Recipe) -> FlyteDirectory:
     """The run's newest whole checkpoint exported, evaluated and stored without a further step; the checkpoint stays."""
-    return _from_checkpoint(recipe, further=False)
+    return _from_checkpoint(recipe, is_export_only=True)
 
 
-def _from_checkpoint(recipe: Recipe, further: bool) -> FlyteDirectory:
+def _from_checkpoint(recipe: Recipe, is_export_only: bool) -> FlyteDirectory:
     planned, dataset, base = prepared(recipe)
     found = find_checkpoint(recipe=recipe, dataset=dataset)
-    artifact: FlyteDirectory = stored(found, planned, dataset, base, further)
+    artifact: FlyteDirectory = stored(found, planned, dataset, base, is_export_only)
     return artifact

@@ -87,7 +87,7 @@ def train_points(running: Running, datasets: Folders, bases: Folders) -> Trained
                 "plan": run.plan,
                 "dataset": _folder(run.dataset),
                 "base": _folder(run.base_files),
-                "further": True,
+                "export_only": False,
             }
             for run in runs
         ]

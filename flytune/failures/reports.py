@@ -1,7 +1,7 @@
-"""Which rank failed first, and of what.
+"""Reports of failed ranks, and the cause of a failure: the rank that failed first.
 
 A rank reports its failure as a file in a folder that the node's ranks share; the process that started them reads the files and
-names the cause. A rank that lost a peer has only noticed: it waits a moment, so that whoever watches sees the peer first.
+names the cause. A rank that lost a peer is not the cause: it waits a moment, so that the peer's failure is seen first.
 """
 
 import logging
@@ -19,24 +19,24 @@ from flytune.schema import Record
 log = logging.getLogger(__name__)
 
 FOLDER = "FLYTUNE_FAILURES"
-"""Environment variable: where the ranks of a node report; not set in a run of one process."""
+"""Environment variable that names the folder in which the ranks of a node report; not set in a run of one process."""
 SECONDS_AFTER_NOTICING = 3.0
-"""More than torchelastic takes to look at its workers (monitor_interval, 1 s)."""
+"""Seconds that a rank which lost a peer waits; longer than torchelastic's monitor_interval of 1 s."""
 
 
 class Failure(Record):
-    """What one rank died of."""
+    """Failure of one rank."""
 
     rank: int
     time: float
-    """Seconds since 1970, when it was seen."""
+    """Time of the failure, in seconds since 1970."""
     kind: str
     message: str
     advice: str
     recoverable: bool
     notices: bool
     details: str = ""
-    """Where it happened: a traceback, or the stacks of a hang."""
+    """A traceback, or the stacks of a hang."""
 
     @property
     def sentence(self) -> str:
@@ -49,7 +49,7 @@ class Failure(Record):
 
 
 def of_error(error: BaseException, rank: int) -> Failure:
-    """The failure that an exception of a rank is. TrainingError.goes_on says more than the table."""
+    """Return the failure of a rank with an exception. TrainingError.goes_on overrides the table."""
     kind = kind_of(error)
     message = str(error) if kind.types and any(name.startswith("flytune.") for name in kind.types) else ""
     return _failure(
@@ -62,14 +62,14 @@ def of_error(error: BaseException, rank: int) -> Failure:
 
 
 def of_exit(exitcode: int, rank: int) -> Failure:
-    """The failure of a rank that left no report: what its exit code says (negative: the signal that ended it)."""
+    """Return the failure of a rank without a report, from its exit code (negative: the signal that ended it)."""
     number = -exitcode if exitcode < 0 else exitcode - 128
     kind = next((kind for kind in KINDS if number in kind.signals), CRASH)
     try:
         ended = f"ended by {signal.Signals(number).name}"
     except ValueError:
         ended = f"ended with exit code {exitcode}"
-    because = ", as the kernel does to whoever takes the pod's last memory" if number == signal.SIGKILL else ""
+    because = ", which the kernel sends when a pod is out of memory" if number == signal.SIGKILL else ""
     return _failure(kind, rank, ended + because)
 
 
@@ -87,33 +87,33 @@ def _failure(kind: Kind, rank: int, message: str, recoverable: bool | None = Non
 
 
 def report(failure: Failure) -> None:
-    """Leaves a failure where the process that started the ranks looks for it; the first of a rank stays."""
+    """Write a failure for the process that started the ranks; the first one of a rank is kept."""
     if not (folder := os.environ.get(FOLDER)):
         return
     if failure.notices:
         time.sleep(SECONDS_AFTER_NOTICING)
-    place = Path(folder) / f"{failure.rank}.json"
-    if place.exists():
+    file = Path(folder) / f"{failure.rank}.json"
+    if file.exists():
         log.warning("after its first failure: %s", failure)
         return
-    new = place.with_suffix(".new")
+    new = file.with_suffix(".new")
     failure.write(new)
-    new.replace(place)
+    new.replace(file)
 
 
 def reported(folder: Path) -> list[Failure]:
-    """What the ranks of this node have reported."""
+    """Return the failures that the ranks of this node have reported."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
             found.append(Failure.read(path))
         except (ValidationError, OSError) as error:
-            log.warning("%s: not a whole report: %s", path, error)
+            log.warning("%s: an incomplete report: %s", path, error)
     return found
 
 
 def first(failures: list[Failure]) -> Failure:
-    """The cause: the earliest that is no mere noticing; of a hang, with the stacks of all ranks."""
+    """Return the cause: the earliest failure that is no lost peer; of a hang, with the stacks of all ranks."""
     cause = min(failures, key=lambda failure: (failure.notices, failure.time, failure.rank))
     alike = sorted((failure for failure in failures if failure.kind == cause.kind == "hang"), key=lambda failure: failure.rank)
     if len(alike) < 2:

@@ -1,4 +1,4 @@
-"""What a run can die of, and whether another attempt is worth its price: one table. docs/failures.md shows it."""
+"""Table of failures: how each is recognized, and whether another attempt can succeed. docs/failures.md shows it."""
 
 import builtins
 import re
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from flytune import errors
 
 RETRIES = 3
-"""Attempts beyond the first that a train task has; only what the table calls recoverable uses them."""
+"""Number of attempts after the first; only failures that the table calls recoverable use them."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of the table: an error is of it when its class or a base has one of `types`, or `pattern` is in its text."""
+    """Row of the table: an error belongs to it if its class or a base is one of `types`, or `pattern` is in its text."""
 
     name: str
     recoverable: bool
@@ -22,26 +22,27 @@ class Kind:
     types: tuple[str, ...] = ()
     pattern: str = "(?!)"
     signals: tuple[int, ...] = ()
-    """A rank that left no report and was ended by one of these died of it."""
+    """Signals that end a rank without a report when it fails this way."""
     notices: bool = False
-    """Whether it is what the others see when a rank has failed, and never the cause."""
+    """True if it is the consequence of another rank's failure, and never the cause."""
 
     def is_of(self, error: BaseException) -> bool:
+        """Return whether an error belongs to the row, by itself."""
         return self._fits(type(error), f"{type(error).__name__}: {error}")
 
     def is_named(self, text: str) -> bool:
-        """Return whether a text, "Type: message", is an error of it."""
+        """Return whether an error of the text "Type: message" belongs to the row."""
         name = text.partition(": ")[0].rpartition(".")[2]
-        known = getattr(errors, name, None) or getattr(builtins, name, None)
+        found = getattr(errors, name, None) or getattr(builtins, name, None)
         is_type = any(name == one.rpartition(".")[2] for one in self.types)
-        return is_type or self._fits(known if isinstance(known, type) else object, text)
+        return is_type or self._fits(found if isinstance(found, type) else object, text)
 
     def _fits(self, error: type, text: str) -> bool:
         names = {f"{base.__module__}.{base.__qualname__}" for base in error.__mro__}
         return bool(names & set(self.types)) or re.search(self.pattern, text) is not None
 
 
-# flytune.errors.StorageError says which it is; what neither of these fits may come back.
+# The texts of flytune.errors.StorageError. Another storage error may be temporary.
 _FULL = (
     r"\[Errno (27|28|122)\]|\(os error (27|28|122)\)|QuotaExceeded|EntityTooLarge"
     r"|StorageError: .*(it is full|could not be written)"
@@ -50,12 +51,12 @@ _REFUSED = r"StorageError: .*(it refuses|there is no such place)"
 _ERRNO_AWAY = r"\[Errno (5|70|101|107|110|111|112|113|116|121)\]"
 _STATUS = r"\b{0} (?:Client|Server) Error|(?:Client|Server) error '{0}"
 
-# The first that fits is taken, so that what names its cause stands before what wraps others.
+# The first row that fits is taken: rows that name a cause come before those of errors that wrap others.
 KINDS = (
     Kind(
         "preempted",
         True,
-        "nothing: it goes on from its last checkpoint",
+        "nothing: it resumes from its last checkpoint",
         ("flytune.errors.Preempted",),
         signals=(signal.SIGTERM,),
     ),
@@ -66,7 +67,7 @@ KINDS = (
         "limit, look at the node's events",
         ("flytune.errors.KilledAgain",),
     ),
-    Kind("hang", True, "look at the stacks: which rank is not where the others wait", ("flytune.errors.Hang",)),
+    Kind("hang", True, "look at the stacks: one rank is not where the others wait", ("flytune.errors.Hang",)),
     Kind(
         "GPUs not as promised",
         False,  # DeviceError.goes_on says when another node may have them
@@ -84,7 +85,7 @@ KINDS = (
     Kind(
         "out of host memory",
         True,
-        "if it comes again, a shape with more memory_gib or less shared_memory_gib",
+        "if it happens again, a shape with more memory_gib or less shared_memory_gib",
         ("builtins.MemoryError",),
         r"Cannot allocate memory|can't allocate memory",
         (signal.SIGKILL,),
@@ -92,7 +93,7 @@ KINDS = (
     Kind(
         "broken GPU",
         True,
-        "if it comes again on the same node, take the node out",
+        "if it happens again on the same node, take the node out",
         (),
         r"uncorrectable ECC|fallen off the bus|GPU is lost|CUDA error: unknown error|no CUDA-capable device|"
         r"CUDA driver initialization failed|ncclUnhandledCudaError|ncclSystemError",
@@ -121,14 +122,14 @@ KINDS = (
     Kind(
         "not handed on",
         False,
-        "pods with GPUs ask no hub: whatever they load must be the recipe's base model, or lie in a folder or at an address",
+        "pods with GPUs do not access the hub: they can load the recipe's base model, and models in a folder or at an address",
         ("huggingface_hub.errors.OfflineModeIsEnabled",),
         r"outgoing traffic has been disabled",
     ),
     Kind(
         "hub busy",
         True,
-        "nothing; if it stays, a model folder of your own",
+        "nothing; if it persists, a model folder of your own",
         ("huggingface_hub.errors.LocalEntryNotFoundError",),
         _STATUS.format("(?:429|5[0-9][0-9])"),
     ),
@@ -149,7 +150,7 @@ KINDS = (
     Kind(
         "collective timeout",
         True,
-        "look at the other ranks' logs: one of them did not come",
+        "look at the other ranks' logs: one of them did not reach the collective",
         (),
         r"Timed out waiting \d+ ?ms|before timing out|Watchdog caught collective|[Aa]pplication timeout caused pair closure",
         (signal.SIGABRT,),
@@ -158,7 +159,7 @@ KINDS = (
     Kind(
         "rendezvous",
         True,
-        "all pods of the run must come up within the rendezvous' timeout: gang scheduling, or free machines",
+        "all pods of the run must start within the rendezvous' timeout: gang scheduling, or free machines",
         ("torch.distributed.elastic.rendezvous.api.RendezvousError", "torch.distributed.DistStoreError"),
         r"waiting for clients|client socket has (failed|timed out)|failed to connect to .*:\d+",
     ),
@@ -174,7 +175,7 @@ KINDS = (
     Kind(
         "storage away",
         True,
-        "nothing; if it stays, the storage itself",
+        "nothing; if it persists, look at the storage itself",
         (
             "builtins.ConnectionError",
             "builtins.TimeoutError",
@@ -184,21 +185,21 @@ KINDS = (
         ),
         _ERRNO_AWAY + r"|StorageError: |SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
     ),
-    Kind("bad data", False, "mend the data; prepare says where", ("flytune.errors.DataError",)),
+    Kind("bad data", False, "correct the data; prepare says where", ("flytune.errors.DataError",)),
     Kind("refused", False, "as the message says", ("flytune.errors.FlytuneError",)),
 )
-BUG = Kind("bug", False, "the traceback says where; it would happen again")
-CRASH = Kind("crash", False, "see the end of the rank's log, in a native library; after SIGBUS, /dev/shm is full")
+BUG = Kind("bug", False, "look at the traceback; another attempt would fail in the same way")
+CRASH = Kind("crash", False, "look at the end of the rank's log; a native library crashed; after SIGBUS, /dev/shm is full")
 
 
 def kind_of(error: BaseException) -> Kind:
-    """The row that an error belongs to, by itself or by what it was raised from."""
+    """Return the row of an error, or of the errors that it was raised from."""
     chain = list(_chain(error))
     return next((kind for kind in KINDS if any(kind.is_of(link) for link in chain)), BUG)
 
 
 def kind_named(text: str) -> Kind | None:
-    """Return the row that a text, "Type: message", belongs to."""
+    """Return the row of an error with the text "Type: message"."""
     return next((kind for kind in KINDS if kind.is_named(text)), None)
 
 

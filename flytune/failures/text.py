@@ -1,4 +1,4 @@
-"""Texts of failures: what happened and what to do first, the traceback last and shortened in its middle, and no secrets."""
+"""Texts of failures: the failure and advice first, the traceback last and shortened in its middle, without secrets."""
 
 import os
 import re
@@ -20,7 +20,7 @@ _SECRETS = re.compile(
     # In headers and settings.
     r"|(?<=Bearer )[\w.~+/=-]+|(?<=Basic )[\w+/=]{8,}"
     r"|(?<=secret_access_key['\"]: ['\"])[^'\"]+|(?<=session_token['\"]: ['\"])[^'\"]+|(?<=password['\"]: ['\"])[^'\"]+"
-    # By their form: Hugging Face, AWS, GitHub, Slack, OpenAI and those that copied it.
+    # By their format: Hugging Face, AWS, GitHub, Slack, OpenAI and those that copied it.
     r"|\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{16,}|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}",
     re.IGNORECASE,
 )
@@ -28,7 +28,7 @@ _HIDDEN = "[hidden]"
 
 
 class FailureText(NamedTuple):
-    """A failure in words. `str` has all of it."""
+    """Text of a failure. `str` returns all of it."""
 
     sentence: str
     """The failure itself, in one line or several."""
@@ -37,9 +37,9 @@ class FailureText(NamedTuple):
     task: str = ""
     """The name of the task that failed; empty where it is not known."""
     further: tuple[str, ...] = ()
-    """Consequences, a line each: whether another attempt is made, what is there to continue from, where the log is."""
+    """Consequences, a line each: another attempt, the checkpoint to resume from, the log."""
     details: str = ""
-    """A traceback, the stacks of a hang, or other text that is worth a second look."""
+    """A traceback, the stacks of a hang, or other text for a closer look."""
 
     @property
     def own(self) -> str:
@@ -50,7 +50,7 @@ class FailureText(NamedTuple):
     def within(self, limit: int) -> str:
         """Return at most `limit` characters, or the text's own sentences where these are longer; without secrets."""
         own, details = shortened(without_secrets(self.own), MOST), without_secrets(self.details).strip("\n")
-        # What is left of a traceback in less than some lines says nothing.
+        # A few characters of a traceback help nobody.
         if not details or (left := limit - len(own) - 2) < 200:
             return own
         return f"{own}\n\n{shortened(details, left)}"
@@ -60,7 +60,7 @@ class FailureText(NamedTuple):
 
     @classmethod
     def parsed(cls, text: str) -> Self | None:
-        """Read the text of `str` once more, from wherever in `text` it begins; None where it is not there."""
+        """Parse a text of `str` that begins anywhere in `text`; None where there is none."""
         before, marker, after = text.partition(_TO_DO)
         if not marker:
             return None
@@ -78,7 +78,7 @@ def task_name() -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text without its middle, where it is longer than `limit` characters; keep beginning and end alike."""
+    """Return a text without its middle, where it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     left = limit - len(_LEFT_OUT) - 4
@@ -87,10 +87,10 @@ def shortened(text: str, limit: int) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without anything that is known to be, or looks like, a credential."""
+    """Return a text without any known credential, and without what looks like one."""
     values = {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= 8}
     for value in sorted(values, key=len, reverse=True):
-        # Paths to credentials, and switches, are no secrets.
+        # Paths to credentials are no secrets.
         if not value.startswith("/"):
             text = text.replace(value, _HIDDEN)
     return _SECRETS.sub(lambda found: f"{found[1]}={_HIDDEN}" if found[1] else _HIDDEN, text)

@@ -27,6 +27,8 @@ class Strategy:
     resizes: ClassVar[bool] = True
     """Whether a run can go on from a checkpoint of another number of processes."""
 
+    async_checkpoint: ClassVar[bool] = False
+    """True if its checkpoints are sharded ones of torch.distributed.checkpoint, which can be written asynchronously."""
     saves_whole: ClassVar[bool] = True
     """Whether its checkpoints hold whole weights (safetensors), and not each process's part of them alone."""
 

@@ -17,6 +17,7 @@ class FullyShardedDataParallel(Strategy):
     name, counted_as = "fsdp", "fsdp2"
     offloads = ("none", "cpu")
     no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
+    async_checkpoint = True
     saves_whole = False
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:

@@ -1,4 +1,4 @@
-"""What one attempt leaves for the next beside its checkpoints: a smaller micro batch, and steps that are left out."""
+"""Notes of one attempt for the next, stored with the checkpoints: a smaller micro batch, and skipped steps."""
 
 import logging
 from typing import Any
@@ -15,17 +15,17 @@ FILE = "notes.json"
 
 
 class Notes(Strict):
-    """The content of notes.json."""
+    """Content of notes.json."""
 
     per_device_train_batch_size: int | None = None
-    """Where the plan's did not fit."""
+    """Micro batch size to use where the plan's does not fit."""
     left_out: list[int] = Field(default=[])
-    """Steps' worth of data that is not trained, ascending; 0 is the first of the data's order."""
+    """Skipped data, in units of one step's samples, ascending; 0 is the first step's in the data's order."""
     rollbacks: int = 0
-    """How often data was left out."""
+    """Number of times that data was skipped."""
 
     def applied(self, plan: Plan) -> Plan:
-        """The plan with the micro batch noted here, and the same global batch."""
+        """Return the plan with the micro batch noted here, and the same global batch."""
         size = self.per_device_train_batch_size
         if size is None or size >= plan.per_device_train_batch_size:
             return plan
@@ -34,20 +34,20 @@ class Notes(Strict):
         return plan.model_copy(update={"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation})
 
 
-def read(place: str) -> Notes:
-    """The notes at a folder or fsspec address; none yet are empty ones."""
-    found = content(place, FILE)
+def read(address: str) -> Notes:
+    """Return the notes at a folder or fsspec address; empty ones where there are none."""
+    found = content(address, FILE)
     return Notes() if found is None else Notes.model_validate_json(found)
 
 
-def write(place: str, notes: Notes) -> None:
+def write(address: str, notes: Notes) -> None:
     """Replace the notes; a reader sees the old ones or the new ones."""
-    put(place, FILE, notes.model_dump_json(indent=2).encode())
+    put(address, FILE, notes.model_dump_json(indent=2).encode())
 
 
-def clear(place: str) -> None:
+def clear(address: str) -> None:
     """Delete the notes."""
-    remove(place, FILE)
+    remove(address, FILE)
 
 
 def names(place: str) -> list[str]:
@@ -88,10 +88,10 @@ def remove(place: str, name: str) -> None:
 
 
 def check_agreed(notes: Notes, args: Any) -> None:
-    """Every process must have read the same; called by all, once there is a process group.
+    """Check that all processes have read the same notes. All call it, once there is a process group.
 
     Raises:
-        TrainingError: they have not; they would wait for each other for ever.
+        TrainingError: the notes differ; processes would wait for each other for ever.
     """
     if args.world_size == 1:
         return
@@ -102,27 +102,31 @@ def check_agreed(notes: Notes, args: Any) -> None:
     if any(other != found[0] for other in found):
         raise TrainingError(
             f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: {FILE} differs between "
-            "them; name a file system that is mounted into all pods; the run does not go on by itself"
+            "them; name a file system that is mounted into all pods; the run does not continue by itself"
         )
 
 
-def smaller(place: str, kept: Notes, args: Any, step: int, *, is_noted: bool, error: BaseException) -> OutOfMemory:
-    """What a rank raises whose GPU is full: the same global batch in smaller pieces, noted for the next attempt if wished."""
+def out_of_memory(address: str, notes: Notes, args: Any, step: int, *, is_noted: bool, error: BaseException) -> OutOfMemory:
+    """Return the error of a rank whose GPU is full, with the largest smaller micro batch of the same global batch.
+
+    Args:
+        is_noted: note that micro batch for the next attempt.
+    """
     size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     share = size * accumulation
     half = next((fewer for fewer in range(size // 2, 0, -1) if share % fewer == 0), None)
-    laid_out = f"{size} x {accumulation} accumulated x {args.world_size} processes"
-    seen = f"rank {args.process_index}: out of GPU memory at step {step}, {laid_out}"
+    layout = f"{size} x {accumulation} accumulated x {args.world_size} processes"
+    seen = f"rank {args.process_index}: out of GPU memory at step {step}, {layout}"
     if half is None:
         return OutOfMemory(
-            f"{seen}; the run does not go on by itself. No micro batch is smaller: lower data.max_length, shard or "
+            f"{seen}; the run does not continue by itself. No micro batch is smaller: lower data.max_length, shard or "
             f"offload more, or choose a larger shape: {error}"
         )
     same = f"{half} x {share // half} x {args.world_size} processes is the same global batch of {share * args.world_size}"
     if not is_noted:
         return OutOfMemory(
-            f"{seen}; the run does not go on by itself. {same}: set training.per_device_train_batch_size: {half}, "
-            f"or training.auto_find_batch_size: true, which does it by itself: {error}"
+            f"{seen}; the run does not continue by itself. {same}: set training.per_device_train_batch_size: {half}, "
+            f"or training.auto_find_batch_size: true, which does so by itself: {error}"
         )
-    write(place, kept.model_copy(update={"per_device_train_batch_size": half}))
-    return OutOfMemory(f"{seen}; {same}, and the next attempt takes it: {error}", goes_on=True)
+    write(address, notes.model_copy(update={"per_device_train_batch_size": half}))
+    return OutOfMemory(f"{seen}; {same}, and the next attempt uses it: {error}", goes_on=True)

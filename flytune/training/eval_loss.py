@@ -1,4 +1,4 @@
-"""The held-out loss of a model that is in training, over all processes."""
+"""Held-out loss of the model in training, over all processes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,37 +9,39 @@ from flytune.recipe.recipe import Recipe
 
 
 class Scorer:
-    """Scores the model in training every evaluation.eval_steps optimizer steps, and after the last; never without it."""
+    """Scorer of the model in training, every evaluation.eval_steps steps and after the last; never if that is unset."""
 
     def __init__(self, recipe: Recipe, dataset: Path) -> None:
-        """Reads the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
+        """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
         self.eval_steps = recipe.evaluation.eval_steps
         self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
 
     def is_due(self, step: int, is_last: bool) -> bool:
+        """Return whether the model is scored after a step."""
         return self.eval_steps is not None and (is_last or step % self.eval_steps == 0)
 
     def score(self, trainer: Any) -> float:
+        """Return the loss in nats per trained token. Every process calls it."""
         return live_loss(trainer, self.rows)
 
 
 def scored_rows(dataset: Path, limit: int) -> list[Row]:
-    """Of the first `limit` held-out samples those with a token to score.
+    """Return those of the first `limit` held-out samples that have a token to score.
 
     Raises:
-        DataError: the data set is not whole, or there is none.
+        DataError: the data set is incomplete, or has no such sample.
     """
     return [row for row in heldout_rows(dataset, limit) if any(label != IGNORED for label in row["labels"][1:])]
 
 
 def live_loss(trainer: Any, rows: Sequence[Row]) -> float:
-    """Loss on `rows` in nats a trained token; every process calls it and gets the same.
+    """Return the loss on `rows` in nats per trained token; every process calls it and gets the same.
 
-    One row at a time: beside the training's memory there may be no room for more, and whole logits are larger than what
+    Rows are scored one at a time: training's memory may leave no room for more, and complete logits are larger than what
     TRL's chunked loss keeps.
 
     Each row is scored by one process. All make the same number of forward passes, since these gather parameters (ZeRO-3,
-    FSDP) and a process that had one fewer would leave the others waiting for ever: the shorter shares are filled up with a
+    FSDP) and a process with one pass fewer would leave the others waiting for ever: shorter shares are filled up with a
     row that is not counted. `rows` are those of `scored_rows`: without a token to score there would be no forward pass.
     """
     import torch

@@ -1,4 +1,4 @@
-"""A loss that is no number, or jumps: the run stops, or leaves the data out and goes back to its last checkpoint.
+"""NaN losses and loss spikes: the run stops, or skips the data and resumes from its last checkpoint.
 
 The loss that the Trainer logs is the mean over all processes, so that all of them see the same and do the same.
 """
@@ -7,39 +7,44 @@ import math
 from collections import deque
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from flytune.data.order import Stream
 from flytune.errors import BadLoss
 from flytune.recipe.sections import Training
 from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
+from flytune.training.checkpoints.resume import gathered
 
 WINDOW, FEWEST = 16, 4
-"""Of logged losses: a jump is held against the median of the last 16, and never against fewer than 4."""
+"""Number of logged losses whose median a loss is compared with: the last 16, and never fewer than 4."""
 MOST_ROLLBACKS = 3
-"""More would cost more than a look at the recipe."""
+"""Largest number of rollbacks; more would cost more than a look at the recipe."""
 
 
 class LossGuard:
-    """Looks at every logged step."""
+    """Check of every logged step of a run."""
 
-    def __init__(self, training: Training | None = None, can_overflow: bool = False) -> None:
-        self._limit = training.max_loss_jump if training else None
-        self._skips = training is not None and training.on_bad_loss == "skip"
-        self._can_overflow = can_overflow
+    def __init__(
+        self, training: Training, stream: Stream, notes: Notes, address: str, args: Any, can_overflow: bool = False
+    ) -> None:
+        """Check the losses of a run over `stream`.
+
+        Args:
+            notes: the notes of earlier attempts, at `address`.
+            args: the Trainer's arguments.
+            can_overflow: gradients may overflow now and then, as float16's do.
+        """
+        self._limit, self._skips = training.max_loss_jump, training.on_bad_loss == "skip"
+        self._stream, self._notes, self._address = stream, notes, address
+        self._args, self._can_overflow = args, can_overflow
         self._recent: deque[float] = deque(maxlen=WINDOW)
-        self._place, self._kept, self._writes = "", Notes(), False
-        self._stream: Stream | None = None
-
-    def keep(self, place: str, kept: Notes, stream: Stream, writes: bool) -> None:
-        """Where steps that are left out are noted, and by whom (one process)."""
-        self._place, self._kept, self._stream, self._writes = place, kept, stream, writes
 
     def check(self, step: int, saved_step: Callable[[], int], loss: float, grad_norm: float | None) -> None:
-        """Takes one logged step; `saved_step` tells the last that a whole checkpoint has, once it is asked.
+        """Check one logged step; `saved_step` returns the step of the newest complete checkpoint.
 
         Raises:
-            BadLoss: recoverable where the recipe leaves such steps out.
+            BadLoss: the loss is bad; recoverable where the recipe skips such steps.
         """
         if problem := self._problem(loss, grad_norm):
             raise self._error(step, saved_step(), problem)
@@ -48,7 +53,7 @@ class LossGuard:
     def _problem(self, loss: float, grad_norm: float | None) -> str | None:
         if not math.isfinite(loss):
             return f"the loss is {loss}"
-        # float16's gradients overflow now and then: its scaler leaves the step out, and lowers the scale.
+        # float16's gradients overflow now and then: its scaler skips the step and lowers the scale.
         if grad_norm is not None and not math.isfinite(grad_norm) and not self._can_overflow:
             return f"the gradients' norm is {grad_norm}, and the weights are ruined"
         if self._limit is None or len(self._recent) < FEWEST:
@@ -62,22 +67,23 @@ class LossGuard:
 
     def _error(self, step: int, saved_step: int, problem: str) -> BadLoss:
         advice = "Lower training.learning_rate, or look at the data of this step; float16 overflows where bfloat16 does not"
-        if not self._skips or self._stream is None:
-            return BadLoss(f"step {step}: {problem}; the run does not go on and nothing is stored. {advice}")
-        if self._kept.rollbacks >= MOST_ROLLBACKS:
+        if not self._skips:
+            return BadLoss(f"step {step}: {problem}; the run does not continue and nothing is stored. {advice}")
+        if self._notes.rollbacks >= MOST_ROLLBACKS:
             return BadLoss(
-                f"step {step}: {problem}; data was left out {MOST_ROLLBACKS} times already, and the run does not go on. "
+                f"step {step}: {problem}; data was skipped {MOST_ROLLBACKS} times already, and the run does not continue. "
                 f"{advice}"
             )
         ruined = [self._stream.turn_of(number) for number in range(saved_step, step)]
-        if self._writes:
-            left_out = sorted({*self._kept.left_out, *ruined})
-            attempt_notes.write(
-                self._place, self._kept.model_copy(update={"left_out": left_out, "rollbacks": self._kept.rollbacks + 1})
-            )
+        if self._args.process_index == 0:
+            left_out = sorted({*self._notes.left_out, *ruined})
+            rollbacks = self._notes.rollbacks + 1
+            attempt_notes.write(self._address, self._notes.model_copy(update={"left_out": left_out, "rollbacks": rollbacks}))
+        # The first failing rank ends the others: all wait for the note.
+        gathered(None, self._args)
         back = f"step {saved_step}" if saved_step else "the beginning"
         return BadLoss(
-            f"step {step}: {problem}; the next attempt goes back to {back} and leaves out the data of steps {saved_step + 1} "
+            f"step {step}: {problem}; the next attempt goes back to {back} and skips the data of steps {saved_step + 1} "
             f"to {step} (training.on_bad_loss: skip)",
             goes_on=True,
         )

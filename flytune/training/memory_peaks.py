@@ -1,7 +1,7 @@
-"""How much memory a process has held at most, phase by phase of its run: what the plan is held against."""
+"""Peak memory of a process in each phase of its run, which the report compares with the plan."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,30 +11,31 @@ from flytune.records.plan import LOAD
 class Peaks:
     """Peak bytes by phase, of the fullest GPU of this process; without a GPU, of its host memory (RSS).
 
-    One phase runs at a time. Where the kernel does not let a process reset the peak of its RSS, a phase also tells what
-    was held before it.
+    One phase runs at a time. Where the kernel does not let a process reset the peak of its RSS, the peak of a phase includes
+    the phases before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_enter: Sequence[Callable[[str], None]] = ()) -> None:
+        """Begin with phase LOAD; each function of `on_enter` is called with the name of each later phase as it begins."""
         self.phase = LOAD
-        self.on_enter: Callable[[str], None] = lambda phase: None
-        """Function that is called as a phase begins."""
+        self._on_enter = on_enter
         self.bytes: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
-        """What the GPU's allocator had taken; empty without a GPU."""
+        """Peak bytes that the GPU's allocator had reserved, by phase; empty without a GPU."""
         self._recent: tuple[int, int | None] = 0, None
         """Peak bytes in use and reserved since the last `read`."""
         _reset()
 
     def enter(self, phase: str) -> None:
-        """From now on `phase` runs, one of PHASES."""
+        """Begin `phase`, one of PHASES."""
         self._note()
         self.phase = phase
-        self.on_enter(phase)
+        for begun in self._on_enter:
+            begun(phase)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase in the midst of another one."""
+        """Interrupt the running phase by another one."""
         before = self.phase
         self.enter(phase)
         try:
@@ -43,10 +44,19 @@ class Peaks:
             self.enter(before)
 
     def read(self) -> tuple[int, int | None]:
-        """Return the peak bytes since the last call, and those of what was reserved (None without a GPU)."""
+        """Return the peak bytes in use and reserved (None without a GPU) since the last call."""
         self._note()
         recent, self._recent = self._recent, (0, None)
         return recent
+
+    def of_all_processes(self) -> dict[str, dict[str, int]]:
+        """Return the peaks of each phase of the process that held most, as fields of TrainingResult. Every process calls it."""
+        from accelerate.utils import gather_object
+
+        self.read()
+        mine = [{"peaks": self.bytes, "reserved_peaks": self.reserved}]
+        found = gather_object(mine)
+        return {kind: {phase: max(one[kind].get(phase, 0) for one in found) for phase in mine[0][kind]} for kind in mine[0]}
 
     def _note(self) -> None:
         held, reserved = _peak()
@@ -72,7 +82,7 @@ def _reset() -> None:
     import torch
 
     if torch.cuda.is_available():
-        # What CUDA has not begun has no peak; torch/cuda/memory.py passes the question on to a device that is not there yet.
+        # Before CUDA is initialized there is no peak, and torch/cuda/memory.py would raise for the missing device.
         for gpu in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
             torch.cuda.reset_peak_memory_stats(gpu)
     else:

@@ -1,7 +1,7 @@
-"""Notes on the phases of a run, for its next attempt: a pod that is killed for its memory leaves no other word.
+"""Notes on the phases of a run for its next attempt: the only report of a pod that is killed for its memory.
 
-Each node keeps one note, at the address of the run's checkpoints, and writes it anew at each phase and while its memory grows.
-An attempt whose two predecessors were killed in the same phase, with no step saved in between, would be the third: it stops.
+Each node keeps one note, at the address of the run's checkpoints, and rewrites it at each phase and while its memory grows.
+An attempt stops whose two predecessors were killed in the same phase, with no step saved in between.
 """
 
 import json
@@ -24,17 +24,17 @@ from flytune.training import attempt_notes
 log = logging.getLogger(__name__)
 
 POINTER = "phase-note"
-"""The file in causes.FOLDER that names the node's note: the process that started the ranks knows better what ended them."""
+"""File in reports.FOLDER that names the node's note, for the process that started the ranks and knows how they ended."""
 SIGTERM = "SIGTERM"
 SECONDS = 1.0
-"""Seconds between two looks at the memory."""
+"""Interval in seconds at which the memory is measured."""
 PARTS = 16
-"""Parts of the allowed memory; a note is written anew whenever the memory has grown by one."""
+"""Number of parts of the allowed memory; a note is rewritten whenever the memory has grown by one part."""
 WAIT = 5.0
-"""Longest time that a phase waits for its note, in seconds: a storage that is away must not hold a run up."""
+"""Longest time in seconds that a phase waits for its note: a storage that is unavailable must not delay a run."""
 _KILLED = "out of host memory"
 _SILENT = {None, _KILLED, *(kind.name for kind in KINDS if kind.notices)}
-"""Ends of the nodes of an attempt of which one was killed: without a word, or by noticing it."""
+"""Ends of the nodes of an attempt of which one was killed: without a report, or by losing a peer."""
 
 
 class PhaseNote(Record):
@@ -48,9 +48,9 @@ class PhaseNote(Record):
     used_bytes: int
     allowed_bytes: int
     saved_step: int
-    """Newest checkpoint's step when the attempt began."""
+    """Step of the newest checkpoint when the attempt began."""
     counted_bytes: int | None = None
-    """The plan's figure for the phase; None where it counts none."""
+    """Host memory of the phase in the plan, in bytes; None where the plan has none."""
     ended: str | None = None
     """Kind of the failure (flytune.failures.table), or SIGTERM; None while the node runs, and once it was killed."""
 
@@ -68,10 +68,10 @@ class PhaseNote(Record):
 
 
 class PhaseNotes:
-    """The note of this node, from the beginning of an attempt to its end. Without an execution of Flyte, none is kept."""
+    """Keeper of this node's note from the beginning of an attempt to its end. Outside of Flyte, no note is kept."""
 
-    def __init__(self, place: str, plan: Plan | None = None, is_signalled: Callable[[], bool] = lambda: False) -> None:
-        self._place, self._plan, self._is_signalled = place, plan, is_signalled
+    def __init__(self, address: str, plan: Plan | None = None, is_signalled: Callable[[], bool] = lambda: False) -> None:
+        self._address, self._plan, self._is_signalled = address, plan, is_signalled
         self._note = PhaseNote(
             execution=os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", ""),
             attempt=int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0),
@@ -90,7 +90,7 @@ class PhaseNotes:
 
     @contextmanager
     def attempt(self, saved_step: Callable[[], int] = lambda: 0, phase: str = LOAD) -> Iterator[None]:
-        """Keep the note within, from `phase` on; `saved_step` is of the newest checkpoint that there is.
+        """Keep the note during the block, from `phase` on; `saved_step` returns the step of the newest checkpoint.
 
         Raises:
             KilledAgain: the last two attempts were killed in the same phase, and no step was saved in between.
@@ -110,13 +110,13 @@ class PhaseNotes:
         self._note = self._note.model_copy(update={"saved_step": saved_step, "phase": phase})
         self._check()
         if folder := os.environ.get(reports.FOLDER):
-            pointer = {"place": self._place, "file": self._note.file}
+            pointer = {"place": self._address, "file": self._note.file}
             (Path(folder) / POINTER).write_text(json.dumps(pointer), encoding="utf-8")
         self._thread.start()
         self.enter(phase)
 
     def enter(self, phase: str) -> None:
-        """Begin a phase; its note is there when this returns, unless the storage is away."""
+        """Begin a phase; its note is written when this returns, unless the storage is unavailable."""
         if not self._thread.is_alive():
             return
         counted = _counted(self._plan, phase) if self._plan else None
@@ -125,21 +125,21 @@ class PhaseNotes:
         self.write_now()
 
     def write_now(self) -> None:
-        """Return once the note is there as it is now, unless the storage is away."""
+        """Write the note as it is now, and wait until it is written, unless the storage is unavailable."""
         self._written.clear()
         self._changed.set()
         self._written.wait(WAIT)
 
     def _end(self, error: BaseException | None) -> None:
-        """Note that the attempt has failed; where it has not, delete what this node's attempts have left."""
+        """Note that the attempt has failed; where it has not, delete the notes of this node's attempts."""
         self._over.set()
         self._changed.set()
         if self._thread.is_alive():
             self._thread.join(WAIT)
         if error is not None:
-            _write(self._place, self._note.model_copy(update={"ended": kind_of(error).name}))
+            _write(self._address, self._note.model_copy(update={"ended": kind_of(error).name}))
         else:
-            clear(self._place, self._note.execution, self._note.node)
+            clear(self._address, self._note.execution, self._note.node)
 
     def _keep(self) -> None:
         while not self._over.is_set():
@@ -151,16 +151,16 @@ class PhaseNotes:
                 ended = SIGTERM if self._is_signalled() else None
                 is_due = is_new or ended != self._note.ended or used - self._note.used_bytes >= allowed / PARTS
                 if is_due:
-                    known = {"used_bytes": used, "allowed_bytes": allowed, "ended": ended}
-                    self._note = note = self._note.model_copy(update=known)
+                    measured = {"used_bytes": used, "allowed_bytes": allowed, "ended": ended}
+                    self._note = note = self._note.model_copy(update=measured)
             if is_due and not self._over.is_set():
-                _write(self._place, note)
+                _write(self._address, note)
                 if is_new:
                     self._written.set()
 
     def _check(self) -> None:
         mine = self._note
-        earlier = read(self._place, mine.execution)
+        earlier = read(self._address, mine.execution)
         last, before = ([note for note in earlier if note.attempt == mine.attempt - back] for back in (1, 2))
         if not (_is_silent(last) and _is_silent(before)):
             return
@@ -168,21 +168,22 @@ class PhaseNotes:
             for second in last:
                 is_alike = first.was_killed and second.was_killed and first.phase == second.phase
                 if is_alike and first.saved_step == second.saved_step == mine.saved_step:
-                    raise KilledAgain(_sentence(first, second, self._place))
+                    raise KilledAgain(_sentence(first, second, self._address))
 
 
 def _is_silent(attempt: list[PhaseNote]) -> bool:
     return {note.ended for note in attempt} <= _SILENT
 
 
-def _sentence(first: PhaseNote, second: PhaseNote, place: str) -> str:
+def _sentence(first: PhaseNote, second: PhaseNote, address: str) -> str:
     gib = [f"{size / 2**30:.1f}" for size in (first.used_bytes, second.used_bytes, second.allowed_bytes)]
     counted = second.counted_bytes
-    plan = "the plan counts none for it" if counted is None else f"the plan had counted {counted / 2**30:.1f} GiB"
+    plan = "the plan has no figure for it" if counted is None else f"the plan had {counted / 2**30:.1f} GiB"
     return (
-        f"attempts {first.attempt + 1} and {second.attempt + 1} were killed without a word in the same phase, {second.phase}, "
-        f"at {gib[0]} and {gib[1]} of the {gib[2]} GiB of memory that the pod may take ({plan}); no step was saved in between, "
-        f"and this attempt would end there too: the run does not go on by itself. Checkpoints are at {place}"
+        f"attempts {first.attempt + 1} and {second.attempt + 1} were killed without a report in the same phase, "
+        f"{second.phase}, at {gib[0]} and {gib[1]} of the {gib[2]} GiB of memory that the pod may take ({plan}); no step was "
+        "saved in between, and this attempt would end there too: the run does not continue by itself. Checkpoints are at "
+        f"{address}"
     )
 
 
@@ -195,29 +196,29 @@ def _counted(plan: Plan, phase: str) -> int | None:
     return None
 
 
-def read(place: str, execution: str = "") -> list[PhaseNote]:
-    """Read notes at an address, of one execution or of all: the latest attempt first, and in it nodes that were killed."""
+def read(address: str, execution: str = "") -> list[PhaseNote]:
+    """Read the notes at an address, of one execution or of all: the latest attempt first, and in it killed nodes first."""
     found: list[PhaseNote] = []
     try:
         names = [
-            name for name in attempt_notes.names(place) if name.startswith(f"phase-{execution}") and name.endswith(".json")
+            name for name in attempt_notes.names(address) if name.startswith(f"phase-{execution}") and name.endswith(".json")
         ]
-        found = [PhaseNote.model_validate_json(attempt_notes.content(place, name) or b"") for name in names]
+        found = [PhaseNote.model_validate_json(attempt_notes.content(address, name) or b"") for name in names]
     except Exception as error:  # noqa: BLE001 (each file system has errors of its own; a note is no reason to lose a run)
-        log.warning("%s: the notes on phases could not be read: %s", place, error)
+        log.warning("%s: the notes on phases could not be read: %s", address, error)
     mine = [note for note in found if execution in ("", note.execution)]
     return sorted(mine, key=lambda note: (note.attempt, note.was_killed), reverse=True)
 
 
-def clear(place: str, execution: str = "", node: int | None = None) -> None:
+def clear(address: str, execution: str = "", node: int | None = None) -> None:
     """Delete notes: all, or those of one execution or node."""
-    for note in read(place, execution):
+    for note in read(address, execution):
         if node in (None, note.node):
-            attempt_notes.remove(place, note.file)
+            attempt_notes.remove(address, note.file)
 
 
 def correct(folder: Path, kind: str) -> None:
-    """Make the note of a node's ranks, whose failures are reported in `folder`, say what has ended them."""
+    """Write the kind of failure into the note of a node's ranks, whose failures are reported in `folder`."""
     pointer = folder / POINTER
     if not pointer.exists():
         return
@@ -225,13 +226,13 @@ def correct(folder: Path, kind: str) -> None:
     try:
         note = PhaseNote.model_validate_json(attempt_notes.content(found["place"], found["file"]) or b"")
     except Exception as error:  # noqa: BLE001 (the failure itself must not be lost for it)
-        log.warning("%s: the note on the last phase stays as it is: %s", found["place"], error)
+        log.warning("%s: the note on the last phase was not corrected: %s", found["place"], error)
         return
     _write(found["place"], note.model_copy(update={"ended": kind}))
 
 
-def _write(place: str, note: PhaseNote) -> None:
+def _write(address: str, note: PhaseNote) -> None:
     try:
-        attempt_notes.put(place, note.file, note.model_dump_json(indent=2).encode())
+        attempt_notes.put(address, note.file, note.model_dump_json(indent=2).encode())
     except Exception as error:  # noqa: BLE001 (each file system has errors of its own; a note is no reason to lose a run)
-        log.warning("%s: a note on phase %s could not be written: %s", place, note.phase, error)
+        log.warning("%s: a note on phase %s could not be written: %s", address, note.phase, error)

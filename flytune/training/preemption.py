@@ -1,4 +1,4 @@
-"""When a run saves, and how it stops when its machine is taken back or its budget is used up: all processes at the same step.
+"""Preemption, automatic saves and budgets: all processes save and stop at the same step.
 
 SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of five numbers.
 """
@@ -22,33 +22,31 @@ from flytune.training.checkpoints import Saver
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30.0
-"""From SIGTERM to SIGKILL: torchelastic's, which cannot be configured, and Kubernetes' own unless a pod says otherwise."""
+"""Seconds from SIGTERM to SIGKILL: torchelastic's, which cannot be configured, and Kubernetes' default."""
 FIRST_SAVE = 2
-"""With save_steps `auto`, the step after which a save is first made and measured; the first step is slower than others."""
+"""First step that save_steps `auto` saves and measures; the step before it is slower than others."""
 
 
 class Agreed(NamedTuple):
-    """The largest of all processes; negative where none has it."""
+    """Largest values over all processes; negative where no process has one."""
 
     since_signal: float
     save_seconds: float
-    """That training stops for."""
+    """Seconds that a save blocks training."""
     store_seconds: float
-    """That storing takes after it."""
+    """Seconds that storing a checkpoint takes after the save."""
     since_save: float
     spent: float
-    """Of training, all attempts together."""
+    """Seconds of training, all attempts together."""
 
 
 class Stopper:
-    """Decides at each step's end, the same on every process."""
+    """Decision after each step whether to save and stop, the same on every process."""
 
-    def __init__(self, checkpoints: Checkpoints, shape: Shape, budget: Budget | None = None) -> None:
-        self._budget, self._began = budget, time.monotonic()
-        self.spent_before = 0.0
-        """Seconds of earlier attempts, as the checkpoint that is gone on from has them."""
+    def __init__(self, checkpoints: Checkpoints, shape: Shape, saver: Saver, budget: Budget | None = None) -> None:
+        self._saver, self._budget, self._began = saver, budget, time.monotonic()
         self.stopped_early: str | None = None
-        """That the budget is used up, in words."""
+        """Sentence on the budget that ended the run; None where none did."""
         self._saves, self._auto = checkpoints.save_steps is not None, checkpoints.save_steps == "auto"
         self._per_hour = save_interval.interruptions_per_hour(shape)
         self._signalled: float | None = None
@@ -58,12 +56,11 @@ class Stopper:
         self._interval: float | None = None
         self._stopped: str | None = None
         self.done = 0
-        """Steps trained, earlier attempts' included."""
-        self._saver: Saver | None = None
+        """Number of steps trained, including earlier attempts'."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM is this object's within; Python has signals in the main thread alone."""
+        """Handle SIGTERM in the block. In other threads than the main one, Python has no signals, and this does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -79,55 +76,48 @@ class Stopper:
             raise Preempted(self._lost("there is nothing to save" if self._saves else "checkpoints.save_steps is not set"))
 
     def _lost(self, why: str) -> str:
-        lost = f"steps {self.saved_step + 1} to {self.done} are" if self.done > self.saved_step else "no step is"
-        start = f"step {self.saved_step}" if self.saved_step else "the beginning"
-        return f"SIGTERM after step {self.done}: {why}; {lost} lost, the next attempt goes on from {start}"
+        saved = self._saver.saved_step
+        lost = f"steps {saved + 1} to {self.done} are" if self.done > saved else "no step is"
+        start = f"resumes from step {saved}" if saved else "starts at the beginning"
+        return f"SIGTERM after step {self.done}: {why}; {lost} lost, the next attempt {start}"
 
     @property
     def is_signalled(self) -> bool:
-        """Return whether SIGTERM has come."""
+        """Return whether SIGTERM has arrived."""
         return self._signalled is not None
 
-    @property
-    def saved_step(self) -> int:
-        """Of the last checkpoint that is known to be whole."""
-        return self._saver.saved_step if self._saver else 0
-
     def spent(self) -> float:
-        """Seconds of training so far, all attempts together."""
-        return self.spent_before + time.monotonic() - self._began
+        """Return the seconds of training so far, all attempts together."""
+        return self._saver.resumed_seconds + time.monotonic() - self._began
 
     def is_used_up(self, step: int, args: Any) -> bool:
-        """Whether the budget is, before a step after `step` is trained; every process calls it, all get the same."""
+        """Return whether the budget is used up after `step`. Every process calls it, and all get the same."""
         return self._budget is not None and self._ends_budget(step, _largest(Agreed(-1, -1, -1, -1, self.spent()), args))
 
     def _ends_budget(self, step: int, agreed: Agreed) -> bool:
         if self._budget is None or agreed.spent < self._budget.seconds:
             return False
-        self.stopped_early = f"{self._budget.words(step, agreed.spent)}; what there is is exported and evaluated"
+        self.stopped_early = f"{self._budget.words(step, agreed.spent)}; the model is exported and evaluated as it is"
         log.warning("%s", self.stopped_early)
         return True
 
-    def begin(self, trainer: Any, saver: Saver, done: int) -> None:
-        """The steps begin, after `done` of an earlier attempt's checkpoint."""
-        self.done, self._saver = done, saver
-        self._steps_run, self._last = True, time.monotonic()
-        save = trainer._save_checkpoint
+    def begin(self, done: int) -> None:
+        """Begin the steps, after `done` steps of an earlier attempt's checkpoint."""
+        self.done, self._steps_run, self._last = done, True, time.monotonic()
 
-        def timed(*args: Any, **kwargs: Any) -> None:
-            started = time.monotonic()
-            save(*args, **kwargs)
-            self._last = time.monotonic()
-            self._save_seconds = max(self._save_seconds, self._last - started)
-
-        trainer._save_checkpoint = timed
+    @contextmanager
+    def timing_save(self) -> Iterator[None]:
+        """Measure how long a save blocks training."""
+        started = time.monotonic()
+        yield
+        self._last = time.monotonic()
+        self._save_seconds = max(self._save_seconds, self._last - started)
 
     def end_step(self, step: int, args: Any, is_last: bool = False) -> tuple[bool, bool]:
-        """Whether to save, and whether to stop, after a step; every process calls it."""
+        """Return whether to save and whether to stop after a step. Every process calls it."""
         self.done, now = step, time.monotonic()
         since = now - self._signalled if self._signalled else -1.0
-        stored = self._saver.store_seconds if self._saver else 0.0
-        agreed = _largest(Agreed(since, self._save_seconds, stored, now - self._last, self.spent()), args)
+        agreed = _largest(Agreed(since, self._save_seconds, self._saver.store_seconds, now - self._last, self.spent()), args)
         if agreed.since_signal < 0 and not is_last and self._ends_budget(step, agreed):
             return self._saves, True
         if agreed.since_signal < 0:
@@ -153,13 +143,13 @@ class Stopper:
         return agreed.since_save >= self._interval
 
     def end(self) -> None:
-        """The steps are over.
+        """End the steps.
 
         Raises:
-            Preempted: they were ended by SIGTERM.
+            Preempted: SIGTERM ended them.
         """
         self._steps_run = False
-        if self._stopped and self._saves and self.saved_step < self.done and "lost" not in self._stopped:
+        if self._stopped and self._saves and self._saver.saved_step < self.done and "lost" not in self._stopped:
             self._stopped = self._lost("its last checkpoint was not stored in time")
         if self._stopped:
             raise Preempted(f"rank {os.environ.get('RANK', '0')}: {self._stopped}")
@@ -173,21 +163,3 @@ def _largest(mine: Agreed, args: Any) -> Agreed:
     numbers = torch.tensor(mine, device=args.device)
     torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
     return Agreed(*numbers.tolist())
-
-
-def callback(stopper: Stopper, trainer: Any, saver: Saver) -> Any:
-    """The stopper as the Trainer knows it."""
-    from transformers import TrainerCallback
-
-    class Stopping(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            stopper.begin(trainer, saver, state.global_step)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            save, stop = stopper.end_step(state.global_step, args, is_last=state.global_step >= state.max_steps)
-            control.should_save = (control.should_save and not stop) or save
-            # So that the log that is saved ends with this step.
-            control.should_log = control.should_log or save or stop
-            control.should_training_stop = control.should_training_stop or stop
-
-    return Stopping()

@@ -1,8 +1,7 @@
-"""What a training run did, step by step, as it happens."""
+"""Log of a run's steps, written as they happen: steps.jsonl, the printed lines, and the numbers for trackers."""
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,95 +10,65 @@ from pydantic import ValidationError
 from flytune.console.step_lines import StepLines
 from flytune.data.collator import tokens_of
 from flytune.errors import TrainingError
-from flytune.records.plan import EVALUATE, FIRST_STEP, SAVE, STEP
+from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.records.training import STEPS, Step
 from flytune.sharding.base import Strategy
 from flytune.training import step_timer, trackers
 from flytune.training.eval_loss import Scorer
-from flytune.training.loss_guard import LossGuard
 from flytune.training.memory_peaks import Peaks
 
 
 class Recorder:
-    """Collects the run's steps as the Trainer logs them, and has the live model scored between them."""
+    """Recorder of the run's steps as the Trainer logs them; scores the live model between them."""
 
-    def __init__(self, strategy: Strategy, scorer: Scorer | None = None) -> None:
+    def __init__(self, sharding: Strategy, scorer: Scorer, peaks: Peaks) -> None:
         self.steps: list[Step] = []
-        self.trainer: Any = None
-        """Set once it is built: callbacks are built before it."""
-        self.strategy, self.scorer = strategy, scorer
-        self.guard = LossGuard()
-        self.saved_step: Callable[[], int] = lambda: 0
-        """Of the last checkpoint; whoever saves says it."""
-        self.peaks = Peaks()
+        self.sharding, self._scorer, self._peaks = sharding, scorer, peaks
         self._eval_loss: float | None = None
         self._tokens = 0
-        """Of this process since the last logged step, padding not counted."""
+        """Tokens that this process read since the last logged step, padding not counted."""
 
-    def begin(self, done: int) -> None:
-        """Training begins, after `done` steps of an earlier attempt. Only now is the model wrapped.
+    def begin(self, trainer: Any) -> None:
+        """Begin to record the steps of a trainer, whose model is wrapped by now.
 
         Raises:
-            TrainingError: the strategy's sharding did not take hold; the run would train wrong or not fit.
+            TrainingError: the sharding did not take effect; the run would train wrong or not fit.
         """
-        args = self.trainer.args
-        if problem := self.strategy.check(self.trainer):
-            raise TrainingError(f"rank {args.process_index}: sharding {self.strategy.name} did not take hold: {problem}")
+        args, self._trainer = trainer.args, trainer
+        if problem := self.sharding.check(trainer):
+            raise TrainingError(f"rank {args.process_index}: sharding {self.sharding.name} did not take effect: {problem}")
         self.file = Path(args.output_dir) / STEPS
-        if self.trainer.is_world_process_zero():
+        if trainer.is_world_process_zero():
+            done = trainer.state.global_step
             _cut(self.file, done)
-            self._lines = StepLines(done, self.trainer.state.max_steps)
+            self._lines = StepLines(done, trainer.state.max_steps)
         self.clock = step_timer.Clock(on_gpu=args.device.type == "cuda")
-        step_timer.watch(self.trainer, self.clock)
-        self._count_tokens()
-        self._watch_memory()
+        if trainer.is_deepspeed_enabled:
+            step_timer.time_engine(trainer.model_wrapped, self.clock)
+        self._peaks.enter(FIRST_STEP)
 
-    def _watch_memory(self) -> None:
-        save = self.trainer._save_checkpoint
-
-        def watched(*args: Any, **kwargs: Any) -> None:
-            with self.peaks.during(SAVE):
-                save(*args, **kwargs)
-
-        self.trainer._save_checkpoint = watched
-        self.peaks.enter(FIRST_STEP)
-
-    def _count_tokens(self) -> None:
-        # TRL's num_tokens counts one row of a packed batch, with its padding.
-        fetch = self.trainer.get_batch_samples
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            batches, items = fetch(*args, **kwargs)
-            self._tokens += sum(int(tokens_of(batch)) for batch in batches)
-            return batches, items
-
-        self.trainer.get_batch_samples = counted
+    def count_tokens(self, batches: list[Any]) -> None:
+        """Add the tokens of micro batches; TRL's num_tokens counts one row of a packed batch, with its padding."""
+        self._tokens += sum(int(tokens_of(batch)) for batch in batches)
 
     def end_step(self, step: int, is_last: bool) -> bool:
-        """An optimizer step is over; says whether the live model was scored after it."""
+        """Note that an optimizer step has finished; return whether the live model was scored after it."""
         self.clock.enter("other")
-        if self.peaks.phase == FIRST_STEP:
-            self.peaks.enter(STEP)
-        if self.scorer is None or not self.scorer.is_due(step, is_last):
+        if self._peaks.phase == FIRST_STEP:
+            self._peaks.enter(STEP)
+        if not self._scorer.is_due(step, is_last):
             return False
         self.clock.enter("eval")
-        with self.peaks.during(EVALUATE):
-            self._eval_loss = self.scorer.score(self.trainer)
+        with self._peaks.during(EVALUATE):
+            self._eval_loss = self._scorer.score(self._trainer)
         self.clock.enter("other")
         return True
 
     def record(self, step: int, epoch: float, logs: dict[str, float]) -> None:
-        """Takes one log line of the Trainer, and adds to it what it knows beyond.
-
-        Raises:
-            BadLoss: the loss is not a number, or jumps; going on would only cost money.
-        """
-        if "loss" not in logs:
-            return
-        self.guard.check(step, self.saved_step, logs["loss"], logs.get("grad_norm"))
+        """Record one log line of the Trainer, and add times, tokens, memory and held-out loss to it."""
         parts, tokens = self.clock.read(), self._all_tokens()
         seconds = sum(parts.values())
-        held, reserved = self.peaks.read()
+        held, reserved = self._peaks.read()
         done = Step(
             step=step,
             epoch=epoch,
@@ -121,72 +90,36 @@ class Recorder:
         self._tokens, self._eval_loss = 0, None
         self.steps.append(done)
         logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens"})
-        if self.trainer.is_world_process_zero():
-            # Closed after each line: what is logged outlives the process.
+        if self._trainer.is_world_process_zero():
+            # Closed after each line, so that the line survives the process.
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(done.model_dump_json() + "\n")
             self._lines.step(done)
 
     def end(self) -> None:
-        """Note that training is over; the last score and the export follow."""
-        if self.trainer.is_world_process_zero():
+        """Print the end of training; the last score and the export follow."""
+        if self._trainer.is_world_process_zero():
             self._lines.end(self.steps)
 
     def score(self, loss: float, samples: int) -> None:
-        """Take the held-out loss of the model that is exported."""
-        if self.trainer.is_world_process_zero():
+        """Print the held-out loss of the model that is exported."""
+        if self._trainer.is_world_process_zero():
             self._lines.score(loss, samples)
 
     def _all_tokens(self) -> int:
         import torch
 
-        mine = torch.tensor([self._tokens], device=self.trainer.args.device)
-        return int(self.trainer.accelerator.reduce(mine, reduction="sum"))
-
-    def all_peaks(self) -> dict[str, dict[str, int]]:
-        """By phase, of the process that held most: as TrainingResult has them. Every process asks."""
-        from accelerate.utils import gather_object
-
-        self.peaks.read()
-        mine = [{"peaks": self.peaks.bytes, "reserved_peaks": self.peaks.reserved}]
-        found = gather_object(mine)
-        return {kind: {phase: max(one[kind].get(phase, 0) for one in found) for phase in mine[0][kind]} for kind in mine[0]}
+        mine = torch.tensor([self._tokens], device=self._trainer.args.device)
+        return int(self._trainer.accelerator.reduce(mine, reduction="sum"))
 
     def finish(self, out: Path) -> None:
-        """The first process, once the run is over and exported: steps.jsonl moves to `out`, trackers are closed."""
+        """Move steps.jsonl to `out` and close the trackers; called by the first process after the export."""
         shutil.move(self.file, out / STEPS)
-        trackers.finish(self.trainer.args.report_to)
-
-
-def callback(recorder: Recorder) -> Any:
-    """The recorder as the Trainer knows it."""
-    from transformers import PrinterCallback, TrainerCallback
-
-    class Recording(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # From now on the first: trackers report what it adds to the logs.
-            callbacks = recorder.trainer.callback_handler.callbacks
-            callbacks.remove(self)
-            callbacks.insert(0, self)
-            # It prints the logs as they are.
-            recorder.trainer.remove_callback(PrinterCallback)
-            recorder.begin(state.global_step)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if recorder.end_step(state.global_step, is_last=state.global_step >= state.max_steps):
-                control.should_log = True
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-            recorder.record(state.global_step, state.epoch or 0.0, {} if logs is None else logs)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            recorder.end()
-
-    return Recording()
+        trackers.finish(self._trainer.args.report_to)
 
 
 def _cut(file: Path, done: int) -> None:
-    """Leaves the lines of the first `done` steps: the others are trained again, or were another run's."""
+    """Keep the lines of the first `done` steps: the others are trained again, or belong to another run."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
     file.write_text("".join(line for line in lines if _step_of(line) <= done), encoding="utf-8")
 
@@ -195,5 +128,5 @@ def _step_of(line: str) -> int:
     try:
         return Step.model_validate_json(line).step
     except ValidationError:
-        # Cut off when the process was killed.
+        # Incomplete: the process was killed while it wrote.
         return sys.maxsize

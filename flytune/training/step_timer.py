@@ -1,7 +1,9 @@
-"""Where the time of training goes: a clock that knows which part of a step runs."""
+"""Time of a training step by its parts: data, forward, backward, update, evaluation."""
 
 import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +11,7 @@ from flytune.records.training import PARTS
 
 
 class Clock:
-    """Time by part. One part runs at a time, so that all parts together are the time between two readings.
+    """Clock that measures one part at a time, so that the parts add up to the time between two readings.
 
     On a GPU, where the host runs ahead, the marks between parts are CUDA events: recorded into the stream without waiting
     for it, and read when a step is logged. A part is then the time in which the GPU worked on it or waited for it; data
@@ -21,11 +23,18 @@ class Clock:
         self._marks = [("other", self._mark())]
 
     def enter(self, part: str) -> None:
-        """From now on `part` runs, one of PARTS."""
+        """End the running part and begin `part`, one of PARTS."""
         self._marks.append((part, self._mark()))
 
+    @contextmanager
+    def during(self, part: str, then: str) -> Iterator[None]:
+        """Measure the block as `part`; `then` begins after it."""
+        self.enter(part)
+        yield
+        self.enter(then)
+
     def read(self) -> dict[str, float]:
-        """Seconds of each part since the last reading; the part that runs goes on."""
+        """Return the seconds of each part since the last reading; the running part continues."""
         self.enter(self._marks[-1][0])
         seconds = dict.fromkeys(PARTS, 0.0)
         for (part, start), (_, end) in pairwise(self._marks):
@@ -49,28 +58,13 @@ class Clock:
         return float(start.elapsed_time(end)) / 1000
 
 
-def watch(trainer: Any, clock: Clock) -> None:
-    """Makes methods of a trainer, whose model is wrapped by now, tell the clock which part begins; no callback sees it.
+def time_engine(engine: Any, clock: Clock) -> None:
+    """Make a DeepSpeed engine, which clips and updates within the last backward pass, report its `step` as the update."""
+    step = engine.step
 
-    transformers' Trainer fetches all micro batches of an optimizer step in get_batch_samples; training_step is forward
-    (compute_loss) and backward, gradient reduction included; what follows, up to on_step_end, is the update: clipping,
-    optimizer, schedule. DeepSpeed clips and updates within the last backward, in its engine's `step`.
-    """
+    @functools.wraps(step)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with clock.during("update", then="update"):
+            return step(*args, **kwargs)
 
-    def announce(owner: Any, name: str, before: str, after: str) -> None:
-        method = getattr(owner, name)
-
-        @functools.wraps(method)
-        def announced(*args: Any, **kwargs: Any) -> Any:
-            clock.enter(before)
-            found = method(*args, **kwargs)
-            clock.enter(after)
-            return found
-
-        setattr(owner, name, announced)
-
-    announce(trainer, "get_batch_samples", "data", "other")
-    announce(trainer, "training_step", "forward", "update")
-    announce(trainer, "compute_loss", "forward", "backward")
-    if trainer.is_deepspeed_enabled:
-        announce(trainer.model_wrapped, "step", "update", "update")
+    engine.step = timed

@@ -1,4 +1,4 @@
-"""Experiment trackers. transformers' callbacks report to them; here stands what these need, and what they leave open."""
+"""Experiment trackers: set-up and clean-up around transformers' callbacks, which report to them."""
 
 import os
 import sys
@@ -11,15 +11,15 @@ from flytune.recipe.recipe import Recipe
 
 
 def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:
-    """Keyword arguments of SFTConfig for the recipe's trackers; what their callbacks read from the environment is set.
+    """Return keyword arguments of SFTConfig for the recipe's trackers, and set the environment variables of their callbacks.
 
     Raises:
-        TrainingError: a tracker's package is missing, or the tracker does not let the run in.
+        TrainingError: a tracker's package is missing, or the tracker denies access.
     """
     tracking = recipe.tracking
     for tracker in tracking.report_to:
         spec = find_spec(tracker)
-        # A folder ./wandb, which is where its runs wait, looks like a package without a file.
+        # A folder ./wandb, in which offline runs are kept, looks like a package without a file.
         if spec is None or spec.origin is None:
             raise TrainingError(
                 f"tracking.report_to: {tracker} is not installed here, so the run does not start; install flytune[{tracker}] "
@@ -30,9 +30,9 @@ def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:
     if "mlflow" in tracking.report_to:
         os.environ["MLFLOW_EXPERIMENT_NAME"] = tracking.project
     if "tensorboard" in tracking.report_to:
-        # Not among the checkpoints, which go when the run is over.
+        # Outside of the checkpoints, which are deleted at the end of the run.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(checkpoints.parent / "tensorboard" / checkpoints.name)
-    # The first process alone reports. It asks for access now, and not when a large model is loaded.
+    # Only the first process reports. It checks its access now, before a large model is loaded.
     if os.environ.get("RANK", "0") == "0":
         for tracker in tracking.report_to:
             if tracker in _ACCESS and (problem := _ACCESS[tracker](tracking.project)):
@@ -43,7 +43,7 @@ def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:
 
 
 def run_ids() -> dict[str, str]:
-    """The run's id at each tracker that it reports to from this process, for an attempt that is to go on in the same run."""
+    """Return the run's id at each tracker that this process reports to, so that a later attempt can resume the same run."""
     found = {}
     if (run := getattr(sys.modules.get("wandb"), "run", None)) is not None:
         found["wandb"] = str(run.id)
@@ -52,32 +52,33 @@ def run_ids() -> dict[str, str]:
     return found
 
 
-def go_on(ids: dict[str, str]) -> None:
-    """Has the trackers go on in these runs, and no longer in an earlier one's, when the Trainer starts them."""
-    for name in _going_on:
+def resume_runs(ids: dict[str, str]) -> None:
+    """Make the trackers resume the runs with these ids when the Trainer starts them, instead of those of an earlier call."""
+    for name in _resumed:
         os.environ.pop(name, None)
-    _going_on.clear()
+    _resumed.clear()
     for tracker, run_id in ids.items():
-        _going_on.update({name: value or run_id for name, value in _SAME_RUN[tracker].items()})
-    os.environ |= _going_on
+        _resumed.update({name: value or run_id for name, value in _SAME_RUN[tracker].items()})
+    os.environ |= _resumed
 
 
 def finish(report_to: list[str]) -> None:
-    """Closes what transformers leaves open: a next run of this process would go on in the same run of the tracker."""
-    go_on({})
+    """Close the runs that transformers leaves open, which a next run of this process would otherwise continue."""
+    resume_runs({})
     if "wandb" in report_to:
         import wandb
 
         wandb.finish()
 
 
-_going_on: dict[str, str] = {}
-# What names a tracker's run to it, and what else it wants to hear; "" stands for the run's id. TensorBoard's run is a folder.
+_resumed: dict[str, str] = {}
+"""Environment variables that make the trackers resume a run."""
+# Variables by which each tracker resumes a run; "" is the place of the run's id. A run of TensorBoard is a folder.
 _SAME_RUN = {"wandb": {"WANDB_RUN_ID": "", "WANDB_RESUME": "allow"}, "mlflow": {"MLFLOW_RUN_ID": ""}}
 
 
 def _wandb(project: str) -> str | None:
-    """What keeps the run out of Weights & Biases, and what to do; nothing if it may report."""
+    """Return why the run cannot report to Weights & Biases, and what to do; None if it can."""
     if os.environ.get("WANDB_MODE", "online") != "online":
         return None
     import wandb
@@ -90,7 +91,7 @@ def _wandb(project: str) -> str | None:
 
 
 def _mlflow(project: str) -> str | None:
-    """What keeps the run out of MLflow, and what to do; nothing if it may report, to the experiment that there now is."""
+    """Return why the run cannot report to MLflow, and what to do; None if it can, to the experiment made here."""
     import mlflow
 
     try:

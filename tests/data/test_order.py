@@ -169,18 +169,18 @@ def fit(recipe, plan, shape, inputs, out, die_at=None):
     torch.set_num_threads(1)
     begin, record, trained = step_log.Recorder.begin, step_log.Recorder.record, []
 
-    def begin_and_watch(self, done):
-        begin(self, done)
-        fetch = self.trainer.get_batch_samples
+    def begin_and_watch(self, trainer):
+        begin(self, trainer)
+        fetch = trainer.get_batch_samples
 
         def watched(*arguments):
             batches, items = fetch(*arguments)
             rows = [row[row != 0].tolist() for batch in batches for row in batch["input_ids"] * batch["attention_mask"]]
             trained.append(rows)
-            (out.parent / f"{out.name}-{self.trainer.args.process_index}.json").write_text(json.dumps(trained))
+            (out.parent / f"{out.name}-{trainer.args.process_index}.json").write_text(json.dumps(trained))
             return batches, items
 
-        self.trainer.get_batch_samples = watched
+        trainer.get_batch_samples = watched
 
     def record_and_die(self, step, epoch, logs):
         record(self, step, epoch, logs)

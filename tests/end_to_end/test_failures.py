@@ -89,7 +89,7 @@ def test_a_pod_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time(
     assert error.kind != RECOVERABLE
     first, second, *_ = error.message.splitlines()
     assert first.startswith("train_cpu_1 failed: ")
-    assert "attempts 5 and 6 were killed without a word in the same phase, steady step, at " in first
+    assert "attempts 5 and 6 were killed without a report in the same phase, steady step, at " in first
     assert re.search(r"at \d+\.\d and \d+\.\d of the \d+\.\d GiB .* \(the plan had counted \d+\.\d GiB\)", first)
     assert second.startswith("what to do: a shape with more memory_gib")
     # Another execution tries it anew.
@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time
         assert attempt("kill 1 2").kind == RECOVERABLE
     error = attempt()
     assert error.kind != RECOVERABLE
-    assert "attempts 1 and 2 were killed without a word in the same phase, steady step" in error.message.splitlines()[0]
+    assert "attempts 1 and 2 were killed without a report in the same phase, steady step" in error.message.splitlines()[0]
 
 
 def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attempt):

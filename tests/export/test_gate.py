@@ -20,7 +20,9 @@ from flytune.models import loading, probe
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.training import loop
-from flytune.training.checkpoints import Saver
+from flytune.training.attempt_notes import Notes
+from flytune.training.run_state import RunState
+from flytune.training.trainer import build
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -375,12 +377,8 @@ def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
 
 def crash_and_go_on(recipe, inputs, out, words):
     """An export that dies in its fourth file, then a second one of the same live trainer; which files were written again."""
-    from flytune.sharding import STRATEGIES
-    from flytune.training import step_log
-
     plan = planner.make(recipe)
-    recorder = step_log.Recorder(STRATEGIES[recipe.sharding.name])
-    trainer, _ = loop.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
+    trainer, _ = build(RunState.of(recipe, plan, shape_named(plan.shape), inputs / "dataset"), Notes())
     save, saved = export_write._save, []
 
     def dying(state, file):

@@ -1,4 +1,4 @@
-"""The table of failures, held against errors as the libraries raise them."""
+"""The table of failures, compared with errors as the libraries raise them."""
 
 import errno
 import os
@@ -152,7 +152,7 @@ DERIVED = {"RendezvousTimeoutError", "EndpointConnectionError"}
 
 
 @pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
-def test_errors_are_told_apart(kind, case):
+def test_errors_are_distinguished(kind, case):
     failure = reports.of_error(raised(CASES[kind][case]), rank=1)
     assert failure.kind == kind
     assert failure.recoverable == (kind not in FINAL)
@@ -161,21 +161,21 @@ def test_errors_are_told_apart(kind, case):
 
 
 @pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
-def test_errors_are_told_apart_by_their_names_too(kind, case):
+def test_errors_are_distinguished_by_their_names_too(kind, case):
     error = raised(CASES[kind][case])
     named = table.kind_named(f"{type(error).__name__}: {error}")
-    # By itself: what it was raised from is not in its name, and of other libraries' classes the bases are not known.
+    # A name does not contain the errors that it was raised from, nor the bases of other libraries' classes.
     expected = next((kind for kind in table.KINDS if kind.is_of(error)), None)
     assert named == (None if type(error).__name__ in DERIVED else expected)
 
 
-def test_the_whole_table_is_tried():
+def test_every_row_of_the_table_is_tested():
     seen_on_ranks = {"peer gone"}
     assert {kind.name for kind in table.KINDS} | {"bug"} == set(CASES) | seen_on_ranks
 
 
-def kind_when_the_other(does):
-    """What rank 0 says of a collective that rank 1 does not come to, or leaves the run before."""
+def kind_when_the_peer(does):
+    """Return the kind of rank 0's failure in a collective that rank 1 does not reach in time, or is killed before."""
     from datetime import timedelta
 
     import torch
@@ -190,25 +190,25 @@ def kind_when_the_other(does):
     return reports.of_error(raised(lambda: torch.distributed.all_reduce(torch.ones(1))), rank=0).kind
 
 
-def test_a_peer_that_does_not_come_is_a_timeout():
-    assert ranks.run(2, kind_when_the_other, "sleep") == "collective timeout"
+def test_a_late_peer_is_a_timeout():
+    assert ranks.run(2, kind_when_the_peer, "sleep") == "collective timeout"
 
 
 def report_kind(folder):
-    (folder / "kind").write_text(kind_when_the_other("die"))
+    (folder / "kind").write_text(kind_when_the_peer("die"))
 
 
-def test_a_peer_that_is_gone_is_noticed_and_not_the_cause(tmp_path, monkeypatch):
-    # Whoever runs the ranks ends them when the first has died; here, a moment later.
+def test_a_lost_peer_is_a_consequence_and_not_the_cause(tmp_path, monkeypatch):
+    # The process that runs the ranks ends them when the first has died; here, a moment later.
     monkeypatch.setattr(ranks_module, "wait", lambda ready, timeout: time.sleep(3) or real_wait(ready, timeout))
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, report_kind, tmp_path)
     assert (tmp_path / "kind").read_text() == "peer gone"
 
 
-def test_exit_codes_are_told_apart():
+def test_exit_codes_are_distinguished():
     assert reports.of_exit(-signal.SIGKILL, 3).kind == "out of host memory"
-    assert reports.of_exit(137, 3).message == "ended by SIGKILL, as the kernel does to whoever takes the pod's last memory"
+    assert reports.of_exit(137, 3).message == "ended by SIGKILL, which the kernel sends when a pod is out of memory"
     assert reports.of_exit(-signal.SIGABRT, 3).kind == "collective timeout"
     assert reports.of_exit(-signal.SIGTERM, 3).kind == "preempted"
     crash = reports.of_exit(-signal.SIGSEGV, 3)
@@ -220,18 +220,18 @@ def failure(rank, at, kind="bug", notices=False, details=""):
     return Failure(rank=rank, time=at, kind=kind, message="m", advice="a", recoverable=False, notices=notices, details=details)
 
 
-def test_the_cause_is_the_first_that_is_no_noticing():
+def test_the_cause_is_the_first_failure_that_is_no_lost_peer():
     noticed, late, early = failure(0, 1.0, "peer gone", notices=True), failure(1, 3.0), failure(2, 2.0)
     assert reports.first([noticed, late, early]) is early
     assert reports.first([noticed]) is noticed
 
 
-def test_a_hang_is_told_with_the_stacks_of_all_ranks():
+def test_a_hang_is_reported_with_the_stacks_of_all_ranks():
     cause = reports.first([failure(1, 1.0, "hang", details="in sleep\n"), failure(0, 2.0, "hang", details="in all_reduce\n")])
     assert str(cause) == "rank 1: hang: m\nwhat to do: a\nrank 0:\nin all_reduce\nrank 1:\nin sleep"
 
 
-def test_reports_cross_processes_and_the_first_of_a_rank_stays(tmp_path, monkeypatch):
+def test_reports_cross_processes_and_the_first_of_a_rank_is_kept(tmp_path, monkeypatch):
     reports.report(failure(0, 1.0))
     monkeypatch.setenv(reports.FOLDER, str(tmp_path))
     monkeypatch.setattr(reports, "SECONDS_AFTER_NOTICING", 0.2)
@@ -247,25 +247,25 @@ def test_an_error_that_prepared_the_next_attempt_is_recoverable():
     import pickle
 
     error = pickle.loads(pickle.dumps(OutOfMemory("rank 1: halved", goes_on=True)))
-    told = reports.of_error(error, rank=1)
-    assert (told.recoverable, told.message) == (True, "halved")
+    found = reports.of_error(error, rank=1)
+    assert (found.recoverable, found.message) == (True, "halved")
     assert not reports.of_error(OutOfMemory("too much"), rank=1).recoverable
 
 
 @pytest.mark.parametrize("address", ["{folder}/new", "memory://notes/run"])
 def test_notes_are_kept_at_folders_and_addresses(address, tmp_path):
-    place = address.format(folder=tmp_path)
-    assert attempt_notes.read(place) == Notes()
-    kept = Notes(per_device_train_batch_size=2, left_out=[3, 4], rollbacks=1)
-    attempt_notes.write(place, Notes())
-    attempt_notes.write(place, kept)
-    assert attempt_notes.read(place) == kept
-    attempt_notes.clear(place)
-    attempt_notes.clear(place)
-    assert attempt_notes.read(place) == Notes()
+    address = address.format(folder=tmp_path)
+    assert attempt_notes.read(address) == Notes()
+    notes = Notes(per_device_train_batch_size=2, left_out=[3, 4], rollbacks=1)
+    attempt_notes.write(address, Notes())
+    attempt_notes.write(address, notes)
+    assert attempt_notes.read(address) == notes
+    attempt_notes.clear(address)
+    attempt_notes.clear(address)
+    assert attempt_notes.read(address) == Notes()
 
 
-def agree(place):
+def agree(notes):
     from types import SimpleNamespace
 
     import torch.distributed
@@ -273,15 +273,15 @@ def agree(place):
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     attempt_notes.check_agreed(
-        Notes(rollbacks=rank if place == "apart" else 0), SimpleNamespace(world_size=2, process_index=rank)
+        Notes(rollbacks=rank if notes == "different" else 0), SimpleNamespace(world_size=2, process_index=rank)
     )
     return True
 
 
 def test_ranks_that_read_different_notes_do_not_start():
-    assert ranks.run(2, agree, "together")
+    assert ranks.run(2, agree, "same")
     with pytest.raises(ranks.RankFailed, match=r"notes.json differs between them; name a file system that is mounted"):
-        ranks.run(2, agree, "apart")
+        ranks.run(2, agree, "different")
 
 
 @pytest.mark.parametrize(
@@ -294,18 +294,18 @@ def test_ranks_that_read_different_notes_do_not_start():
             "step 7, 4 x 2 .* 2 processes; .* 2 x 4 x 2 processes is the same .* 16: set .*size: 2, or",
             None,
         ),
-        (4, 2, True, "2 x 4 x 2 processes is the same .* 16, and the next attempt takes it: CUDA out", 2),
+        (4, 2, True, "2 x 4 x 2 processes is the same .* 16, and the next attempt uses it: CUDA out", 2),
         (3, 5, True, "1 x 15 x 2 processes is the same global batch of 30, and", 1),
-        (1, 8, True, "the run does not go on by itself. No micro batch is smaller: lower data.max_length", None),
+        (1, 8, True, "the run does not continue by itself. No micro batch is smaller: lower data.max_length", None),
     ],
 )
-def test_out_of_memory_names_the_same_global_batch_in_smaller_pieces(micro_batch, accumulation, auto, said, noted, tmp_path):
+def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batch, accumulation, auto, said, noted, tmp_path):
     from types import SimpleNamespace
 
     args = SimpleNamespace(
         process_index=3, world_size=2, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=accumulation
     )
-    error = attempt_notes.smaller(str(tmp_path), Notes(rollbacks=1), args, 7, is_noted=auto, error=raised(gpu_is_full))
+    error = attempt_notes.out_of_memory(str(tmp_path), Notes(rollbacks=1), args, 7, is_noted=auto, error=raised(gpu_is_full))
     with pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"):
         raise error
     assert error.goes_on == (noted is not None)
@@ -327,7 +327,7 @@ def test_the_plan_keeps_its_global_batch(tmp_path):
     assert Notes(per_device_train_batch_size=8).applied(plan) is plan
 
 
-def test_tasks_of_one_process_raise_as_recoverable_what_another_attempt_can_mend(monkeypatch):
+def test_tasks_of_one_process_raise_temporary_failures_as_recoverable(monkeypatch):
     from flytekit.exceptions.user import FlyteRecoverableException
 
     from tasks.runtime.retries import retried

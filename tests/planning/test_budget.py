@@ -21,7 +21,7 @@ from flytune.training.preemption import Stopper
 from tests.support import ranks
 from tests.support.plans import SMALL, recipe_of
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-from tests.support.training import ALONE
+from tests.support.training import ALONE, NOTHING_SAVED
 
 
 def test_the_scarcer_of_hours_and_money_counts():
@@ -66,8 +66,8 @@ def clock(monkeypatch):
 
 def test_the_last_step_is_not_stopped_and_earlier_attempts_count(clock, caplog):
     budget = planning_budget.Budget(100.0, "hardware.max_hours: 0.0278")
-    stopper = Stopper(Checkpoints(save_steps=10), shape_named("cpu-1"), budget)
-    stopper.spent_before = 70.0
+    saver = SimpleNamespace(saved_step=0, store_seconds=0.0, resumed_seconds=70.0)
+    stopper = Stopper(Checkpoints(save_steps=10), shape_named("cpu-1"), saver, budget)
     clock[0] += 20
     assert stopper.end_step(8, ALONE) == (False, False)
     clock[0] += 20
@@ -76,12 +76,15 @@ def test_the_last_step_is_not_stopped_and_earlier_attempts_count(clock, caplog):
     with caplog.at_level(logging.WARNING, logger="flytune"):
         assert stopper.end_step(9, ALONE) == (True, True)
     stopper.end()
-    said = "hardware.max_hours: 0.0278 is used up after step 9: 0.0306 of 0.0278 hours; what there is is exported and evaluated"
+    said = "hardware.max_hours: 0.0278 is used up after step 9: 0.0306 of 0.0278 hours; "
+    said += "the model is exported and evaluated as it is"
     assert [stopper.stopped_early] == caplog.messages == [said]
 
 
 def test_without_checkpoints_nothing_is_saved_and_the_run_still_ends(clock):
-    stopper = Stopper(Checkpoints(), shape_named("cpu-1"), planning_budget.Budget(1.0, "hardware.max_hours: 0.0003"))
+    stopper = Stopper(
+        Checkpoints(), shape_named("cpu-1"), NOTHING_SAVED, planning_budget.Budget(1.0, "hardware.max_hours: 0.0003")
+    )
     clock[0] += 2
     assert stopper.end_step(1, ALONE) == (False, True)
 
@@ -91,10 +94,11 @@ def agree():
     import torch.distributed
 
     torch.distributed.init_process_group("gloo")
-    stopper = Stopper(Checkpoints(save_steps=10), shape_named("cpu-2"), planning_budget.Budget(100.0, "b"))
+    saver = SimpleNamespace(saved_step=0, store_seconds=0.0, resumed_seconds=0.0)
+    stopper = Stopper(Checkpoints(save_steps=10), shape_named("cpu-2"), saver, planning_budget.Budget(100.0, "b"))
     args, found = SimpleNamespace(world_size=2, device="cpu"), []
     for step in range(1, 5):
-        stopper.spent_before = 40.0 * step * torch.distributed.get_rank()
+        saver.resumed_seconds = 40.0 * step * torch.distributed.get_rank()
         found.append(stopper.end_step(step, args))
     return found, stopper.is_used_up(4, args)
 

@@ -19,11 +19,9 @@ from flytune.planning.dryrun import trace
 from flytune.planning.dryrun.allocations import Ledger
 from flytune.planning.dryrun.case import Case, Profile
 from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.sharding import strategy_of
-from flytune.training import loop
-from flytune.training.checkpoints import Saver
-from flytune.training.eval_loss import Scorer
-from flytune.training.step_log import Recorder
+from flytune.training.attempt_notes import Notes
+from flytune.training.run_state import RunState
+from flytune.training.trainer import build
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe
 
@@ -36,8 +34,7 @@ def truly(recipe, dataset):
 
     shape = next(shape for shape in load_shapes() if shape.name == recipe.hardware.shape)
     plan = planner.make(recipe, [shape])
-    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
-    trainer, _ = loop.build(recipe, plan, shape, dataset, Saver(recipe, "x"), recorder)
+    trainer, _ = build(RunState.of(recipe, plan, shape, dataset), Notes())
     ledger = Ledger()
 
     class Stages(TrainerCallback):

@@ -46,7 +46,7 @@ def test_who_is_told_reads_the_tasks_own_sentence(recipe, told):
     first, second, *others = told[0].splitlines()
     assert first == "tiny: train_cpu_2 failed: rank 1: bug: KeyError: 'a'"
     assert second == "what to do: the traceback says where"
-    assert others[:3] == ["final", "log: kubectl", "There is no whole checkpoint."]
+    assert others[:3] == ["final", "log: kubectl", "There is no complete checkpoint."]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,7 +57,7 @@ def test_no_message_begins_with_flytes_wrapping_or_names_the_reporting_node(case
     assert "fn0" not in text.partition("nodeId")[0]
     assert len(text) <= notify.LONGEST
     assert "\nwhat to do: " in text
-    assert "\nThere is no whole checkpoint." in text
+    assert "\nThere is no complete checkpoint." in text
     assert (
         "\nlog: the console's page of execution abc https://flyte/console/projects/p/domains/d/executions/abc\n" in text + "\n"
     )

@@ -1,4 +1,4 @@
-"""The ledger: no order of events, and no damage, leaves a run without its newest whole checkpoint."""
+"""The ledger: no order of events, and no damage, leaves a run without its newest complete checkpoint."""
 
 import errno
 import hashlib
@@ -20,7 +20,6 @@ from flytune import storage
 from flytune.errors import StorageError, TrainingError
 from flytune.recipe.recipe import Recipe
 from flytune.storage import Storage
-from flytune.training.checkpoints import callback as checkpoints_callback
 from flytune.training.checkpoints import paths, resume, staging
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger, kept
 from tests.support.tiny import tiny_recipe
@@ -34,7 +33,7 @@ class Killed(BaseException):
     """The process ended here."""
 
 
-class Mortal(MemoryFileSystem):
+class MortalFileSystem(MemoryFileSystem):
     """A memory file system whose user is killed in the middle of the operation that comes after `left` others."""
 
     protocol = "mortal"
@@ -43,9 +42,9 @@ class Mortal(MemoryFileSystem):
     left = None
 
     def _live(self):
-        if Mortal.left == 0:
+        if MortalFileSystem.left == 0:
             raise Killed
-        Mortal.left = Mortal.left and Mortal.left - 1
+        MortalFileSystem.left = MortalFileSystem.left and MortalFileSystem.left - 1
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -65,8 +64,8 @@ class Mortal(MemoryFileSystem):
             write = file.write
 
             def written(content):
-                # What is killed leaves half of it behind.
-                if Mortal.left == 0:
+                # A killed process leaves half of it behind.
+                if MortalFileSystem.left == 0:
                     write(content[: len(content) // 2])
                 self._live()
                 return write(content)
@@ -75,7 +74,7 @@ class Mortal(MemoryFileSystem):
         return file
 
 
-fsspec.register_implementation("mortal", Mortal, clobber=True)
+fsspec.register_implementation("mortal", MortalFileSystem, clobber=True)
 
 
 def ledger_at(address, limit=2):
@@ -85,8 +84,8 @@ def ledger_at(address, limit=2):
 
 
 def checkpoint_of(ledger, step, eval_loss=None):
-    told = {"decisions": "d", "sharding": "ddp", "world_size": 1, "flytune": "0", "eval_loss": eval_loss}
-    return Checkpoint(step=step, attempt=ledger.attempt, **told)
+    fields = {"decisions": "d", "sharding": "ddp", "world_size": 1, "flytune": "0", "eval_loss": eval_loss}
+    return Checkpoint(step=step, attempt=ledger.attempt, **fields)
 
 
 def content(step, name):
@@ -94,7 +93,7 @@ def content(step, name):
 
 
 def saving(ledger, step, folder, eval_loss=None):
-    """Stores a checkpoint, and stops after each of its operations."""
+    """Store a checkpoint, and yield after each of its operations."""
     checkpoint, stored = checkpoint_of(ledger, step, eval_loss), []
     for name in FILES:
         file = folder / uuid.uuid4().hex
@@ -113,11 +112,11 @@ def save(ledger, step, folder, eval_loss=None):
 
 
 def newest(ledger, into):
-    return resume.newest_whole(ledger, ALONE, into, lambda checkpoint: None)
+    return resume.newest_complete(ledger, ALONE, into, lambda checkpoint: None)
 
 
 def newest_step(address, into):
-    """The step that a new reader would go on from, having looked at what it reads."""
+    """Return the step that a new reader resumes from, after a check of the files that it reads."""
     found = newest(Ledger(Storage(address), 2), into)
     if found is None:
         return 0
@@ -134,31 +133,31 @@ def folder(tmp_path_factory):
 
 @few
 @given(lives=st.lists(st.integers(0, 25), min_size=1, max_size=5))
-def test_killed_anywhere_the_newest_whole_checkpoint_is_found(lives, folder):
+def test_killed_anywhere_the_newest_complete_checkpoint_is_found(lives, folder):
     address, done = f"mortal://{uuid.uuid4()}", 0
     for left in lives:
         committed = done
         try:
-            Mortal.left = left
+            MortalFileSystem.left = left
             ledger = ledger_at(address)
             for step in count(done + 1):
                 save(ledger, step, folder)
                 committed = step
         except Killed:
-            Mortal.left = None
+            MortalFileSystem.left = None
         done = newest_step(address, folder / "read")
-        # Killed behind the manifest, it is there already.
+        # A kill after the manifest leaves the checkpoint complete.
         assert done in (committed, committed + 1)
-    Mortal.left = None
+    MortalFileSystem.left = None
     last = ledger_at(address)
     save(last, done + 1, folder)
     save(last, done + 2, folder)
-    assert {name.partition("-")[0] for name in last.storage.names()} == {str(done + 1), str(done + 2)}, "nothing is left over"
+    assert {name.partition("-")[0] for name in last.storage.names()} == {str(done + 1), str(done + 2)}, "nothing else is left"
 
 
 @few
 @given(turns=st.lists(st.booleans(), max_size=60), ahead=st.integers(0, 3))
-def test_two_attempts_at_once_harm_nothing(turns, ahead, folder):
+def test_two_attempts_at_once_do_not_harm_each_other(turns, ahead, folder):
     address = f"memory://{uuid.uuid4()}"
     old, new = ledger_at(address), None
     old.storage.write(f"9-{old.attempt}/left", b"by one that was killed")
@@ -192,7 +191,7 @@ def test_the_newest_and_the_best_are_kept(steps, limit):
     assert len(found) <= limit + 1
 
 
-def test_a_folder_keeps_the_newest_and_the_best_and_moves_what_is_stored(tmp_path):
+def test_a_folder_keeps_the_newest_and_the_best_and_files_are_moved_there(tmp_path):
     ledger = ledger_at(str(tmp_path / "run"))
     for step, loss in enumerate((3.0, 1.0, 2.0, 2.5, 2.25), 1):
         save(ledger, step, tmp_path, loss)
@@ -208,7 +207,7 @@ def test_a_folder_keeps_the_newest_and_the_best_and_moves_what_is_stored(tmp_pat
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_what_is_gone_on_from_stays_though_another_attempt_lets_it_go(has_links, tmp_path, monkeypatch):
+def test_a_checkpoint_in_use_is_kept_though_another_attempt_deletes_it(has_links, tmp_path, monkeypatch):
     def refuses(self, other):
         raise OSError(errno.EOPNOTSUPP, "no links here")
 
@@ -224,9 +223,8 @@ def test_what_is_gone_on_from_stays_though_another_attempt_lets_it_go(has_links,
 
 
 def test_a_checkpoint_whose_step_the_trainer_did_not_read_ends_the_run():
-    callback, state = checkpoints_callback.callback(SimpleNamespace(resumed_step=7)), SimpleNamespace(global_step=0)
-    with pytest.raises(TrainingError, match="rank 0: the checkpoint is of step 7, and training would go on from 0"):
-        callback.on_train_begin(ALONE, state, None)
+    with pytest.raises(TrainingError, match="rank 0: the checkpoint is of step 7, and training would resume from 0"):
+        resume.check_resumed(7, 0, ALONE)
 
 
 DAMAGE = {
@@ -237,26 +235,26 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_damaged_is_passed_over_and_told(damage, tmp_path, caplog, monkeypatch):
+def test_a_damaged_checkpoint_is_skipped_and_reported(damage, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(resume, "PAUSE", 0)
     ledger = ledger_at(str(tmp_path / "run"))
     for step in (10, 11):
         save(ledger, step, tmp_path)
-    change, said = DAMAGE[damage]
+    change, damage_message = DAMAGE[damage]
     change(tmp_path / "run" / f"11-{ledger.attempt}" / FILES[1])
     with caplog.at_level(logging.WARNING):
         assert newest_step(str(tmp_path / "run"), tmp_path) == 10
-    assert f"is not whole: global_step/{said}" in caplog.text
+    assert f"is not complete: global_step/{damage_message}" in caplog.text
     change(tmp_path / "run" / f"10-{ledger.attempt}" / FILES[1])
     with caplog.at_level(logging.WARNING):
         assert newest_step(str(tmp_path / "run"), tmp_path) == 0
-    assert "no checkpoint is whole; the run starts over" in caplog.text
+    assert "no checkpoint is complete; the run starts from the beginning" in caplog.text
 
 
 @pytest.mark.parametrize(
     "damage", [lambda text: '{"step": 2', lambda text: text.replace('"world_size": 1', '"world_size": 3'), lambda text: ""]
 )
-def test_a_damaged_manifest_is_passed_over_and_told(damage, tmp_path, caplog):
+def test_a_damaged_manifest_is_skipped_and_reported(damage, tmp_path, caplog):
     ledger = ledger_at(str(tmp_path / "run"))
     for step in (1, 2):
         save(ledger, step, tmp_path)
@@ -267,7 +265,7 @@ def test_a_damaged_manifest_is_passed_over_and_told(damage, tmp_path, caplog):
     assert "manifest.json is damaged" in caplog.text
 
 
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(caplog):
+def test_a_checkpoint_that_the_run_cannot_resume_from_is_refused(caplog):
     written = checkpoint_of(Ledger(Storage(f"memory://{uuid.uuid4()}"), 2), 7)
     with pytest.raises(TrainingError, match="step 7: written under sharding ddp, and this run has fsdp, which"):
         resume.check(written, "d", "fsdp", 1, resizes=True)
@@ -279,8 +277,8 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(caplog):
     assert "written by flytune 0, this is" in caplog.text
 
 
-class Failing(MemoryFileSystem):
-    """Fails as often as it is told, then works."""
+class FailingFileSystem(MemoryFileSystem):
+    """A memory file system that raises each of `errors` once, then works."""
 
     protocol = "failing"
     cachable = False
@@ -292,18 +290,18 @@ class Failing(MemoryFileSystem):
         return MemoryFileSystem._strip_protocol(path.replace("failing://", "memory://"))
 
     def pipe_file(self, path, value, **kwargs):
-        if Failing.errors:
-            raise Failing.errors.pop(0)
+        if FailingFileSystem.errors:
+            raise FailingFileSystem.errors.pop(0)
         super().pipe_file(path, value, **kwargs)
 
 
-fsspec.register_implementation("failing", Failing, clobber=True)
+fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("slow"), PermissionError("ExpiredToken: it expired")])
-def test_a_storage_that_is_away_for_a_while_is_asked_again(error, monkeypatch, caplog):
+def test_a_storage_that_is_unavailable_for_a_while_is_tried_again(error, monkeypatch, caplog):
     monkeypatch.setattr(storage, "WAITS", (0,) * 8)
-    Failing.errors = [error] * 5
+    FailingFileSystem.errors = [error] * 5
     place = Storage(f"failing://{uuid.uuid4()}")
     with caplog.at_level(logging.WARNING):
         place.write("a", b"1")
@@ -321,23 +319,23 @@ def test_a_storage_that_is_away_for_a_while_is_asked_again(error, monkeypatch, c
         (FileNotFoundError("NoSuchBucket"), "there is no such place: NoSuchBucket"),
     ],
 )
-def test_a_storage_that_fails_is_told(error, said, monkeypatch):
+def test_a_storage_that_fails_is_reported(error, said, monkeypatch):
     monkeypatch.setattr(storage, "WAITS", (0,) * 8)
-    Failing.errors = [error] * 20
+    FailingFileSystem.errors = [error] * 20
     with pytest.raises(StorageError, match=f"checkpoints.folder: failing://.*/a: {said}"):
         Storage(f"failing://{uuid.uuid4()}").write("a", b"1")
 
 
-def test_an_address_of_no_known_kind_is_told():
+def test_an_address_of_an_unknown_protocol_is_reported():
     with pytest.raises(StorageError, match="checkpoints.folder: nothing://a: cannot be opened: Protocol not known: nothing"):
         Storage("nothing://a")
 
 
-def test_errors_of_our_own_are_not_taken_for_the_storages():
+def test_our_own_errors_are_not_attributed_to_the_storage():
     assert storage.failure(TypeError("a bug")) is None
 
 
-def test_folders_of_attempts_that_are_gone_are_removed_and_no_others(tmp_path):
+def test_folders_of_attempts_that_have_ended_are_removed_and_no_others(tmp_path):
     mine = staging.open_folder(tmp_path / "run", "0002-aaaaaa", 0, is_first=True)
     dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
     dead.mkdir(parents=True)
@@ -353,7 +351,7 @@ def test_folders_of_attempts_that_are_gone_are_removed_and_no_others(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_whose_removal_was_cut_short_is_removed_by_the_next(tmp_path, monkeypatch):
+def test_a_folder_whose_removal_was_interrupted_is_removed_by_the_next_sweep(tmp_path, monkeypatch):
     dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
     (dead / "checkpoint-1").mkdir(parents=True)
     (dead / "lock").touch()
@@ -365,14 +363,14 @@ def test_a_folder_whose_removal_was_cut_short_is_removed_by_the_next(tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_written_into_a_folder_as_it_was_removed_is_removed_by_the_next_sweep(tmp_path):
+def test_files_written_into_a_folder_during_its_removal_are_removed_by_the_next_sweep(tmp_path):
     late = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
     late.mkdir(parents=True)
     staging.sweep(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_clearing_removes_what_an_attempt_left_that_was_killed_after_the_last_one_had_ended(tmp_path):
+def test_clearing_removes_the_folder_of_an_attempt_that_was_killed_after_the_last_sweep(tmp_path):
     changes = {"checkpoints": {"folder": str(tmp_path / "runs"), "name": "one", "save_steps": 1}}
     recipe = Recipe.model_validate(tiny_recipe(tmp_path / "base", tmp_path / "x.jsonl") | changes)
     dead = tmp_path / "runs" / "one" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
@@ -387,7 +385,7 @@ def killed(*arguments, **named):
     raise Killed
 
 
-def test_a_folder_that_a_sweep_takes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
+def test_a_folder_that_a_sweep_removes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
     lock, home = staging.fcntl.flock, tmp_path / "run"
     sweeps = iter([True])
 

@@ -1,4 +1,4 @@
-"""What there is to go on from, looked at from outside of a run."""
+"""Checkpoints to resume from, found from outside of a run."""
 
 import pytest
 
@@ -11,15 +11,15 @@ from tests.support.plans import recipe_of
 DATA, OTHER = "1" * 64, "2" * 64
 
 
-def checkpoint(recipe, content, step, folder, whole=True):
-    """A checkpoint of one small file; not whole: a byte of it is missing."""
+def checkpoint(recipe, content, step, folder, is_complete=True):
+    """Store a checkpoint of one small file; where it is not complete, a byte of the file is missing."""
     ledger = paths.ledger_of(recipe, paths.run_key(recipe, content))
     attempt = ledger.begin()
     made = Checkpoint(step=step, attempt=attempt, decisions="x", sharding="none", world_size=1, flytune="0")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "state").write_bytes(b"state")
     stored = ledger.put(made, folder / "state", "state")
-    files = [stored if whole else StoredFile(file="state", size=stored.size + 1, sha256=stored.sha256)]
+    files = [stored if is_complete else StoredFile(file="state", size=stored.size + 1, sha256=stored.sha256)]
     ledger.storage.write(
         f"{made.folder}/manifest.json", made.model_copy(update={"files": files}).sealed().model_dump_json().encode()
     )
@@ -34,24 +34,24 @@ def recipe(request, tmp_path):
     return recipe_of(checkpoints={"folder": place, "save_steps": 1})
 
 
-def test_the_newest_whole_one_is_found_without_the_data(recipe, tmp_path):
+def test_the_newest_complete_checkpoint_is_found_without_the_data(recipe, tmp_path):
     assert find.newest(recipe) is None
-    assert find.described(recipe) == "There is no whole checkpoint."
+    assert find.described(recipe) == "There is no complete checkpoint."
     checkpoint(recipe, DATA, 3, tmp_path / "new")
     there = checkpoint(recipe, DATA, 5, tmp_path / "new")
-    checkpoint(recipe, DATA, 7, tmp_path / "new", whole=False)
+    checkpoint(recipe, DATA, 7, tmp_path / "new", is_complete=False)
     checkpoint(recipe, OTHER, 2, tmp_path / "new")
     checkpoint(recipe.model_copy(update={"description": "other decisions"}), DATA, 99, tmp_path / "new")
     assert str(find.newest(recipe)) == f"step 5, {there}"
     assert find.newest(recipe, OTHER).checkpoint.step == 2
-    assert find.described(recipe) == f"Newest whole checkpoint: step 5, {there}; the same recipe goes on from it."
+    assert find.described(recipe) == f"Newest complete checkpoint: step 5, {there}; the same recipe resumes from it."
     assert find.required(recipe, DATA).checkpoint.step == 5
 
 
-def test_one_that_is_required_and_not_there_is_refused_with_what_there_is(recipe, tmp_path):
-    with pytest.raises(TrainingError, match="nothing to go on from; run finetune, which starts at step 0") as caught:
+def test_a_missing_checkpoint_is_refused_and_the_others_are_listed(recipe, tmp_path):
+    with pytest.raises(TrainingError, match="nothing to resume from; run finetune, which starts at step 0") as caught:
         find.required(recipe, DATA)
-    assert f"recipe {recipe.name}: there is no whole checkpoint" in str(caught.value)
+    assert f"recipe {recipe.name}: there is no complete checkpoint" in str(caught.value)
     checkpoint(recipe, DATA, 3, tmp_path / "new")
     with pytest.raises(TrainingError, match=f"there are {paths.run_key(recipe, DATA)}: of other decisions or other data"):
         find.required(recipe, OTHER)
@@ -64,7 +64,7 @@ def test_runs_of_one_name_share_their_checkpoints(tmp_path):
     assert find.newest(recipe).checkpoint.step == find.newest(recipe, OTHER).checkpoint.step == 4
 
 
-def test_what_cannot_be_looked_at_is_said(tmp_path):
+def test_a_storage_that_cannot_be_read_is_reported(tmp_path):
     assert "(checkpoints.save_steps is not set): the next run starts at step 0" in find.described(recipe_of())
     away = recipe_of(checkpoints={"folder": "nosuch://x", "save_steps": 1})
-    assert "Whether there is a checkpoint cannot be told: checkpoints.folder: nosuch://x" in find.described(away)
+    assert "It is unknown whether there is a checkpoint: checkpoints.folder: nosuch://x" in find.described(away)

@@ -1,4 +1,4 @@
-"""Real runs that lose their machines, on a folder and on S3, and what they go on from."""
+"""Real runs that lose their machines and resume, from a folder and from S3."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def recipe_for(inputs, sharding, folder, **changes):
 
 
 def fit(recipe, inputs, out, nodes=1, die_at=None):
-    """One run, each rank of which is a node of its own if there are two; with `die_at`, all are killed at that step."""
+    """Run once, with each rank as a node of its own if there are two; with `die_at`, all are killed at that step."""
     if nodes == 2:
         os.environ |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": os.environ["RANK"]}
     record = step_log.Recorder.record
@@ -52,7 +52,7 @@ def fit(recipe, inputs, out, nodes=1, die_at=None):
 
 
 def killed_and_resumed(recipe, inputs, folder, nodes=1, between=lambda: None):
-    """What a run killed at step 3 does when it is started again; and the losses of one that never was."""
+    """Return the result of a run that is killed at step 3 and started again, and the losses of one that is never killed."""
     world_size = planner.make(recipe).world_size
     calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
     losses = [step.loss for step in ranks.run(world_size, fit, calm, inputs, folder / "calm", nodes).steps]
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(inputs, tmp_p
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_nodes_without_a_common_disk_go_on_from_s3(inputs, tmp_path, bucket):
+def test_nodes_without_a_common_disk_resume_from_s3(inputs, tmp_path, bucket):
     import boto3
     import s3fs
 
@@ -94,14 +94,14 @@ def test_nodes_without_a_common_disk_go_on_from_s3(inputs, tmp_path, bucket):
         files = [path.partition("/2-")[2] for path in s3fs.S3FileSystem().find("models/kept") if "/2-" in path]
         assert {name.rpartition("/")[2] for name in files} >= {"part-0.json", "part-1.json", "manifest.json"}
         assert len([name for name in files if name.endswith(".distcp")]) == 4
-        # What the attempts left on the nodes' disks is of no use to the next ones.
+        # The next attempts do not use the files that remain on the nodes' disks.
         shutil.rmtree(recipe.checkpoints.home)
 
     resumed, losses = killed_and_resumed(recipe, inputs, tmp_path, nodes=2, between=look)
     assert resumed.resumed_from_step >= 2
     assert [step.loss for step in resumed.steps] == losses[resumed.resumed_from_step :]
     assert boto3.client("s3").list_objects_v2(Bucket="models", Prefix="kept").get("Contents"), (
-        "they stay until the artifact is stored"
+        "they are kept until the artifact is stored"
     )
     checkpoints.clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
     assert not boto3.client("s3").list_objects_v2(Bucket="models", Prefix="kept").get("Contents")
@@ -123,7 +123,7 @@ def full_disk(recipe, inputs, out):
 
 def test_a_disk_without_room_ends_the_run_before_anything_is_half_written(inputs, tmp_path):
     said = r"2 checkpoints in a row were not stored: .*node-0: 10 bytes are free, a checkpoint has \d.*; the run stops,"
-    with pytest.raises(ranks.RankFailed, match=said + " and goes on from step 1 when"):
+    with pytest.raises(ranks.RankFailed, match=said + " and resumes from step 1 when"):
         ranks.run(1, full_disk, recipe_for(inputs, "none", tmp_path / "kept"), inputs, tmp_path / "out")
     assert [path.name[0] for path in tmp_path.glob("kept/*/*/manifest.json")] == ["m"]
 
@@ -140,7 +140,7 @@ def half_written(recipe, inputs, out):
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
-def test_a_disk_that_fills_up_in_a_save_is_told(sharding, inputs, tmp_path):
+def test_a_disk_that_fills_up_in_a_save_is_reported(sharding, inputs, tmp_path):
     said = (
         "rank [01]: .*checkpoint-1: the checkpoint could not be written, 10 bytes are free: make room, or lower .* from step 0"
     )
@@ -164,12 +164,13 @@ def one_node_cannot_store(recipe, inputs, out):
     return fit(recipe, inputs, out, 2)
 
 
-def test_a_checkpoint_that_one_node_cannot_store_is_none_and_training_goes_on(inputs, tmp_path):
+def test_a_checkpoint_that_one_node_cannot_store_is_none_and_training_continues(inputs, tmp_path):
     recipe = recipe_for(inputs, "ddp", tmp_path / "kept")
     result = ranks.run(2, one_node_cannot_store, recipe, inputs, tmp_path / "out")
     assert [step.step for step in result.steps] == [1, 2, 3, 4]
     said = (
-        "stored; the last whole one is of step 0: rank 0: 1-0001-.*: a node's part was not stored within 1 s; rank 1: refused"
+        "stored; the last complete one is of step 0: rank 0: 1-0001-.*: "
+        "a node's part was not stored within 1 s; rank 1: refused"
     )
     assert re.search(said, (tmp_path / "out.log").read_text())
 
@@ -184,13 +185,13 @@ def refused(recipe, inputs, out):
     fit(recipe, inputs, out)
 
 
-def test_a_storage_that_refuses_is_told_before_anything_is_loaded(inputs, tmp_path):
+def test_a_storage_that_denies_access_is_reported_before_anything_is_loaded(inputs, tmp_path):
     recipe = recipe_for(inputs, "none", tmp_path / "kept", **{"model.name_or_path": str(inputs / "tiny")})
     with pytest.raises(ranks.RankFailed, match="it refuses: check .* AccessDenied; the run does not start"):
         ranks.run(1, refused, recipe, inputs, tmp_path / "out")
 
 
-def test_without_checkpoints_the_storage_is_never_asked(inputs, tmp_path):
+def test_without_checkpoints_the_storage_is_never_accessed(inputs, tmp_path):
     recipe = recipe_for(inputs, "none", tmp_path / "kept", **{"checkpoints.save_steps": None, "training.max_steps": 1})
     ranks.run(1, refused, recipe, inputs, tmp_path / "out")
 
@@ -202,10 +203,10 @@ def fit_from_disks_of_their_own(recipe, inputs, out):
 
 def test_nodes_that_see_other_checkpoints_do_not_train(inputs, tmp_path):
     recipe = recipe_for(inputs, "ddp", tmp_path / "disk", **{"checkpoints.name": "run"})
-    told = {"step": 2, "attempt": "0001-aaaaaa", "decisions": "d", "sharding": "ddp", "world_size": 2, "flytune": "0"}
-    whole = tmp_path / "disk0" / "run" / "2-0001-aaaaaa"
-    whole.mkdir(parents=True)
-    Checkpoint(**told).sealed().write(whole / "manifest.json")
+    fields = {"step": 2, "attempt": "0001-aaaaaa", "decisions": "d", "sharding": "ddp", "world_size": 2, "flytune": "0"}
+    complete = tmp_path / "disk0" / "run" / "2-0001-aaaaaa"
+    complete.mkdir(parents=True)
+    Checkpoint(**fields).sealed().write(complete / "manifest.json")
     with pytest.raises(ranks.RankFailed, match="one folder that all nodes see.* is 2-0001-aaaaaa on rank 0, None on rank 1"):
         ranks.run(2, fit_from_disks_of_their_own, recipe, inputs, tmp_path / "trained")
 
@@ -215,7 +216,7 @@ def fit_and_die_in_the_export(recipe, inputs, out):
     fit(recipe, inputs, out)
 
 
-def test_a_run_that_died_behind_its_last_step_is_only_exported(inputs, tmp_path):
+def test_a_run_that_died_after_its_last_step_is_only_exported(inputs, tmp_path):
     recipe = recipe_for(inputs, "ddp", tmp_path / "kept", **{"checkpoints.save_steps": 2})
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, fit_and_die_in_the_export, recipe, inputs, tmp_path / "killed")
@@ -233,7 +234,7 @@ def offline(recipe, inputs, out, die_at=None):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_tracker_goes_on_in_the_same_run(inputs, tmp_path):
+def test_a_tracker_resumes_the_same_run(inputs, tmp_path):
     pytest.importorskip("wandb")
     recipe = recipe_for(inputs, "none", tmp_path / "kept", tracking={"report_to": ["wandb"]})
     with pytest.raises(ranks.RankFailed, match="signal 9"):

@@ -13,8 +13,10 @@ from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.records.training import TrainingResult
 from flytune.sharding import STRATEGIES, pair_problem
-from flytune.training import loop, step_log
-from flytune.training.checkpoints import Saver, clear
+from flytune.training import loop, step_log, trainer
+from flytune.training.attempt_notes import Notes
+from flytune.training.checkpoints import clear
+from flytune.training.run_state import RunState
 from tests.support import ranks
 from tests.support.dying import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -54,7 +56,7 @@ def recipe_for(inputs, method, sharding, **changes):
 
 
 def fit(recipe, inputs, out, die_at=None):
-    """One run; with `die_at`, every rank is killed when that step was logged."""
+    """Run once; with `die_at`, every rank is killed when that step is logged."""
     if die_at:
         record = step_log.Recorder.record
 
@@ -74,7 +76,7 @@ def world(recipe):
 
 @pytest.fixture(scope="session")
 def runs(inputs, tmp_path_factory):
-    """Runs each pair once, when first asked for."""
+    """Run each pair once, at its first use."""
     done = {}
 
     def run(method, sharding):
@@ -112,7 +114,7 @@ def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_traine
     alone = runs(method, single)[1]
     assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
     assert result.tokens == alone.tokens
-    # Trained: the last loss is below the first, on new samples.
+    # The model is trained: the last loss is below the first, on new samples.
     assert result.steps[-1].loss < result.steps[0].loss
     assert gate.check_files(recipe, trained, inputs / "dataset").is_dir()
     assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(result.heldout_loss, abs=1e-4)
@@ -162,15 +164,19 @@ def test_tied_weights_are_written_once(runs):
             assert [name for name in tensors.keys() if "lm_head" in name] == []  # noqa: SIM118 (not a dict)
 
 
+def built(recipe, plan, inputs):
+    """Return the trainer of a run, before its first step."""
+    return trainer.build(RunState.of(recipe, plan, shape_named(plan.shape), inputs / "dataset"), Notes())[0]
+
+
 def dtypes_of(recipe, inputs):
-    recorder, plan = step_log.Recorder(STRATEGIES[recipe.sharding.name]), planner.make(recipe)
-    trainer, _ = loop.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
-    trainer.train()
-    return {str(parameter.dtype) for parameter in trainer.model.parameters()}, trainer.model.is_gradient_checkpointing
+    trained = built(recipe, planner.make(recipe), inputs)
+    trained.train()
+    return {str(parameter.dtype) for parameter in trained.model.parameters()}, trained.model.is_gradient_checkpointing
 
 
 @pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp"])
-def test_trained_weights_are_float32_and_checkpointing_is_on_when_asked(sharding, inputs, tmp_path):
+def test_trained_weights_are_float32_and_checkpointing_is_on_when_set(sharding, inputs, tmp_path):
     changes = {"model.dtype": "bfloat16", "training.max_steps": 1, "training.activation_checkpointing": True}
     recipe = recipe_for(inputs, "full", sharding, **changes)
     assert ranks.run(world(recipe), dtypes_of, recipe, inputs) == ({"torch.float32"}, True)
@@ -190,7 +196,7 @@ def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(in
 @pytest.mark.parametrize(
     "pair", ["full none", "qlora device_map", "full fsdp", *slow("full zero2", "lora zero3", "lora fsdp", "qlora fsdp")]
 )
-def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(pair, inputs, tmp_path):
+def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(pair, inputs, tmp_path):
     method, sharding = pair.split()
     changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "checkpoints.folder": str(tmp_path / "calm")}
     changes |= {"training.activation_checkpointing": sharding == "fsdp"}
@@ -205,7 +211,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps[2:]]
     assert resumed.heldout_loss == undisturbed.heldout_loss
     clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
-    assert not list((tmp_path / "checkpoints").iterdir()), "their use is over"
+    assert not list((tmp_path / "checkpoints").iterdir()), "no longer needed"
 
 
 def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
@@ -222,11 +228,10 @@ def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
 
 
 def waiting_gradients(recipe, inputs):
-    """How often a parameter's whole gradient is kept after a micro batch that is not the step's last."""
+    """Count the parameters whose complete gradient is kept after a micro batch that is not the step's last."""
     plan = planner.make(recipe).model_copy(update={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4})
-    recorder = step_log.Recorder(STRATEGIES["fsdp"])
-    trainer, _ = loop.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
-    step, found = trainer.training_step, []
+    trained = built(recipe, plan, inputs)
+    step, found = trained.training_step, []
 
     def watched(model, *arguments, **named):
         loss = step(model, *arguments, **named)
@@ -235,8 +240,8 @@ def waiting_gradients(recipe, inputs):
             found.extend(param for param in (group.fsdp_params if group else []) if is_waiting(param))
         return loss
 
-    trainer.training_step = watched
-    trainer.train()
+    trained.training_step = watched
+    trained.train()
     return len(found)
 
 
@@ -249,12 +254,12 @@ def is_waiting(param):
 def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp_path):
     recipe = recipe_for(inputs, method, "fsdp", **{"training.max_steps": 1})
     found = ranks.run(2, waiting_gradients, recipe, inputs)
-    # An adapter's gradients are small, and wait to be sent once.
+    # An adapter's gradients are small, and are reduced once a step.
     assert bool(found) == (method == "lora")
 
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
-def test_fsdp_goes_on_without_reading_the_base_model_again(offload, inputs, tmp_path):
+def test_fsdp_resumes_without_reading_the_base_model_again(offload, inputs, tmp_path):
     shutil.copytree(inputs / "tiny", tmp_path / "tiny")
     changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "model.name_or_path": str(tmp_path / "tiny")}
     recipe = recipe_for(inputs, "full", "fsdp", **changes, **{"checkpoints.folder": str(tmp_path / "checkpoints")})
@@ -286,11 +291,11 @@ def fit_small_files(recipe, inputs, out):
     return fit(recipe, inputs, out)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(inputs, tmp_path):
+def test_a_nan_loss_ends_the_run(inputs, tmp_path):
     wild = {"training.learning_rate": 1e30, "training.max_grad_norm": 1e30, "training.max_steps": 6}
     recipe = recipe_for(inputs, "full", "none", **wild)
     with pytest.raises(
-        ranks.RankFailed, match=r"BadLoss: step \d: the (loss|gradients' norm) is (nan|inf).*; the run does not go on"
+        ranks.RankFailed, match=r"BadLoss: step \d: the (loss|gradients' norm) is (nan|inf).*; the run does not continue"
     ):
         ranks.run(1, fit, recipe, inputs, tmp_path / "trained")
     assert not (tmp_path / "trained").exists()
@@ -318,8 +323,8 @@ def unsharded(recipe, inputs, out):
 
 
 @pytest.mark.parametrize(
-    ("sharding", "said"), [("zero2", "DeepSpeed runs at stage 0"), ("fsdp", "the Trainer does not know of it")]
+    ("sharding", "message"), [("zero2", "DeepSpeed runs at stage 0"), ("fsdp", "the Trainer does not know of it")]
 )
-def test_a_sharding_that_did_not_take_hold_is_an_error(sharding, said, inputs, tmp_path):
-    with pytest.raises(ranks.RankFailed, match=f"sharding {sharding} did not take hold: {said}"):
+def test_a_sharding_that_did_not_take_effect_is_an_error(sharding, message, inputs, tmp_path):
+    with pytest.raises(ranks.RankFailed, match=f"sharding {sharding} did not take effect: {message}"):
         ranks.run(2, unsharded, recipe_for(inputs, "full", sharding), inputs, tmp_path / "trained")

@@ -7,11 +7,12 @@ from flytune.hardware.shapes import shape_named
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.recipe.sections import Training
-from flytune.training import attempt_notes, checkpoints, loop, step_log
+from flytune.training import attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.training import ALONE
 
 
 def training_of(**changes):
@@ -30,17 +31,17 @@ class Rows:
         return [{"input_ids": [place]} for place in places]
 
 
-def guarded(tmp_path, kept=None, can_overflow=False, **changes):
+def guarded(tmp_path, notes=None, can_overflow=False, **changes):
     training = training_of(**changes)
-    guard = LossGuard(training, can_overflow)
-    guard.keep(str(tmp_path), kept or Notes(), Stream(Rows(), training), writes=True)
-    return guard
+    stream = Stream(Rows(), training)
+    stream.left_out = (notes or Notes()).left_out
+    return LossGuard(training, stream, notes or Notes(), str(tmp_path), ALONE, can_overflow)
 
 
 @pytest.mark.parametrize(
     ("loss", "norm", "said"),
     [
-        (float("nan"), 1.0, "step 5: the loss is nan; the run does not go on and nothing is stored. Lower"),
+        (float("nan"), 1.0, "step 5: the loss is nan; the run does not continue and nothing is stored. Lower"),
         (1.0, float("inf"), "step 5: the gradients' norm is inf, and the weights are ruined; the run does not"),
         (3.3, 1.0, r"step 5: the loss is 3.3, 3.0 times the usual 1.1 \(training.max_loss_jump 2\); the run"),
     ],
@@ -54,32 +55,31 @@ def test_a_bad_loss_stops_the_run_and_says_which(loss, norm, said, tmp_path):
     assert not caught.value.goes_on
 
 
-def test_losses_that_vary_or_have_no_past_are_fine(tmp_path):
+def test_losses_that_vary_or_have_no_predecessors_are_fine(tmp_path):
     guard = guarded(tmp_path, max_loss_jump=2)
     for step, loss in enumerate((9.0, 1.0, 9.0, 1.0, 8.0), 1):
         guard.check(step, lambda: 0, loss, None)
     guarded(tmp_path, can_overflow=True).check(1, lambda: 0, 1.0, float("inf"))
 
 
-def test_skip_notes_the_data_since_the_last_checkpoint_and_goes_on(tmp_path):
-    guard = guarded(tmp_path, kept=Notes(left_out=[3], rollbacks=1), on_bad_loss="skip")
-    guard._stream.left_out = [3]
-    message = "step 6: the loss is nan; the next attempt goes back to step 4 and leaves out the data of steps 5 to 6"
+def test_skip_notes_the_data_since_the_last_checkpoint(tmp_path):
+    guard = guarded(tmp_path, notes=Notes(left_out=[3], rollbacks=1), on_bad_loss="skip")
+    message = "step 6: the loss is nan; the next attempt goes back to step 4 and skips the data of steps 5 to 6"
     with pytest.raises(BadLoss, match=message) as caught:
         guard.check(6, lambda: 4, float("nan"), None)
     assert caught.value.goes_on
-    # Steps 5 and 6 trained turns 5 and 6 of the data, as turn 3 was left out.
+    # Steps 5 and 6 trained turns 5 and 6 of the data, as turn 3 was skipped.
     assert attempt_notes.read(str(tmp_path)) == Notes(left_out=[3, 5, 6], rollbacks=2)
 
 
 def test_the_fourth_rollback_is_refused(tmp_path):
-    guard = guarded(tmp_path, kept=Notes(rollbacks=3), on_bad_loss="skip")
-    with pytest.raises(BadLoss, match="data was left out 3 times already, and the run does not go on") as caught:
+    guard = guarded(tmp_path, notes=Notes(rollbacks=3), on_bad_loss="skip")
+    with pytest.raises(BadLoss, match="data was skipped 3 times already, and the run does not continue") as caught:
         guard.check(2, lambda: 0, float("nan"), None)
     assert not caught.value.goes_on
 
 
-def test_the_stream_leaves_out_exactly_those_steps():
+def test_the_stream_skips_exactly_those_steps():
     training = training_of()
     whole, cut = Stream(Rows(), training), Stream(Rows(), training)
     cut.left_out = [1, 2, 7]
@@ -89,7 +89,7 @@ def test_the_stream_leaves_out_exactly_those_steps():
     assert cut.epochs_after(2) == pytest.approx(4 * 2 / 12)
 
 
-def test_skip_wants_to_see_every_step():
+def test_skip_requires_every_step_to_be_logged():
     with pytest.raises(ValueError, match="on_bad_loss: skip looks at each step; logging_steps must be 1"):
         training_of(on_bad_loss="skip", logging_steps=5)
 
@@ -111,19 +111,18 @@ def recipe_for(inputs, folder):
 
 def fit(inputs, out, bad_step=None, left_out=None):
     recipe = recipe_for(inputs, out.parent / (f"{out.name}-kept" if left_out else "kept"))
-    record = step_log.Recorder.record
+    check = LossGuard.check
     if bad_step:
-        bad = {"loss": float("nan")}
-        step_log.Recorder.record = lambda self, step, epoch, logs: record(
-            self, step, epoch, logs | (bad if step == bad_step else {})
+        LossGuard.check = lambda self, step, saved_step, loss, norm: check(
+            self, step, saved_step, float("nan") if step == bad_step else loss, norm
         )
     if left_out:
-        attempt_notes.read = lambda place: Notes(left_out=left_out)
+        attempt_notes.read = lambda address: Notes(left_out=left_out)
     plan = planner.make(recipe)
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
-def test_a_run_goes_back_and_leaves_out_the_data_of_the_bad_step(inputs, tmp_path):
+def test_a_run_goes_back_and_skips_the_data_of_the_bad_step(inputs, tmp_path):
     with pytest.raises(ranks.RankFailed, match="BadLoss: step 3: the loss is nan; the next attempt goes back to step 2 and"):
         ranks.run(2, fit, inputs, tmp_path / "bad", 3)
     resumed = ranks.run(2, fit, inputs, tmp_path / "resumed")

@@ -1,4 +1,4 @@
-"""Notes on phases, left by processes that are killed, and what the next attempt makes of them."""
+"""Notes on phases of processes that are killed, and the decision of the next attempt."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 GIB = 2**30
 
 
-def is_stopped(place, number, saved_step=0):
+def stop_message(place, number, saved_step=0):
     os.environ["FLYTE_ATTEMPT_NUMBER"] = str(number)
     try:
         with PhaseNotes(str(place)).attempt(lambda: saved_step):
@@ -31,11 +31,11 @@ def is_stopped(place, number, saved_step=0):
         del os.environ["FLYTE_ATTEMPT_NUMBER"]
 
 
-def test_a_third_attempt_is_not_made_where_two_were_killed_in_the_same_phase(tmp_path):
+def test_no_third_attempt_where_two_were_killed_in_the_same_phase(tmp_path):
     assert attempt(tmp_path, 0) == -signal.SIGKILL
     assert attempt(tmp_path, 1) == -signal.SIGKILL
-    said = is_stopped(tmp_path, 2)
-    assert said.startswith("attempts 1 and 2 were killed without a word in the same phase, load, at ")
+    said = stop_message(tmp_path, 2)
+    assert said.startswith("attempts 1 and 2 were killed without a report in the same phase, load, at ")
     assert f"Checkpoints are at {tmp_path}" in said
     (last, *_) = phase_notes.read(str(tmp_path), "abc")
     assert (last.attempt, last.ended) == (2, "killed again")
@@ -54,7 +54,7 @@ def test_a_third_attempt_is_not_made_where_two_were_killed_in_the_same_phase(tmp
         # Steps were saved by the first attempt, or by the second.
         ({}, {"saved_step": 10}, 10),
         ({}, {}, 10),
-        # Another execution: somebody has started the run anew.
+        # Another execution: somebody has restarted the run.
         ({"execution": "before"}, {"execution": "before"}, 0),
         ({"execution": "before"}, {}, 0),
     ],
@@ -62,32 +62,32 @@ def test_a_third_attempt_is_not_made_where_two_were_killed_in_the_same_phase(tmp
 def test_other_ends_do_not_stop_a_run(first, second, saved_step, tmp_path):
     attempt(tmp_path, 0, **first)
     attempt(tmp_path, 1, **second)
-    assert is_stopped(tmp_path, 2, saved_step) is None
+    assert stop_message(tmp_path, 2, saved_step) is None
 
 
 def test_one_kill_or_two_with_another_attempt_between_do_not_stop_a_run(tmp_path):
     attempt(tmp_path, 0)
-    assert is_stopped(tmp_path, 1) is None
+    assert stop_message(tmp_path, 1) is None
     attempt(tmp_path, 0)
     attempt(tmp_path, 2)
-    assert is_stopped(tmp_path, 3) is None
+    assert stop_message(tmp_path, 3) is None
 
 
 def test_memory_errors_count_as_kills(tmp_path):
     attempt(tmp_path, 0, end=MemoryError())
     attempt(tmp_path, 1)
-    assert "attempts 1 and 2" in is_stopped(tmp_path, 2)
+    assert "attempts 1 and 2" in stop_message(tmp_path, 2)
 
 
 @pytest.mark.parametrize(("other", "is_stop"), [(RuntimeError("Connection closed by peer"), True), (DataError("x"), False)])
-def test_a_node_that_is_killed_counts_unless_another_has_said_why(other, is_stop, tmp_path):
+def test_a_killed_node_counts_unless_another_reports_the_cause(other, is_stop, tmp_path):
     for number in (0, 1):
         attempt(tmp_path, number, node=1)
         attempt(tmp_path, number, node=0, end=other)
-    assert (is_stopped(tmp_path, 2) is not None) == is_stop
+    assert (stop_message(tmp_path, 2) is not None) == is_stop
 
 
-def test_what_succeeds_leaves_no_note(tmp_path):
+def test_a_successful_attempt_leaves_no_note(tmp_path):
     attempt(tmp_path, 0)
     assert attempt(tmp_path, 1, end="done") == 0
     assert phase_notes.read(str(tmp_path)) == []
@@ -99,7 +99,7 @@ def test_runs_without_flyte_leave_no_note(tmp_path, monkeypatch):
         assert attempt_notes.names(str(tmp_path)) == []
 
 
-def test_a_storage_that_is_away_holds_nothing_up(tmp_path, caplog, monkeypatch):
+def test_an_unavailable_storage_delays_nothing(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(phase_notes, "WAIT", 0.2)
     (tmp_path / "file").write_text("no folder")
     with PhaseNotes(str(tmp_path / "file")).attempt():
@@ -107,7 +107,7 @@ def test_a_storage_that_is_away_holds_nothing_up(tmp_path, caplog, monkeypatch):
     assert "a note on phase load could not be written" in caplog.text
 
 
-def test_a_note_says_how_much_memory_is_used_as_it_grows(tmp_path, monkeypatch):
+def test_a_note_has_the_used_memory_as_it_grows(tmp_path, monkeypatch):
     used = [GIB]
     monkeypatch.setattr(phase_notes, "memory", lambda: (used[0], 16 * GIB))
     monkeypatch.setattr(phase_notes, "SECONDS", 0.02)
@@ -144,7 +144,7 @@ def test_a_cpu_shapes_processes_are_counted_together():
         (1, "9223372036854771712", None),
     ],
 )
-def test_the_pods_memory_is_what_the_kernel_counts(version, limit, expected, tmp_path, monkeypatch):
+def test_the_pods_memory_is_the_kernels_figure(version, limit, expected, tmp_path, monkeypatch):
     (tmp_path / "used").write_text(f"{3 * GIB}\n")
     (tmp_path / "limit").write_text(f"{limit}\n")
     (tmp_path / "stat").write_text(f"anon 5\n{'total_' if version == 1 else ''}inactive_file {GIB}\n")
@@ -173,7 +173,7 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
         assert one.exitcode == (-number if number == signal.SIGKILL else 143)
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "2")
     if is_stop:
-        with pytest.raises(KilledAgain, match="attempts 1 and 2 were killed without a word in the same phase, evaluate, at "):
+        with pytest.raises(KilledAgain, match="attempts 1 and 2 were killed without a report in the same phase, evaluate, at "):
             evaluate(str(tmp_path), 2, None)
     else:
         evaluate(str(tmp_path), 2, None)

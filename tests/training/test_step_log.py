@@ -1,4 +1,4 @@
-"""Real runs of a tiny model, and what they say of themselves while they train."""
+"""Real runs of a tiny model, and their step log."""
 
 import json
 
@@ -53,7 +53,7 @@ def lines(file):
 
 @pytest.fixture(scope="module")
 def scored(inputs, tmp_path_factory):
-    """Runs a sharding once, scored after steps 2 and 3, on an odd number of samples."""
+    """Run a sharding once, scored after steps 2 and 3, on an odd number of samples."""
     done = {}
 
     def run_once(sharding):
@@ -82,7 +82,7 @@ def test_the_parts_of_a_step_are_all_there_and_add_up(sharding, scored):
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero3", "fsdp"])
-def test_peaks_are_told_by_phase_of_the_process_that_held_most(sharding, scored):
+def test_peaks_by_phase_are_of_the_process_that_held_most(sharding, scored):
     result, _ = scored(sharding)
     assert list(result.peaks) == ["load", "first step", "steady step", "evaluate", "export"]
     assert min(result.peaks.values()) > 2**20
@@ -103,30 +103,30 @@ def hold_in_phases():
 
 
 def hold_in_steps():
-    found, told = memory_peaks.Peaks(), []
+    found, peaks = memory_peaks.Peaks(), []
     found.enter(STEP)
     for _ in range(2):
         with found.during(EVALUATE):
             held = bytearray(200 * 2**20)
             del held
-        told.append(found.read()[0])
-        told.append(found.read()[0])
-    return told
+        peaks.append(found.read()[0])
+        peaks.append(found.read()[0])
+    return peaks
 
 
-def test_what_a_step_held_is_not_told_of_the_next():
+def test_the_peak_of_a_step_is_not_reported_for_the_next():
     first, second, third, fourth = ranks.run(1, hold_in_steps)
     assert min(first, third) > max(second, fourth) + 190 * 2**20
 
 
-def test_what_a_phase_held_is_not_told_of_another():
+def test_the_peak_of_a_phase_is_not_reported_for_another():
     most, held = ranks.run(1, hold_in_phases)
     assert most == held[SAVE] > held[STEP] + 190 * 2**20
     assert held[EXPORT] < held[SAVE] - 190 * 2**20
 
 
 def fit_and_note(recipe, inputs, out):
-    """Which part the clock showed when the real work was done, in the order that each was first seen."""
+    """Return the parts that the clock measured during each kind of work."""
     import torch
     from accelerate.optimizer import AcceleratedOptimizer
     from deepspeed import DeepSpeedEngine
@@ -160,7 +160,7 @@ def fit_and_note(recipe, inputs, out):
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero3"])
-def test_each_part_is_what_it_is_called(sharding, inputs, tmp_path):
+def test_each_part_measures_its_work(sharding, inputs, tmp_path):
     recipe = recipe_for(inputs, sharding, tmp_path, **{"evaluation.eval_steps": 3, "evaluation.max_samples": 2})
     noted = run(recipe, inputs, tmp_path / "out", fit_and_note)
     # `other`: the gate's samples, after training.
@@ -174,11 +174,11 @@ def test_the_log_is_a_json_object_a_step_beside_training_json(scored):
     assert {"step", "loss", "learning_rate", "grad_norm", "seconds", "tokens_per_second", "memory_bytes", *PARTS} <= set(first)
 
 
-def test_the_live_model_is_scored_alike_over_any_number_of_processes(scored):
+def test_the_live_model_has_the_same_score_over_any_number_of_processes(scored):
     alone = scored("none")[0]
     assert [step.step for step in alone.steps if step.eval_loss] == [2, 3]
     assert alone.steps[2].eval_loss < alone.steps[1].eval_loss
-    # The gate's own figure, of the same samples, by another way.
+    # The gate's figure, for the same samples, computed in another way.
     assert alone.steps[2].eval_loss == pytest.approx(alone.heldout_loss, abs=1e-6)
     for sharding in ("ddp", "zero3", "fsdp"):
         losses = [step.eval_loss for step in scored(sharding)[0].steps]
@@ -194,7 +194,7 @@ def test_scoring_changes_nothing_and_scored_steps_are_logged(inputs, scored, tmp
     assert [step.step for step in result.steps] == [1, 2, 3]
 
 
-def test_samples_without_a_token_to_score_are_left_out(inputs, tmp_path):
+def test_samples_without_a_token_to_score_are_skipped(inputs, tmp_path):
     import pyarrow
     import pyarrow.parquet
 
@@ -203,7 +203,7 @@ def test_samples_without_a_token_to_score_are_left_out(inputs, tmp_path):
     table = pyarrow.parquet.read_table(file)
     rows = table.to_pylist()
     rows[1]["labels"] = [scoring.IGNORED] * len(rows[1]["labels"])
-    # A label on the first token, which nothing precedes, is none.
+    # A label on the first token, which nothing precedes, is not scored.
     rows[2]["labels"] = [5] + [scoring.IGNORED] * (len(rows[2]["labels"]) - 1)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=table.schema), file)
     assert eval_loss.scored_rows(dataset, 4) == [
@@ -223,7 +223,7 @@ def fit_and_die(recipe, inputs, out):
     fit(recipe, inputs, out)
 
 
-def test_the_log_outlives_a_killed_run_and_the_next_attempt_goes_on_with_it(inputs, tmp_path):
+def test_the_log_survives_a_killed_run_and_the_next_attempt_continues_it(inputs, tmp_path):
     recipe = recipe_for(inputs, "none", tmp_path / "runs", **{"checkpoints.save_steps": 2, "training.max_steps": 4})
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         run(recipe, inputs, tmp_path / "killed", fit_and_die)
@@ -234,20 +234,20 @@ def test_the_log_outlives_a_killed_run_and_the_next_attempt_goes_on_with_it(inpu
     with log.open("a") as file:
         file.write('{"step": 4, "epo')
     resumed = run(recipe, inputs, tmp_path / "resumed")
-    whole = lines(tmp_path / "resumed" / "steps.jsonl")
-    assert whole == killed[:2] + resumed.steps
-    assert [step.step for step in whole] == [1, 2, 3, 4]
+    complete = lines(tmp_path / "resumed" / "steps.jsonl")
+    assert complete == killed[:2] + resumed.steps
+    assert [step.step for step in complete] == [1, 2, 3, 4]
     assert not log.exists()
 
 
-def test_a_run_that_starts_anew_starts_its_log_anew(tmp_path):
+def test_a_run_that_starts_from_the_beginning_starts_a_new_log(tmp_path):
     file = tmp_path / "steps.jsonl"
     file.write_text("left by a run that failed before its first checkpoint\n")
     step_log._cut(file, 0)
     assert file.read_text() == ""
 
 
-def test_peaks_ask_nothing_of_gpus_that_have_not_begun(monkeypatch):
+def test_peaks_are_not_read_before_cuda_is_initialized(monkeypatch):
     """A stand-in for a machine with a GPU: torch's own reset_peak_memory_stats raises before CUDA is initialized."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Real trackers, each where it is installed, told of a real run; none of them reaches a network."""
+"""Real trackers, each where it is installed, with a real run; none of them reaches a network."""
 
 import os
 import sys
@@ -14,8 +14,8 @@ from flytune.training import loop, trackers
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
-TOLD = {"loss", "learning_rate", "grad_norm", "tokens_per_second", "memory_bytes", "seconds"}
-TOLD |= {"data_seconds", "forward_seconds", "backward_seconds", "update_seconds"}
+REPORTED = {"loss", "learning_rate", "grad_norm", "tokens_per_second", "memory_bytes", "seconds"}
+REPORTED |= {"data_seconds", "forward_seconds", "backward_seconds", "update_seconds"}
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -63,7 +63,7 @@ def test_without_trackers_nothing_is_reported(inputs, tmp_path):
     trackers.finish([])
 
 
-def test_tensorboard_is_told_of_each_step(inputs, tmp_path):
+def test_tensorboard_gets_each_step(inputs, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -72,14 +72,14 @@ def test_tensorboard_is_told_of_each_step(inputs, tmp_path):
     (folder,) = (tmp_path / "runs" / "tensorboard").iterdir()
     events = EventAccumulator(str(folder))
     events.Reload()
-    assert {f"train/{name}" for name in TOLD} | {"eval/loss", "eval/seconds"} <= set(events.Tags()["scalars"])
-    told = [(event.step, event.value) for event in events.Scalars("train/forward_seconds")]
-    assert told == [(step.step, pytest.approx(step.forward_seconds)) for step in result.steps]
+    assert {f"train/{name}" for name in REPORTED} | {"eval/loss", "eval/seconds"} <= set(events.Tags()["scalars"])
+    reported = [(event.step, event.value) for event in events.Scalars("train/forward_seconds")]
+    assert reported == [(step.step, pytest.approx(step.forward_seconds)) for step in result.steps]
     assert [event.step for event in events.Scalars("eval/loss")] == [2, 3]
 
 
 def wandb_records(file):
-    """What a .wandb file holds: LevelDB's log format (blocks of 32 KiB; checksum, length, kind) after a head of 7 bytes."""
+    """Read a .wandb file: LevelDB's log format (blocks of 32 KiB; checksum, length, kind) after a head of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, at, parts, records = file.read_bytes(), 7, b"", []
@@ -90,7 +90,7 @@ def wandb_records(file):
         length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
         parts += content[at + 7 : at + 7 + length]
         at += 7 + length
-        # 1: whole, 4: the last part of one.
+        # 1: a complete record, 4: the last part of one.
         if kind in (1, 4):
             records.append(Record.FromString(parts))
             parts = b""
@@ -104,7 +104,7 @@ def wandb_fit(recipe, inputs, folder, environment):
     return result, wandb.run is None
 
 
-def test_weights_and_biases_is_told_of_each_step_and_of_no_secret(inputs, tmp_path):
+def test_weights_and_biases_gets_each_step_and_no_secret(inputs, tmp_path):
     pytest.importorskip("wandb")
     environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": SECRET, "HF_TOKEN": f"hf_{SECRET}"}
     result, is_closed = ranks.run(1, wandb_fit, recipe_for(inputs, "wandb", tmp_path), inputs, tmp_path, environment)
@@ -114,11 +114,11 @@ def test_weights_and_biases_is_told_of_each_step_and_of_no_secret(inputs, tmp_pa
     records = wandb_records(file)
     (run, *_) = [record.run for record in records if record.HasField("run")]
     assert (run.project, run.display_name) == ("additions", "tiny")
-    told = [{"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item} for record in records]
-    told = [row for row in told if "train/loss" in row]
-    assert {f"train/{name}" for name in TOLD} <= set(told[0])
-    assert [float(row["train/loss"]) for row in told] == pytest.approx([step.loss for step in result.steps])
-    assert [float(row["eval/loss"]) for row in told if "eval/loss" in row] == pytest.approx(
+    reported = [{"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item} for record in records]
+    reported = [row for row in reported if "train/loss" in row]
+    assert {f"train/{name}" for name in REPORTED} <= set(reported[0])
+    assert [float(row["train/loss"]) for row in reported] == pytest.approx([step.loss for step in result.steps])
+    assert [float(row["eval/loss"]) for row in reported if "eval/loss" in row] == pytest.approx(
         [step.eval_loss for step in result.steps if step.eval_loss]
     )
 
@@ -128,15 +128,15 @@ def test_weights_and_biases_without_a_key_is_refused_before_anything_is_loaded(i
     recipe = recipe_for(inputs, "wandb", tmp_path, **{"model.name_or_path": str(tmp_path / "never read")})
     environment = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_SILENT": "true", "WANDB_API_KEY": ""}
     with pytest.raises(ranks.RankFailed, match="wandb cannot be reported to, so the run does not start: no key was found; set"):
-        ranks.run(1, asked, recipe, tmp_path, environment)
+        ranks.run(1, set_up, recipe, tmp_path, environment)
 
 
-def asked(recipe, folder, environment):
+def set_up(recipe, folder, environment):
     os.environ |= environment
     trackers.arguments(recipe, folder)
 
 
-def test_mlflow_is_told_of_each_step(inputs, tmp_path):
+def test_mlflow_gets_each_step(inputs, tmp_path):
     pytest.importorskip("mlflow")
     store = tmp_path / "store"
     environment = {"MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
@@ -145,9 +145,9 @@ def test_mlflow_is_told_of_each_step(inputs, tmp_path):
     assert any("name: additions" in text for text in names)
     (metrics,) = {path.parent for path in store.glob("*/*/metrics/loss")}
     # One file a metric, one line a value: time, value, step.
-    told = {path.name: [line.split() for line in path.read_text().splitlines()] for path in metrics.iterdir()}
-    assert TOLD | {"eval_loss"} <= set(told)
-    losses = [float(value) for _, value, _ in told["loss"]]
+    reported = {path.name: [line.split() for line in path.read_text().splitlines()] for path in metrics.iterdir()}
+    assert REPORTED | {"eval_loss"} <= set(reported)
+    losses = [float(value) for _, value, _ in reported["loss"]]
     assert losses == pytest.approx([step.loss for step in result.steps])
     assert "run_name: tiny" in (metrics.parent / "meta.yaml").read_text()
 
@@ -159,4 +159,4 @@ def test_mlflow_that_does_not_answer_is_refused_before_anything_is_loaded(inputs
     with pytest.raises(
         ranks.RankFailed, match="mlflow cannot be reported to, so .*: API request to http://127.0.0.1:9.*; set MLF"
     ):
-        ranks.run(1, asked, recipe, tmp_path, environment)
+        ranks.run(1, set_up, recipe, tmp_path, environment)

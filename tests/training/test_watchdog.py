@@ -9,11 +9,11 @@ from flytune.training.memory_peaks import Peaks
 from flytune.training.watchdog import Watch
 
 
-def test_the_bound_grows_with_the_slowest_step_and_is_wider_elsewhere(monkeypatch):
+def test_the_limit_grows_with_the_slowest_step_and_is_larger_in_other_phases(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
-    run = Peaks()
-    watch = Watch(10.0, run)
+    watch = Watch(10.0)
+    run = Peaks([watch.enter])
     assert watch.limit() == 3600
     run.enter(FIRST_STEP)
     assert watch.limit() == 1800
@@ -33,21 +33,21 @@ def test_the_bound_grows_with_the_slowest_step_and_is_wider_elsewhere(monkeypatc
     assert watch.limit() == 900, "an evaluation is no step"
 
 
-def test_the_process_group_waits_longer_than_any_bound():
+def test_the_process_group_waits_longer_than_any_limit():
     assert watchdog.process_group_seconds(10.0) == 3600 + 300
 
 
-def test_what_the_main_thread_waits_for_is_interrupted_and_told(capfd):
+def test_a_wait_of_the_main_thread_is_interrupted_and_reported(capfd):
     started = time.monotonic()
     said = r"nothing finished for [12] s in load, after step 0 .*:\n(.*\n)*.*time.sleep\(60\)"
-    with pytest.raises(Hang, match=said), Watch(0.2 / 60, Peaks()):
+    with pytest.raises(Hang, match=said), Watch(0.2 / 60):
         time.sleep(60)
     assert time.monotonic() - started < 10
     assert "Current thread" in capfd.readouterr().err
 
 
-def test_what_goes_on_is_left_alone():
-    with Watch(0.3 / 60, Peaks()) as watch:
+def test_a_run_that_proceeds_is_not_interrupted():
+    with Watch(0.3 / 60) as watch:
         for step in range(10):
             time.sleep(0.2)
             watch.end_step(step)

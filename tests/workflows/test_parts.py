@@ -79,12 +79,12 @@ def test_planning_and_preparing_by_themselves(recipe):
 
 
 def test_resume_is_refused_where_there_is_nothing_to_go_on_from(recipe, told, caplog):
-    with pytest.raises(TrainingError, match=r"recipe tiny: there is no whole checkpoint of this recipe and its data"):
+    with pytest.raises(TrainingError, match=r"recipe tiny: there is no complete checkpoint of this recipe and its data"):
         parts.resume(recipe=recipe)
     assert "tiny: failed." in caplog.text
     (message,) = told
-    assert "there is no whole checkpoint of this recipe" in message
-    assert "There is no whole checkpoint." in message
+    assert "there is no complete checkpoint of this recipe" in message
+    assert "There is no complete checkpoint." in message
 
 
 def test_a_report_that_cannot_be_made_hides_nothing(recipe, monkeypatch, caplog):
@@ -92,7 +92,7 @@ def test_a_report_that_cannot_be_made_hides_nothing(recipe, monkeypatch, caplog)
         raise RuntimeError("the report itself")
 
     monkeypatch.setattr(find, "described", broken)
-    with pytest.raises(TrainingError, match="there is no whole checkpoint"):
+    with pytest.raises(TrainingError, match="there is no complete checkpoint"):
         parts.resume(recipe=recipe)
     assert "failed, and what there is to go on from could not be told" in caplog.text
 
@@ -113,7 +113,7 @@ def test_a_run_that_broke_off_is_reported_exported_and_gone_on_with(recipe, told
     while any(thread.name.startswith("storing") for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert "the disk caught fire" in told[0]
-    assert "Newest whole checkpoint: step " in told[0]
+    assert "Newest complete checkpoint: step " in told[0]
     found = find.newest(recipe)
     assert found.checkpoint.step == 2
 

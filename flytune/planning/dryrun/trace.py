@@ -87,7 +87,7 @@ def _local_model(case: Case) -> Any:
 
 
 def _build(case: Case) -> Any:
-    """The model on the meta device: adapters, checkpointing, loss and sharding as in flytune.training.loop.build."""
+    """The model on the meta device: adapters, checkpointing, loss and sharding as in flytune.training.trainer.build."""
     import torch
     from peft import get_peft_model
     from trl.trainer.utils import add_fused_lm_head

@@ -1,7 +1,8 @@
-"""Saved states of a run, at a folder or an address, from which any later attempt goes on. See docs/checkpoints.md.
+"""Checkpoints of a run, at a folder or an address, from which any later attempt resumes. See docs/checkpoints.md.
 
-storage: files at an address. ledger: which of them are a checkpoint. saving: from the Trainer's folder to the ledger, beside
-training. places: where, and when they may go. resuming: from the ledger back, the same on all processes.
+ledger: the files at an address that form a checkpoint. saver: from the Trainer's folder to the ledger, asynchronously. staging:
+folders on the node. paths: addresses, and when checkpoints are deleted. resume: from the ledger back, the same on all
+processes. find: the newest checkpoint, looked up outside of a run.
 """
 
 from flytune.training.checkpoints.paths import clear

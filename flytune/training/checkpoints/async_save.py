@@ -1,4 +1,4 @@
-"""Sharded checkpoints written beside training: it stops for the copy to host memory, not for the disk."""
+"""Asynchronous writing of sharded checkpoints: training waits for the copy to host memory, and not for the disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,17 +8,17 @@ from unittest import mock
 from flytune.errors import StorageError
 
 
-class Beside:
-    """On each process; all save at the same time."""
+class AsyncSave:
+    """Asynchronous writes of one process; all processes save at the same time."""
 
     def __init__(self) -> None:
         self._groups: list[Any] = []
-        """One for each save of a checkpoint (model, optimizer): their threads must not meet in the same collective."""
+        """Process groups, one for each save of a checkpoint (model, optimizer): their threads must not meet in a collective."""
         self._writing: list[Any] = []
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Within it, torch.distributed.checkpoint.save copies what it is given, and a thread writes the copy."""
+        """Make torch.distributed.checkpoint.save copy its arguments, and a thread write the copy."""
         import torch
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -33,14 +33,14 @@ class Beside:
             where = {"storage_writer": storage_writer, "planner": planner, "process_group": self._groups[number]}
             self._writing.append(async_save(state_dict, async_stager=BlockingAsyncStager(), **where))
 
-        with mock.patch.object(dcp, "save", save):  # accelerate asks the module for it at each save
+        with mock.patch.object(dcp, "save", save):  # accelerate looks it up in the module at each save
             yield
 
     def wait(self) -> None:
-        """Until all that was begun is written, by all processes.
+        """Wait until all processes have written what was saved.
 
         Raises:
-            StorageError: what has failed, on whichever process.
+            StorageError: a write failed, on any process.
         """
         from torch.distributed.checkpoint.api import CheckpointException
 
@@ -48,6 +48,6 @@ class Beside:
             for future in self._writing:
                 future.result()
         except CheckpointException as error:
-            # It is no Exception; what any process has failed of stands in it.
+            # It is no Exception; it contains the errors of all processes.
             cause = next((one for one, _ in error.failures.values()), error)
             raise StorageError(f"the checkpoint could not be written: {cause}") from error

@@ -1,4 +1,4 @@
-"""What there is to go on from, looked at from outside of a run: by names and sizes, without reading what checkpoints hold."""
+"""Checkpoints that a next run can resume from, found from outside of a run by names and sizes, without their contents."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 
 
 class Found(NamedTuple):
-    """A checkpoint, and where its ledger is."""
+    """A checkpoint, and the address of its ledger."""
 
     checkpoint: Checkpoint
     address: str
@@ -20,53 +20,57 @@ class Found(NamedTuple):
 
 
 def newest(recipe: Recipe, content_sha256: str = "") -> Found | None:
-    """The newest whole checkpoint of a recipe, and of that data where its hash is given.
+    """Return the newest complete checkpoint of a recipe, and of the data whose hash is given.
 
     Raises:
-        StorageError: the storage is away, or refuses.
+        StorageError: the storage is unavailable, or denies access.
     """
     found: list[Found] = []
     for ledger in _ledgers(recipe, content_sha256):
-        whole = (one for one in ledger.checkpoints() if not ledger.fault(one, share=slice(0)))
-        found += [Found(one, ledger.storage.address) for one in whole][:1]
+        complete = (one for one in ledger.checkpoints() if not ledger.fault(one, share=slice(0)))
+        found += [Found(one, ledger.storage.address) for one in complete][:1]
     return max(found, key=lambda one: one.checkpoint.step, default=None)
 
 
 def required(recipe: Recipe, content_sha256: str) -> Found:
-    """The same, where there must be one.
+    """Return the newest complete checkpoint of a recipe and its data.
 
     Raises:
         TrainingError: there is none; says whether there are some of another recipe or other data.
-        StorageError: the storage is away, or refuses.
+        StorageError: the storage is unavailable, or denies access.
     """
     if found := newest(recipe, content_sha256):
         return found
-    place, folders = _beside(recipe)
+    parent, folders = _siblings(recipe)
     others = sorted(name for name in folders if name.startswith(f"{recipe.name}-"))
     raise TrainingError(
-        f"recipe {recipe.name}: there is no whole checkpoint of this recipe and its data below {place}, so there is nothing to "
-        "go on from; "
+        f"recipe {recipe.name}: there is no complete checkpoint of this recipe and its data below {parent}, so there is "
+        "nothing to resume from; "
         + (
             f"there are {', '.join(others[:4])}: of other decisions or other data; where these may differ, set checkpoints.name"
             if others
-            else "run finetune, which starts at step 0 (checkpoints are removed once an artifact is stored)"
+            else "run finetune, which starts at step 0 (checkpoints are deleted once an artifact is stored)"
         )
     )
 
 
 def described(recipe: Recipe) -> str:
-    """One sentence on what a next run goes on from; for messages, so that what goes wrong is said and not raised."""
+    """Return a sentence on what a next run resumes from. For messages: a storage error is described, not raised."""
     if not recipe.checkpoints.save_steps:
         return "No checkpoints are written (checkpoints.save_steps is not set): the next run starts at step 0."
     try:
         found = newest(recipe)
     except StorageError as error:
-        return f"Whether there is a checkpoint cannot be told: {error}"
-    return f"Newest whole checkpoint: {found}; the same recipe goes on from it." if found else "There is no whole checkpoint."
+        return f"It is unknown whether there is a checkpoint: {error}"
+    return (
+        f"Newest complete checkpoint: {found}; the same recipe resumes from it."
+        if found
+        else "There is no complete checkpoint."
+    )
 
 
 def addresses(recipe: Recipe) -> list[str]:
-    """Return addresses of the recipe's checkpoints, of whatever data; none where they cannot be found out."""
+    """Return the addresses of the recipe's checkpoints of any data; none where the storage cannot be listed."""
     try:
         return [ledger.storage.address for ledger in _ledgers(recipe, "")]
     except StorageError:
@@ -77,10 +81,10 @@ def _ledgers(recipe: Recipe, content_sha256: str) -> list[Ledger]:
     if content_sha256 or recipe.checkpoints.name:
         return [paths.ledger_of(recipe, paths.run_key(recipe, content_sha256))]
     key = paths.run_key(recipe, "")
-    return [paths.ledger_of(recipe, folder) for folder in _beside(recipe)[1] if folder.startswith(key)]
+    return [paths.ledger_of(recipe, folder) for folder in _siblings(recipe)[1] if folder.startswith(key)]
 
 
-def _beside(recipe: Recipe) -> tuple[str, list[str]]:
-    """Where ledgers lie, and the names of all."""
-    place = paths.ledger_of(recipe, "none").storage.address.rpartition("/")[0]
-    return place, Storage(place).names()
+def _siblings(recipe: Recipe) -> tuple[str, list[str]]:
+    """Return the parent address of the ledgers, and the names of all."""
+    parent = paths.ledger_of(recipe, "none").storage.address.rpartition("/")[0]
+    return parent, Storage(parent).names()

@@ -1,10 +1,10 @@
-"""The ledger of one run's checkpoints: what is stored at an address, what of it is whole, and what may go.
+"""Ledger of one run's checkpoints: the files at an address, which checkpoints are complete, and which are deleted.
 
     ADDRESS/STEP-ATTEMPT/...              the files that all nodes wrote
-    ADDRESS/STEP-ATTEMPT/part-NODE.json   what one node wrote; once all of it is there
-    ADDRESS/STEP-ATTEMPT/manifest.json    all of it; once all parts are there
+    ADDRESS/STEP-ATTEMPT/part-NODE.json   list of the files that one node wrote; written after them
+    ADDRESS/STEP-ATTEMPT/manifest.json    list of all files; written after all parts
 
-A folder without a manifest is no checkpoint. Each attempt writes into folders of its own, so that two that are alive at once
+A folder without a manifest is no checkpoint. Each attempt writes into folders of its own, so that two that run at once
 cannot harm each other.
 """
 
@@ -30,54 +30,54 @@ _FOLDER = re.compile(r"(\d+)-((\d{4,})-[0-9a-f]{6})")
 
 
 class Part(Record):
-    """part-NODE.json."""
+    """Content of part-NODE.json."""
 
     files: list[StoredFile]
 
 
 class Checkpoint(Record):
-    """manifest.json: what a checkpoint holds, and what it is of."""
+    """Content of manifest.json: the files of a checkpoint, and the state that they hold."""
 
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     attempt: str
     decisions: str
-    """Key of the recipe (less hardware) and the data; differs only where checkpoints.name says that it may."""
+    """Key of the recipe (less hardware) and the data; differs from the run's only under the same checkpoints.name."""
     sharding: str
     world_size: int
     eval_loss: float | None = None
-    """On the held-out samples, if they were scored after this very step."""
+    """Loss on the held-out samples, if the model was scored after this step."""
     trackers: dict[str, str] = Field(default={})
-    """The run's id at each experiment tracker, to go on in the same run."""
+    """The run's id at each experiment tracker, to resume the same run there."""
     seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
-    """Of training so far, all attempts together (flytune.planning.budget)."""
+    """Seconds of training so far, all attempts together (flytune.planning.budget)."""
     flytune: str
     """Version that wrote it."""
     files: list[StoredFile] = Field(default=[])
 
     digest: str = ""
-    """Of all that stands above: a bit that flips in here must not be believed."""
+    """Sha256 of all fields above, against flipped bits in the manifest itself."""
 
     @property
     def folder(self) -> str:
         return f"{self.step}-{self.attempt}"
 
     def sealed(self) -> Self:
-        """The same, with its digest."""
+        """Return a copy with its digest."""
         text = self.model_dump_json(exclude={"digest"})
         return self.model_copy(update={"digest": hashlib.sha256(text.encode()).hexdigest()})
 
 
 class Ledger:
-    """The checkpoints of one run, as one attempt sees them."""
+    """Checkpoints of one run, as one attempt sees them."""
 
     def __init__(self, storage: Storage, limit: int) -> None:
         self.storage, self.limit = storage, limit
         self.attempt = ""
-        """Set by `begin`; until then the ledger is only read."""
+        """Id of this attempt, set by `begin`; until then the ledger is only read."""
 
     def begin(self, attempt: str | None = None) -> str:
-        """Takes part as a new attempt, or as the one given, and returns its id: a number that grows, and six random digits."""
+        """Join as a new attempt, or as the one given, and return its id: an increasing number and six random digits."""
         if attempt is None:
             # Not the time: clocks of nodes differ.
             last = max((int(number) for _, _, number in self._folders()), default=0)
@@ -86,12 +86,12 @@ class Ledger:
         return self.attempt
 
     def _folders(self) -> list[tuple[int, str, str]]:
-        """Step, attempt and the attempt's number of all folders, oldest step first."""
+        """Return step, attempt and the attempt's number of all folders, oldest step first."""
         found = (_FOLDER.fullmatch(name) for name in self.storage.names())
         return sorted((int(match[1]), match[2], match[3]) for match in found if match)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All that have a manifest, newest first."""
+        """Return all checkpoints that have a manifest, newest first."""
         found = [self._read(f"{step}-{attempt}") for step, attempt, _ in reversed(self._folders())]
         return [checkpoint for checkpoint in found if checkpoint]
 
@@ -110,13 +110,13 @@ class Ledger:
         return None
 
     def fault(self, checkpoint: Checkpoint, into: Path | None = None, share: slice = slice(None)) -> str | None:
-        """What is missing or damaged; nothing for a whole checkpoint.
+        """Return what is missing or damaged; None for a complete checkpoint.
 
         Args:
             into: receives the files.
-            share: of the files, those to be read; of the others, the sizes are looked at.
+            share: the files whose content is read; of the others, only the sizes are compared.
         """
-        if reason := self._short(checkpoint):
+        if reason := self._missing(checkpoint):
             return reason
         for stored in checkpoint.files[share]:
             try:
@@ -128,20 +128,20 @@ class Ledger:
         return None
 
     def link(self, checkpoint: Checkpoint, into: Path) -> None:
-        """On a file system: gives all files of a checkpoint names in `into` as well, so that nothing takes them away."""
+        """Link all files of a checkpoint on a file system into `into` as well, so that no other attempt can delete them."""
         for stored in checkpoint.files:
             source, target = Path(self.storage.path(f"{checkpoint.folder}/{stored.file}")), into / stored.file
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             if not source.exists():
-                return  # as `fault` will say
+                return  # `fault` will report it
             try:
                 target.hardlink_to(source)
-            except OSError:  # a file system without links, or another one; or it has gone this moment
+            except OSError:  # no links on this file system, or across file systems; or the file was deleted meanwhile
                 if source.exists():
                     shutil.copyfile(source, target)
 
-    def _short(self, checkpoint: Checkpoint) -> str | None:
+    def _missing(self, checkpoint: Checkpoint) -> str | None:
         sizes = self.storage.sizes(checkpoint.folder)
         for stored in checkpoint.files:
             if stored.file not in sizes:
@@ -151,17 +151,17 @@ class Ledger:
         return None
 
     def put(self, checkpoint: Checkpoint, file: Path, name: str) -> StoredFile:
-        """Stores one file of a checkpoint that is being written; on a file system it is moved there."""
+        """Store one file of a checkpoint that is being written; on a file system it is moved there."""
         size = file.stat().st_size
         return StoredFile(file=name, size=size, sha256=self.storage.put(file, f"{checkpoint.folder}/{name}"))
 
     def put_part(self, checkpoint: Checkpoint, node: int, files: Iterable[StoredFile]) -> None:
-        """Says that all that a node wrote is there."""
+        """Record that all files of a node are stored."""
         text = Part(files=list(files)).model_dump_json()
         self.storage.write(f"{checkpoint.folder}/part-{node}.json", text.encode())
 
     def parts(self, checkpoint: Checkpoint, nodes: int) -> list[StoredFile] | None:
-        """All files of a checkpoint, once all nodes have said that theirs are there."""
+        """Return all files of a checkpoint; None until all nodes have recorded theirs."""
         files: list[StoredFile] = []
         for node in range(nodes):
             try:
@@ -171,27 +171,27 @@ class Ledger:
         return files
 
     def commit(self, checkpoint: Checkpoint) -> None:
-        """Makes a checkpoint, all files of which are there, visible; then lets go what is no longer needed."""
+        """Make a checkpoint visible whose files are all stored, and delete what is no longer needed."""
         checkpoint = checkpoint.sealed()
         self.storage.write(f"{checkpoint.folder}/{MANIFEST}", checkpoint.model_dump_json(indent=2).encode())
         self.prune(checkpoint)
 
     def prune(self, newest: Checkpoint) -> None:
-        """Removes all but the checkpoints that are kept, and what attempts that ended have left half written."""
-        whole = [checkpoint for checkpoint in self.checkpoints() if not self._short(checkpoint)]
-        if newest not in whole:
+        """Delete all checkpoints but the kept ones, and the incomplete ones of attempts that have ended."""
+        complete = [checkpoint for checkpoint in self.checkpoints() if not self._missing(checkpoint)]
+        if newest not in complete:
             return
-        keep = {checkpoint.folder for checkpoint in kept(whole, self.limit)}
-        known = {checkpoint.folder for checkpoint in whole}
+        kept_folders = {checkpoint.folder for checkpoint in kept(complete, self.limit)}
+        complete_folders = {checkpoint.folder for checkpoint in complete}
         for step, attempt, number in self._folders():
             folder = f"{step}-{attempt}"
-            # A later attempt may be writing it at this moment; so may we, but never two at a time.
-            is_left = folder not in known and step <= newest.step and (attempt == self.attempt or self._is_earlier(number))
-            if folder not in keep and (folder in known or is_left):
+            # A later attempt may be writing its folder at this moment. This one writes one checkpoint at a time.
+            is_complete, is_ours = folder in complete_folders, attempt == self.attempt or self._is_earlier(number)
+            if folder not in kept_folders and (is_complete or (step <= newest.step and is_ours)):
                 self._remove(folder)
 
     def _remove(self, folder: str) -> None:
-        # First what makes it a checkpoint: cut short, the rest is what is left of none.
+        # The manifest first: if the removal is interrupted, the rest is no checkpoint.
         self.storage.remove(f"{folder}/{MANIFEST}")
         self.storage.remove(folder)
 
@@ -199,14 +199,14 @@ class Ledger:
         return int(number) < int(self.attempt.partition("-")[0])
 
     def clear(self) -> None:
-        """The run is over: removes this attempt's checkpoints and those of earlier ones."""
+        """Delete the checkpoints of this attempt and of earlier ones."""
         for step, attempt, number in self._folders():
             if attempt == self.attempt or self._is_earlier(number):
                 self._remove(f"{step}-{attempt}")
 
 
 def kept(checkpoints: list[Checkpoint], limit: int) -> list[Checkpoint]:
-    """Of whole checkpoints: one of each of the newest `limit` steps, and the one of the lowest eval_loss."""
+    """Return one complete checkpoint of each of the newest `limit` steps, and the one with the lowest eval_loss."""
     by_step = {checkpoint.step: checkpoint for checkpoint in sorted(checkpoints, key=lambda one: (one.step, one.attempt))}
     newest = [by_step[step] for step in sorted(by_step, reverse=True)[:limit]]
     scored = [checkpoint for checkpoint in by_step.values() if checkpoint.eval_loss is not None]

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie, and when they may go."""
+"""Checkpoint paths, and when checkpoints are deleted."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,27 +13,27 @@ from flytune.training.checkpoints.ledger import Ledger
 
 
 def run_key(recipe: Recipe, content_sha256: str) -> str:
-    """Of what was decided, machines and who is told left out: a run goes on where another shape has left it."""
+    """Return the key of a run: of its decisions, without machines and trackers, so that a run resumes on another shape."""
     return f"{recipe.name}-{recipe.what_is_trained().key()}-{content_sha256[:8]}"
 
 
 def home_of(recipe: Recipe, key: str) -> Path:
-    """On a file system: where attempts write before they store. Its name is what trackers group a run by."""
+    """Return the folder on this node that attempts write into before they store; trackers group runs by its name."""
     return Path(recipe.checkpoints.home).absolute() / (recipe.checkpoints.name or key)
 
 
 def ledger_of(recipe: Recipe, key: str) -> Ledger:
-    """All attempts' checkpoints."""
+    """Return the ledger of all attempts' checkpoints."""
     settings, home = recipe.checkpoints, home_of(recipe, key)
     address = str(home) if settings.home == settings.place else f"{settings.place.rstrip('/')}/{home.name}"
     return Ledger(Storage(address), settings.save_total_limit)
 
 
 def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
-    """What an attempt has trained is stored: its checkpoints, and those of earlier attempts, are no longer needed.
+    """Delete the checkpoints of an attempt and of earlier ones, once its artifact is stored.
 
-    Not before: a pod that is lost while its weights are uploaded goes on from them. A next run of the recipe is meant to train;
-    of a run that a budget has stopped, it is meant to go on.
+    Until then they are needed: an attempt that follows a pod lost in the upload resumes from them. The next run of the recipe
+    is meant to train from the start, unless a budget stopped this one: then it is meant to resume, and they are kept.
     """
     if not (recipe.checkpoints.save_steps and training.attempt) or training.stopped_early:
         return
@@ -43,7 +43,7 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     attempt_notes.clear(ledger.storage.address)
     phase_notes.clear(ledger.storage.address)
     if ledger.storage.is_local:
-        # Attempts that were killed after the last one had swept.
+        # Folders of attempts that were killed after the last sweep.
         staging.sweep(Path(ledger.storage.address))
         with suppress(OSError):  # another attempt is at work
             Path(ledger.storage.address).rmdir()

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the newest whole one, the same on every process."""
+"""Choice of the checkpoint that a run resumes from: the newest complete one, the same on every process."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ PAUSE = 2.0
 
 
 def gathered(value: _T, args: Any) -> list[_T]:
-    """What each process has, by rank. All call it."""
+    """Return the value of each process, by rank. All processes call it."""
     if args.world_size == 1:
         return [value]
     import torch.distributed
@@ -29,38 +29,40 @@ def gathered(value: _T, args: Any) -> list[_T]:
     return found
 
 
-def newest_whole(ledger: Ledger, args: Any, into: Path, check: Callable[[Checkpoint], None]) -> tuple[Checkpoint, Path] | None:
-    """The newest checkpoint that is whole, if any, and the folder it can be read from: all processes get the same.
+def newest_complete(
+    ledger: Ledger, args: Any, into: Path, check: Callable[[Checkpoint], None]
+) -> tuple[Checkpoint, Path] | None:
+    """Return the newest complete checkpoint, if any, and the folder to read it from: all processes get the same.
 
-    Each process reads a share of the files. An address's are fetched into `into`, by each node; a folder's get names there:
-    an earlier attempt that still lives may let this checkpoint go for a newer one, while it is being gone on from.
+    Each process reads a share of the files. Each node fetches an address's files into `into`; a folder's files are linked
+    there, as an earlier attempt that still runs may delete this checkpoint for a newer one while it is being read.
 
     Args:
-        check: raises for a checkpoint that cannot be gone on from; asked before anything large is read.
+        check: raises for a checkpoint that this run cannot resume from; called before anything large is read.
 
     Raises:
-        TrainingError: processes see other checkpoints; each would train another run, and all would wait for each other.
-        StorageError: the storage is away, or refuses.
+        TrainingError: processes see different checkpoints; each would train another run, and all would wait for each other.
+        StorageError: the storage is unavailable, or denies access.
     """
     for _ in range(2):
         found = _seen_by_all(ledger, args)
         for checkpoint in found:
             check(checkpoint)
             if not (reason := _fault(ledger, args, checkpoint, into)):
-                log.info("going on from step %d: %s/%s", checkpoint.step, ledger.storage.address, checkpoint.folder)
+                log.info("resuming from step %d: %s/%s", checkpoint.step, ledger.storage.address, checkpoint.folder)
                 return checkpoint, into / checkpoint.folder
-            log.warning("%s/%s is not whole: %s; looking at the one before", ledger.storage.address, checkpoint.folder, reason)
+            log.warning("%s/%s is not complete: %s; trying the one before", ledger.storage.address, checkpoint.folder, reason)
         if not found:
             return None
-        # Another attempt may have let these go for newer ones meanwhile.
+        # Another attempt may have deleted these for newer ones meanwhile.
         time.sleep(PAUSE)
-    log.warning("%s: no checkpoint is whole; the run starts over", ledger.storage.address)
+    log.warning("%s: no checkpoint is complete; the run starts from the beginning", ledger.storage.address)
     return None
 
 
 def _seen_by_all(ledger: Ledger, args: Any) -> list[Checkpoint]:
     for look in range(3):
-        mine, problem = told(ledger.checkpoints)
+        mine, problem = capture_storage_error(ledger.checkpoints)
         looks = gathered((tuple(checkpoint.folder for checkpoint in mine or []), problem), args)
         _raise_first([problem for _, problem in looks])
         seen = [folders for folders, _ in looks]
@@ -72,14 +74,14 @@ def _seen_by_all(ledger: Ledger, args: Any) -> list[Checkpoint]:
     raise TrainingError(
         f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the newest checkpoint is "
         f"{', '.join(f'{name} on rank {rank}' for rank, name in enumerate(newest))}; name a file system that is mounted into "
-        "all pods, or an address (s3://...); the run does not go on by itself"
+        "all pods, or an address (s3://...); the run does not continue by itself"
     )
 
 
-def told(look: Callable[[], _T]) -> tuple[_T | None, str | None]:
-    """What `look` returns, or its StorageError's message: for peers that would wait for a process that raises."""
+def capture_storage_error(function: Callable[[], _T]) -> tuple[_T | None, str | None]:
+    """Return a function's result, or the message of its StorageError, as peers would wait for a process that raises."""
     try:
-        return look(), None
+        return function(), None
     except StorageError as error:
         return None, str(error)
 
@@ -91,50 +93,66 @@ def _raise_first(problems: list[str | None]) -> None:
 
 
 def _fault(ledger: Ledger, args: Any, checkpoint: Checkpoint, into: Path) -> str | None:
-    """What any process has found wrong in its share of the files."""
+    """Return the first fault that any process finds in its share of the files."""
     if ledger.storage.is_local:
         if args.local_process_index == 0:
             ledger.link(checkpoint, into / checkpoint.folder)
-        # What was linked is what is looked at: files are never written twice.
-        reason, problem = told(lambda: ledger.fault(checkpoint, share=slice(args.process_index, None, args.world_size)))
+        # Files are never written twice, so that the linked ones stay as they are.
+        reason, problem = capture_storage_error(
+            lambda: ledger.fault(checkpoint, share=slice(args.process_index, None, args.world_size))
+        )
     else:
         local = slice(args.local_process_index, None, local_processes(args))
-        reason, problem = told(lambda: ledger.fault(checkpoint, into / checkpoint.folder, local))
+        reason, problem = capture_storage_error(lambda: ledger.fault(checkpoint, into / checkpoint.folder, local))
     all_found = gathered((reason, problem), args)
     _raise_first([problem for _, problem in all_found])
     return next((reason for reason, _ in all_found if reason), None)
 
 
 def local_processes(args: Any) -> int:
-    """Processes of this node."""
-
+    """Return the number of processes on this node."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
 
 
 def check(checkpoint: Checkpoint, decisions: str, sharding: str, world_size: int, resizes: bool) -> None:
-    """Refuses a checkpoint that this run's sharding cannot read; warns where its meaning may have changed.
+    """Refuse a checkpoint that this run's sharding cannot read, and warn where its meaning may have changed.
 
     Args:
-        resizes: whether the sharding can lay a checkpoint of another number of processes out anew.
+        resizes: the sharding can load a checkpoint of another number of processes.
 
     Raises:
-        TrainingError: who wrote it, and what to do.
+        TrainingError: the checkpoint has another sharding, or another number of processes.
     """
     where = f"the checkpoint of step {checkpoint.step}"
     if checkpoint.sharding != sharding:
         raise TrainingError(
             f"{where}: written under sharding {checkpoint.sharding}, and this run has {sharding}, which does not read it; the "
-            "run does not go on. Choose the same sharding, or another checkpoints.name to start over"
+            "run does not continue. Choose the same sharding, or another checkpoints.name to start over"
         )
     if checkpoint.world_size != world_size and not resizes:
         raise TrainingError(
-            f"{where}: written by {checkpoint.world_size} processes, and this run has {world_size}; DeepSpeed cannot lay the "
-            f"states that it partitions out anew, and the run does not go on. Choose a shape of {checkpoint.world_size} "
+            f"{where}: written by {checkpoint.world_size} processes, and this run has {world_size}; DeepSpeed cannot "
+            f"repartition its states, and the run does not continue. Choose a shape of {checkpoint.world_size} "
             "processes, or another checkpoints.name to start over"
         )
     if checkpoint.decisions != decisions:
         log.warning(
-            "%s: written with another recipe or other data of the same checkpoints.name; going on with this one's", where
+            "%s: written with another recipe or other data of the same checkpoints.name; continuing with this run's", where
         )
     if checkpoint.flytune != __version__:
         log.warning("%s: written by flytune %s, this is %s", where, checkpoint.flytune, __version__)
+
+
+def check_resumed(resumed_step: int, step: int, args: Any) -> None:
+    """Refuse to train from `step` where the checkpoint is of another one.
+
+    Without a trainer_state.json, the Trainer would start at step 0 with the checkpoint's weights, without a warning.
+
+    Raises:
+        TrainingError: the steps differ.
+    """
+    if step != resumed_step:
+        raise TrainingError(
+            f"rank {args.process_index}: the checkpoint is of step {resumed_step}, and training would resume from {step}; the "
+            "run does not continue by itself"
+        )

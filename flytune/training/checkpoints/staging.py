@@ -13,10 +13,10 @@ _held: dict[Path, int] = {}
 
 
 def open_folder(home: Path, attempt: str, node: int, is_first: bool) -> Path:
-    """HOME/attempt-ATTEMPT/node-NODE, which lasts until it is closed; what processes that are gone have left there is removed.
+    """Return HOME/attempt-ATTEMPT/node-NODE, locked until it is closed, and remove the folders of processes that have ended.
 
     Args:
-        is_first: whether this is the node's first process, which alone makes, locks and removes.
+        is_first: this is the node's first process, which alone makes, locks and removes folders.
     """
     folder = home / f"attempt-{attempt}" / f"node-{node}"
     if is_first:
@@ -27,7 +27,7 @@ def open_folder(home: Path, attempt: str, node: int, is_first: bool) -> Path:
 
 
 def _hold(folder: Path) -> None:
-    """Makes and locks a folder, unless another attempt's sweep has removed it between the two."""
+    """Make and lock a folder, unless another attempt's sweep removes it in between."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         # Held until the process ends, however it ends; its data loader's workers hold it too.
@@ -42,7 +42,7 @@ def _hold(folder: Path) -> None:
 
 
 def sweep(home: Path) -> None:
-    """Removes the folders of attempts that are gone, and `home` itself when nothing is left."""
+    """Remove the folders of attempts that have ended, and `home` itself when nothing is left."""
     for folder in home.glob("attempt-*/node-*"):
         if folder not in _held and (descriptor := _taken(folder)) is not None:
             try:
@@ -54,7 +54,7 @@ def sweep(home: Path) -> None:
 def _taken(folder: Path) -> int | None:
     """Return a descriptor of the lock, held alone; None if another process holds it, or the file system has no locks.
 
-    A folder without a lock is what a removal has left into which a process that was ending still wrote; it gets one.
+    A folder without a lock was written into by an ending process during its removal; it gets a lock.
     """
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
@@ -69,15 +69,15 @@ def _taken(folder: Path) -> int | None:
 
 
 def close_folder(folder: Path) -> None:
-    """Removes a folder that `open_folder` made."""
+    """Remove a folder that `open_folder` made."""
     if (descriptor := _held.pop(folder, None)) is not None:
         os.close(descriptor)
     remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """A node's folder, and those above it that hold nothing else: the attempt's, the run's."""
-    # The lock last: cut short, the next sweep goes on.
+    """Remove a node's folder, and its parents that hold nothing else: the attempt's, the run's."""
+    # The lock last, so that the next sweep can complete an interrupted removal.
     for inside in folder.glob("*"):
         if inside.is_dir():
             shutil.rmtree(inside, ignore_errors=True)
@@ -88,5 +88,5 @@ def remove(folder: Path) -> None:
         try:
             above.rmdir()
         except OSError:
-            log.debug("%s: not empty, or gone already", above)
+            log.debug("%s: not empty, or removed already", above)
             return

@@ -1,0 +1,66 @@
+"""Trainer callbacks of a run, and their order."""
+
+from typing import Any
+
+from flytune.data import order
+from flytune.training.checkpoints import resume
+
+
+def in_order(trainer: Any, defaults: list[Any]) -> list[Any]:
+    """Return all callbacks of a RunTrainer, in the order in which the Trainer calls them.
+
+    Args:
+        defaults: transformers' own: DefaultFlowCallback, which decides by the arguments at which steps the Trainer logs, saves
+            and stops, then the trackers'.
+    """
+    # The log first: trackers report what it adds to the logs. The steps' end last: it adds to what DefaultFlowCallback decided.
+    return [log_callback(trainer), *defaults, order.callback(trainer.train_dataset), step_callback(trainer)]
+
+
+def log_callback(trainer: Any) -> Any:
+    """Return the callback that checks and records each log line of a RunTrainer."""
+    from transformers import TrainerCallback
+
+    run = trainer.run
+
+    class Log(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+            # The summary at the end of training has no loss of a step.
+            if logs and "loss" in logs:
+                trainer.guard.check(state.global_step, run.saver.settled_step, logs["loss"], logs.get("grad_norm"))
+                run.recorder.record(state.global_step, state.epoch or 0.0, logs)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            run.recorder.end()
+
+    return Log()
+
+
+def step_callback(trainer: Any) -> Any:
+    """Return the callback that begins and ends training, and decides after each step whether to score, save and stop."""
+    from transformers import TrainerCallback
+
+    run = trainer.run
+
+    class Steps(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # Only now is the model wrapped.
+            run.recorder.begin(trainer)
+            resume.check_resumed(run.saver.resumed_step, state.global_step, args)
+            run.stopper.begin(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            step, is_last = state.global_step, state.global_step >= state.max_steps
+            is_scored = run.recorder.end_step(step, is_last)
+            run.saver.end_step(step)
+            save, stop = run.stopper.end_step(step, args, is_last)
+            # A step that is saved is logged, so that the log in the checkpoint ends with it.
+            control.should_log = control.should_log or is_scored or control.should_save or save or stop
+            control.should_save = (control.should_save and not stop) or save
+            control.should_training_stop = control.should_training_stop or stop
+            run.watch.end_step(step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            run.saver.settle()
+
+    return Steps()

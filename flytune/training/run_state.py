@@ -1,0 +1,64 @@
+"""State of one training run on one of its processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from flytune import data
+from flytune.hardware.shapes import Shape
+from flytune.planning import budget
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import Plan
+from flytune.sharding import strategy_of
+from flytune.sharding.base import Strategy
+from flytune.training.checkpoints import Saver
+from flytune.training.checkpoints.saver import CheckpointPublisher
+from flytune.training.eval_loss import Scorer
+from flytune.training.memory_peaks import Peaks
+from flytune.training.phase_notes import PhaseNotes
+from flytune.training.preemption import Stopper
+from flytune.training.step_log import Recorder
+from flytune.training.watchdog import Watch
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The inputs of a run, and the parts that follow it from loading to export. All exist before the model is loaded."""
+
+    recipe: Recipe
+    plan: Plan
+    shape: Shape
+    dataset: Path
+    """Folder of the prepared data set."""
+    sharding: Strategy
+    saver: Saver
+    stopper: Stopper
+    watch: Watch
+    phases: PhaseNotes
+    peaks: Peaks
+    recorder: Recorder
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        plan: Plan,
+        shape: Shape,
+        dataset: Path,
+        publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
+    ) -> Self:
+        """Make the parts of a run.
+
+        Raises:
+            DataError: the data set is incomplete, or has nothing to score.
+        """
+        sharding, scorer = strategy_of(recipe), Scorer(recipe, dataset)
+        saver = Saver(recipe, data.read_manifest(dataset).content_sha256, publisher)
+        stopper = Stopper(recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour))
+        watch = Watch(recipe.training.hang_minutes)
+        phases = PhaseNotes(saver.address, plan, lambda: stopper.is_signalled)
+        # The watchdog first: a phase's note may wait for the storage.
+        peaks = Peaks([watch.enter, phases.enter])
+        recorder = Recorder(sharding, scorer, peaks)
+        return cls(recipe, plan, shape, dataset, sharding, saver, stopper, watch, phases, peaks, recorder)

@@ -1,0 +1,181 @@
+"""The trainer of a run: TRL's SFTTrainer on a prepared data set, laid out as the recipe's sharding says."""
+
+import functools
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from flytune import data
+from flytune.data import order
+from flytune.data.collator import Collator
+from flytune.errors import TrainingError
+from flytune.hardware.shapes import Shape
+from flytune.models import host_memory, initial_adapter, loading, sharded_loading
+from flytune.recipe.recipe import Recipe
+from flytune.records.plan import SAVE, Plan
+from flytune.sharding import strategy_of
+from flytune.training import callbacks, trackers, watchdog
+from flytune.training.attempt_notes import Notes
+from flytune.training.loss_guard import LossGuard
+from flytune.training.run_state import RunState
+
+
+@functools.cache
+def trainer_class() -> Any:
+    """Return RunTrainer, SFTTrainer with what Flytune changes in it. TRL is imported here."""
+    from transformers import PrinterCallback
+    from trl import SFTTrainer
+
+    class RunTrainer(SFTTrainer):  # type: ignore[misc]
+        """SFTTrainer of one run.
+
+        The parts of a step are measured in its methods. transformers' Trainer fetches all micro batches of an optimizer step in
+        get_batch_samples; training_step is forward (compute_loss) and backward, gradient reduction included; what follows, up
+        to on_step_end, is the update: clipping, optimizer, schedule.
+        """
+
+        def __init__(self, run: RunState, guard: LossGuard, stream: order.Stream, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.run, self.guard = run, guard
+            # TRL accepts only its own kinds of data set; from here on the Trainer only reads it.
+            self.train_dataset = stream
+            # It prints the logs as they are.
+            self.remove_callback(PrinterCallback)
+            self.callback_handler.callbacks = callbacks.in_order(self, self.callback_handler.callbacks)
+
+        def end_at(self, step: int) -> None:
+            """Train no step after `step`."""
+            self.train_dataset.steps = self.args.max_steps = step
+
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            with self.run.recorder.clock.during("data", then="other"):
+                batches, items = super().get_batch_samples(*args, **kwargs)
+            self.run.recorder.count_tokens(batches)
+            return batches, items
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            with self.run.recorder.clock.during("forward", then="update"):
+                return super().training_step(*args, **kwargs)
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            with self.run.recorder.clock.during("forward", then="backward"):
+                return super().compute_loss(*args, **kwargs)
+
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            run, write = self.run, functools.partial(super()._save_checkpoint, model, trial)
+            with run.stopper.timing_save(), run.peaks.during(SAVE):
+                run.saver.save(write, self.state.global_step, run.recorder, run.stopper.spent)
+
+    return RunTrainer
+
+
+def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
+    """Make the trainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load).
+
+    Args:
+        notes: the notes of earlier attempts.
+
+    Returns: the trainer, and the checkpoint that it resumes from, if there is one. Where possible, weights that a checkpoint
+        holds are not read from the base model's files.
+    """
+    from transformers import AutoTokenizer, set_seed
+
+    recipe, shape, sharding, plan = run.recipe, run.shape, run.sharding, notes.applied(run.plan)
+    if not shape.is_gpu:
+        host_memory.use_small_loss_tiles()
+    args = arguments(recipe, plan, shape, run.saver.home)
+    if args.world_size != plan.world_size:
+        raise TrainingError(
+            f"rank {args.process_index}: the plan is for {plan.world_size} processes, {args.world_size} were started; "
+            "the run does not continue: its global batch would not be the recipe's"
+        )
+    run.saver.begin(args)
+    resumed = run.saver.resume(sharding.resizes)
+    sharding.before_load(args.device.type)
+    sliced, dtype = sharding.reads_slices(recipe), sharding.load_dtype(recipe)
+    if sliced:
+        model = sharded_loading.meta_model(recipe.model, dtype)
+    else:
+        load_arguments = sharding.load_arguments(recipe, plan, shape)
+        model = loading.base_model(recipe, dtype, sharding.quant_storage(recipe), **load_arguments)
+    model.config.use_cache = False
+    # For the adapter's first weights: the same on every rank, whatever loading the model has drawn.
+    set_seed(recipe.training.seed)
+    tokenizer = AutoTokenizer.from_pretrained(str(run.dataset / "tokenizer"))
+    # TRL sets the model's pad token only where it makes the collator; an export needs it too.
+    model.config.get_text_config().pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    flash = recipe.model.attn_implementation.startswith("flash_attention")
+    rows = data.load(run.dataset, "train")
+    stream = order.Stream(rows, recipe.training)
+    stream.left_out = notes.left_out
+    args.max_steps = stream.steps
+    with sharded_loading.real_adapters() if sliced else nullcontext():
+        trainer = trainer_class()(
+            run,
+            LossGuard(recipe.training, stream, notes, run.saver.address, args, can_overflow=recipe.model.dtype == "float16"),
+            stream,
+            model=model,
+            args=args,
+            train_dataset=rows,
+            data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
+            processing_class=tokenizer,
+            peft_config=loading.peft_config(recipe),
+        )
+    if recipe.method.name == "qlora":
+        import torch
+
+        # TRL makes the adapter bfloat16; a resume would load it in float32 and compute otherwise.
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+    if recipe.method.adapter and not resumed:
+        initial_adapter.fill(trainer.model, recipe.method)
+    sharding.shard(trainer, recipe)
+    if sliced:
+        device = "cpu" if recipe.sharding.offload == "cpu" else None
+        if resumed and recipe.method.name == "full":
+            sharded_loading.allocate(trainer.model, device)
+        else:
+            sharded_loading.fill(trainer.model, loading.local_folder(recipe.model), device)
+    sharding.ready(trainer, recipe)
+    return trainer, resumed
+
+
+def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
+    """Return the SFTConfig that recipe, plan and sharding make together."""
+    from trl import SFTConfig
+
+    training, save_steps, sharding = recipe.training, recipe.checkpoints.save_steps, strategy_of(recipe)
+    common: dict[str, Any] = {
+        "output_dir": str(checkpoints),
+        "learning_rate": training.learning_rate,
+        "num_train_epochs": training.num_train_epochs,
+        "train_sampling_strategy": "sequential",
+        "per_device_train_batch_size": plan.per_device_train_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "lr_scheduler_type": training.lr_scheduler_type,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "optim": sharding.optimizer(recipe),
+        "seed": training.seed,
+        "activation_checkpointing": training.activation_checkpointing,
+        "torch_compile": training.torch_compile,
+        "bf16": recipe.model.dtype == "bfloat16",
+        "fp16": recipe.model.dtype == "float16",
+        "use_cpu": not shape.is_gpu,
+        "logging_steps": training.logging_steps,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
+        "save_strategy": "steps" if save_steps else "no",
+        # With `auto`, the stopper decides.
+        "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,
+        # The data is prepared: it has labels, and no sample is longer than data.max_length.
+        "max_length": None,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "dataloader_pin_memory": shape.is_gpu,
+        "ddp_timeout": watchdog.process_group_seconds(training.hang_minutes),
+    }
+    return SFTConfig(**(common | trackers.arguments(recipe, checkpoints) | sharding.arguments(recipe, shape)))
