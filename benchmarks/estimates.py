@@ -56,11 +56,14 @@ REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
         lambda run: run.source.startswith("litgpt") and run.workload.method != "full" and not run.workload.lora_targets,
         "the table does not say what LoRA adapts",
     ),
-    (lambda run: run.source.startswith("litgpt") and run.workload.sharded, "litgpt under FSDP1: not explained"),
+    (
+        lambda run: run.source.startswith("litgpt") and run.workload.layout.shards_parameters,
+        "litgpt under FSDP1: not explained",
+    ),
     (lambda run: run.workload.variable_length, "lengths vary: the longest sample of the run is not known"),
     (lambda run: run.source.startswith("torchtune"), "torch.compile decides what is kept; not modelled"),
     (lambda run: "multinode" in run.note, "the table says that embeddings are trained, the figure that they are not"),
-    (lambda run: run.workload.sharding.startswith("zero"), "DeepSpeed's flat buffers and fragmentation"),
+    (lambda run: run.workload.layout.deepspeed, "DeepSpeed's flat buffers and fragmentation"),
     (
         lambda run: run.source == "fms-acceleration",
         "reserved: blocks that the caching allocator keeps differ between runs of one allocated peak",
@@ -170,7 +173,7 @@ def far_off_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
         for figure, pair in estimates(run, table).items():
             if error(pair) > FAR_OFF:
                 work = run.workload
-                said = f"{work.method} {work.sharding} x{work.gpus}, {work.micro_batch} x {work.sequence_length}"
+                said = f"{work.method} {work.layout.name} x{work.gpus}, {work.micro_batch} x {work.sequence_length}"
                 sizes = (f"{pair[0]:.1f}", f"{pair[1]:.1f}")
                 made.add_row(run.row, run.source, run.model, said, figure, *sizes, reason(run))
     return made

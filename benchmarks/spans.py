@@ -35,7 +35,7 @@ FUNCTIONS = {
     "flytune.data.prepare": {"prepare": "prepare the data"},
     "tasks.runtime.directories": {"fetch": "fetch the data set"},
     "flytune.models.loading": {"base_model": "load the model"},
-    "flytune.sharding.base": {"Strategy.shard": "load the model"},
+    "flytune.sharding.base": {"ShardingBase.shard": "load the model"},
     "torch.distributed.distributed_c10d": {"init_process_group": "process group"},
     "flytune.training.loop": {"fit": "set up the Trainer"},
     "transformers.trainer": {"Trainer.get_batch_samples": "first batch", "Trainer.training_step": "first step"},

@@ -60,7 +60,7 @@ REASONS: list[tuple[Callable[[Told], bool], str]] = [
     (lambda row: "likely" in row.run.note, "the source does not say whether activations are offloaded or recomputed"),
     (
         lambda row: (
-            row.run.gpu.startswith("RTX3090") and row.workload.sharding == "fsdp1" and row.workload.quantization == "none"
+            row.run.gpu.startswith("RTX3090") and row.workload.layout.name == "fsdp1" and row.workload.quantization == "none"
         ),
         "beside its ddp rows each step costs 4.4 s more for 13 GB: that machine's link had 3 GB/s",
     ),
@@ -162,7 +162,7 @@ def worst(rows: list[Told], count: int) -> Table:
         table.add_column(column, justify="left" if column in ("what", "GPUs", "why") else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -abs(row.error))[:count]:
         run, it = row.run, row.workload
-        what = f"{run.model} {it.method} {it.sharding}"
+        what = f"{run.model} {it.method} {it.layout.name}"
         gpus = f"{it.gpus} {run.gpu.split('(')[0]}"
         speeds = (f"{run.tokens_per_second:,.0f}", f"{row.time.tokens_per_second:,.0f}", f"{row.error:+.0%}")
         table.add_row(run.row, what, gpus, f"{it.tokens:,}", *speeds, row.reason)

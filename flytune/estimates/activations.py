@@ -12,38 +12,8 @@ from flytune.models.host_memory import CPU_LOSS_TOKENS
 
 LAYER_NORM_TYPES = ("mpt", "phi", "gpt_neox", "starcoder2")
 """Model types whose norms are torch's LayerNorm: one kernel, which keeps its input."""
-FUSED_NORM_LOSSES = ("foak", "liger")
-"""Losses that come with fused RMSNorm kernels (fms-acceleration's fast kernels: kernels/unsloth/rms_layernorm.py)."""
 EAGER_SCORES = 5
 """Bytes a head and pair of tokens of an attention that keeps scores, softmax and dropout (Korthikanti et al. 2022, eq. 1)."""
-LIGER_CHUNKED_LOGITS = 6
-"""Bytes a token and h: a chunk has T/ceil(V/h) tokens, so V of its logits are h of all; 16 bits and a float32 copy
-(liger_kernel/ops/fused_linear_cross_entropy.py)."""
-
-FULL_LOGITS = {
-    # transformers since 4.46 (loss/loss_utils.py): logits in 16 bits are held, float32 copy, shifted copy, log-softmax.
-    ("transformers", "hf"): (2 + 4 + 4, 4),
-    # transformers up to 4.45: `logits = logits.float()` lets the 16-bit ones go.
-    ("transformers_4_45", "hf"): (4 + 4, 4),
-    # fms-acceleration's cross entropy writes the gradient over the shifted copy.
-    ("transformers", "foak"): (2 + 4, 4),
-    ("transformers_4_45", "foak"): (4, 4),
-    # Qwen 1's own code shifts in 16 bits, and autocast makes cross entropy float32.
-    ("qwen", "hf"): (2 + 4 + 4, 2),
-    # DeepSpeed has no autocast: log-softmax and the gradients of both in 16 bits.
-    ("qwen zero", "hf"): (2 + 2 + 2, 2),
-    # llm-foundry (ComposerMPTCausalLM, loss_fn: fused_crossentropy): logits in 16 bits, and their gradient.
-    ("composer", "fp32_logits"): (2 + 2, 0),
-    # litgpt's chunked_cross_entropy: logits of all tokens in chunks, log-softmax in their dtype, and gradients of both.
-    ("litgpt", "chunked"): (2 + 2 + 2 + 2, 0),
-    # torchtune's CEWithChunkedOutputLoss: all logits in 16 bits; compiled, one chunk of 8 has float32 copies and a gradient.
-    ("torchtune", "chunked"): (2 + (4 + 4 + 2) / 8, 0),
-    ("torchtune", "fp32_logits"): (2 + 4 + 4, 4),
-}
-"""Bytes a token and vocabulary entry while the loss is made, by framework and loss; and those of the copy that shifts logits by
-a token, which a batch of one does without (it is contiguous already)."""
-CHUNKED_LOSS = 4
-"""Bytes a token and h of TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits."""
 
 CPU_LOSS_VOCABULARY = 32768
 """Vocabulary entries of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
@@ -97,7 +67,7 @@ def count(workload: Workload) -> Activations:
 
 
 def _fused_norms(workload: Workload) -> bool:
-    return workload.geometry.model_type in LAYER_NORM_TYPES or workload.loss in FUSED_NORM_LOSSES
+    return workload.geometry.model_type in LAYER_NORM_TYPES or workload.framework.fused_kernels
 
 
 def _norms(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
@@ -142,7 +112,7 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
     if workload.method == "full":
         return 0.0
     inputs = {name: rows for name, rows, _ in workload.geometry.named_linears if name in workload.lora_targets}
-    if workload.profile in ("litgpt", "torchtune"):
+    if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
         shared = {("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows for name, rows in inputs.items()}
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
@@ -154,23 +124,15 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
 
 def _tiles(workload: Workload) -> float:
     """Return bytes of logits that TRL's chunked loss has at a time on a CPU; on a GPU a kernel folds them where they are."""
-    if not workload.on_cpu or workload.loss != "chunked":
+    if not workload.on_cpu or not workload.framework.loss.cpu_tiles:
         return 0.0
     tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.geometry.vocab_size, CPU_LOSS_VOCABULARY)
     return CPU_LOSS_BYTES * tile
 
 
 def _loss(workload: Workload, compute: int, stream: int) -> float:
-    sizes = workload.geometry
-    hidden, vocabulary = sizes.hidden_size, sizes.vocab_size
+    sizes, loss = workload.geometry, workload.framework.loss
     # The last norm: its output, and its input (fused) or a float32 copy.
-    norm = (stream if _fused_norms(workload) else 4) + compute
-    if workload.loss == "liger":
-        return float(hidden * (norm + compute + LIGER_CHUNKED_LOGITS))
-    if workload.loss == "chunked" and (workload.profile, "chunked") not in FULL_LOGITS:
-        return float(hidden * CHUNKED_LOSS)
-    family: str = workload.profile
-    if sizes.model_type == "qwen":
-        family = "qwen zero" if workload.sharding.startswith("zero") else "qwen"
-    each, shift = FULL_LOGITS.get((family, workload.loss), FULL_LOGITS["transformers", "hf"])
-    return float(hidden * norm + vocabulary * (each + (shift if workload.micro_batch > 1 else 0)))
+    norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
+    word = loss.per_word + (loss.shift_per_word if workload.micro_batch > 1 else 0)
+    return float(sizes.hidden_size * (norm + loss.per_hidden) + sizes.vocab_size * word)

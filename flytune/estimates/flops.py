@@ -20,8 +20,6 @@ ATTENTION_BACKWARD = 2.5
 MATMUL_SHARE = {"GA100": 0.89, "GH100": 0.82}
 """Fitted. Of `matmul_tflops` where that is the best shape's: what products of a model's shapes reach where memory does not
 bind. Of other chips it is a middle already."""
-TRITON_ATTENTION = 0.52
-"""Fitted. Speed of MPT's Triton kernel as a share of FlashAttention-2's."""
 ATTENTION_HALF_LENGTH = 300
 """Tokens at which causal attention has half its speed: FlashAttention-3's paper (arXiv 2407.08608), figure 5, has
 FlashAttention-2 at 191, 260, 298, 319, 333 TFLOP/s for 512, 1k, 2k, 4k, 8k tokens."""
@@ -82,10 +80,11 @@ def skipped_shape(workload: Workload) -> Shape | None:
     """The product that recomputing a layer leaves out, if any.
 
     Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends where the last tensor that backward needs is there:
-    before the layer's last product, whose result is only added. Profile transformers passes use_reentrant=True, its default
-    before 5.0, and TRL does so for PEFT under ZeRO-3.
+    before the layer's last product, whose result is only added. TRL passes use_reentrant=True for PEFT under ZeRO-3.
     """
-    reentrant = workload.profile.startswith("transformers") or (workload.sharding == "zero3" and workload.method != "full")
+    reentrant = workload.framework.reentrant or (
+        workload.layout.deepspeed and workload.layout.shards_parameters and workload.method != "full"
+    )
     if not recomputes(workload) or reentrant or "down" in workload.lora_targets or workload.geometry.experts > 1:
         return None
     return float(workload.tokens), workload.geometry.intermediate_size, workload.geometry.hidden_size
@@ -148,9 +147,7 @@ def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float,
 
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Of all layers' forward pass."""
-    rate = accelerator.attention_tflops * 1e12
-    if workload.profile == "composer":
-        rate *= TRITON_ATTENTION
+    rate = accelerator.attention_tflops * 1e12 * workload.framework.attention_share
     length = workload.sequence_length
     rate *= length / (length + ATTENTION_HALF_LENGTH)
     return workload.geometry.num_hidden_layers * attention_flops(workload) / rate

@@ -73,13 +73,10 @@ def memory(workload: Workload) -> Memory:
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.whole}
-    if workload.profile == "flytune":
-        # One held-out sample's logits, in bfloat16 and as the float32 that accelerate makes of them (training/eval_loss.py).
-        row = 6.0 * workload.sequence_length * workload.geometry.vocab_size
-        evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
-    written = {
-        "gathered units": max(model_states.layer_unit(workload), model_states.root_unit(workload)) if workload.sharded else 0.0
-    }
+    row = workload.framework.evaluated_row * workload.sequence_length * workload.geometry.vocab_size
+    evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
+    unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
+    written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
     phases = {
         "load": lasting.resident | {"loading": lasting.load},
         "first step": _fullest(lasting.resident, first),
@@ -98,7 +95,7 @@ def memory(workload: Workload) -> Memory:
     # States that the first update makes take the place of activations, in pieces; the next step asks for it anew.
     refilled = totals[-1][0] + max(moving for _, moving in totals)
     outside = {"CUDA context": CUDA_CONTEXT_GIB * GIB}
-    if workload.gpus > 1 and workload.sharding != "device_map":
+    if workload.gpus > 1 and not workload.layout.pipelined:
         outside["NCCL"] = NCCL_GIB * GIB
     return Memory(
         phases=phases,
@@ -116,13 +113,13 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
     # Offloaded checkpoints leave the GPU but for the layers that are copied at the moment, each way.
     deep = 2 * model_states.UNITS_AT_WORK if workload.checkpointing == "offloaded" else layers
     kept = deep * batch.stream if recomputed else layers * batch.kept
-    if workload.sharding == "device_map":
+    if workload.layout.pipelined:
         kept /= workload.gpus
     at_work = (batch.kept if recomputed else 0.0) + batch.working
     head = workload.geometry.vocab_size * workload.geometry.hidden_size * BYTES[workload.compute_dtype]
     all_gradients = lasting.gradients / layers if workload.optimizer.in_backward else lasting.gradients
     accumulated = 0.0 if workload.accumulation == 1 or workload.optimizer.in_backward else lasting.gradients
-    head_gradient = float(head) if workload.method == "full" and not workload.sharded else 0.0
+    head_gradient = float(head) if workload.method == "full" and not workload.layout.shards_parameters else 0.0
     gathered = lasting.whole + lasting.units + lasting.unit_gradients
     at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.whole, "gradients": accumulated}
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
@@ -134,7 +131,7 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
 def _fragmentation(workload: Workload, batch: activations.Activations) -> float:
     if batch.loss > WHOLE_LOGITS * workload.tokens * workload.geometry.vocab_size:
         return FRAGMENTATION_LOGITS
-    return FRAGMENTATION_SHARDED if workload.sharded else FRAGMENTATION
+    return FRAGMENTATION_SHARDED if workload.layout.shards_parameters else FRAGMENTATION
 
 
 def _moving(parts: dict[str, float]) -> float:
@@ -153,6 +150,6 @@ def _retained(workload: Workload, batch: activations.Activations) -> float:
     Within a reentrant checkpoint, and only there, they live on while the checkpoints go
     (tests/estimates/test_fsdp1_retained.py).
     """
-    if workload.method == "full" or not workload.sharding.startswith("fsdp1") or not model_states.reentrant(workload):
+    if workload.method == "full" or not workload.layout.retains_frozen or not model_states.reentrant(workload):
         return 0.0
     return workload.geometry.num_hidden_layers * 2 * batch.stream

@@ -13,7 +13,6 @@ from flytune.estimates.workload import BYTES, Workload
 QUANTIZED = {"nf4": (4 + 32 / 64) / 8, "nf4_double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "gptq4": (4 + 20 / 128) / 8}
 # Bytes an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype); profiles that keep the base's dtype.
 ADAPTER = 4
-SAME_DTYPE_ADAPTERS = ("litgpt", "torchtune", "fsdp_qlora")
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
 ZERO_MASTER, ZERO_MOMENTS = 4, 8
 # Elements: DeepSpeed's reduce_bucket_size and allgather_bucket_size (5e8 by default, 2e8 in the configs in use), of which
@@ -23,11 +22,6 @@ ZERO_BUCKET, ZERO_LIVE, ZERO_SUB_GROUP = 200_000_000, 1_000_000_000, 1_000_000_0
 # Layers whose parameters FSDP holds gathered: in forward the one at work and one in flight (limit_all_gathers), in backward
 # the one at work and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
 UNITS_AT_WORK = 2
-# Profiles whose checkpointing runs a backward inside backward (torch.utils.checkpoint, use_reentrant=True) around FSDP's units:
-# transformers' gradient_checkpointing. A unit is gathered again within it, and nothing is fetched ahead. fsdp_qlora and litgpt
-# checkpoint inside the units, without reentrance; fsdp_qlora's train.py says backward_prefetch=None.
-REENTRANT = ("transformers", "transformers_4_45")
-NO_PREFETCH = ("fsdp_qlora",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ def stored_bytes(workload: Workload) -> int:
     accelerate makes what FSDP trains float32 where mixed precision is on (accelerator.py, "upcasted low precision
     parameters"); Composer keeps the dtype it was given, and so does FSDP2 used by itself.
     """
-    upcast = workload.profile.startswith(("transformers", "flytune")) and workload.precision == "fsdp"
+    upcast = workload.framework.upcasts and workload.precision == "policy"
     return 4 if upcast else BYTES[workload.weight_dtype]
 
 
@@ -71,14 +65,14 @@ def base_bytes(workload: Workload) -> float:
         return float(sizes.parameters * width)
     # Flytune always prepares for k-bit training; under FSDP what it makes float32 is gathered in the dtype of computing.
     rest = (sizes.parameters - sizes.linear_parameters) * (
-        4 if workload.kbit_float32 or workload.profile == "flytune" else width
+        4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
     return sizes.linear_parameters * QUANTIZED[workload.quantization] + rest
 
 
 def reentrant(workload: Workload) -> bool:
     """Whether FSDP's units are gathered within a checkpointed backward."""
-    return workload.checkpointing != "none" and workload.profile in REENTRANT
+    return workload.checkpointing != "none" and workload.framework.reentrant
 
 
 def layer_unit(workload: Workload) -> float:
@@ -95,14 +89,14 @@ def root_unit(workload: Workload) -> float:
 
 def of(workload: Workload) -> States:
     """What one GPU holds of a workload, whatever the batch."""
-    if workload.sharding.startswith("zero"):
+    if workload.layout.deepspeed:
         return _zero(workload)
-    shards = workload.gpus if workload.sharded or workload.sharding == "device_map" else 1
+    shards = workload.gpus if workload.layout.shards_parameters or workload.layout.pipelined else 1
     full = workload.method == "full"
     width: float = stored_bytes(workload)
     sizes = workload.geometry
     resident: dict[str, float] = {}
-    if workload.profile == "litgpt" and not full and workload.sharded:
+    if workload.framework.gathers_adapters and not full and workload.layout.shards_parameters:
         # Its FSDP wraps linear layers by themselves, and gathers what is left, frozen and trained, as a whole: "no sharding
         # benefit" in litgpt's own notes. Whole weights beside the shards.
         resident["gathered whole"] = base_bytes(workload)
@@ -113,37 +107,40 @@ def of(workload: Workload) -> States:
         resident["weights"] = base_bytes(workload) / shards
         width = _adapter_bytes(workload)
         resident["adapters"] = trained * width / shards
-    if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.sharded:
+    if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters:
         # Autocast keeps a 16-bit copy of each trained weight until forward is over; recomputing makes them again.
         resident["autocast copies"] = 2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full else 0.0
     optimizer = workload.optimizer
     each = 2.0 * width if optimizer.state_bytes is None else optimizer.state_bytes
     states = 0.0 if optimizer.paged else each * trained / shards
     gradients = trained * width / shards
-    if workload.sharding == "ddp":
+    if workload.layout.copies_gradients:
         # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view says otherwise.
         resident["buckets"] = gradients
     # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
     offloaded = 0.0
-    if workload.offload != "none" and workload.sharded:
+    if workload.offload != "none" and workload.layout.shards_parameters:
         offloaded = sum(resident.values()) + states + gradients
         resident = dict.fromkeys(resident, 0.0)
         states = gradients = update = 0.0
-    if workload.quantization != "none":
+    quantized = workload.quantization != "none"
+    if quantized:
         # One linear layer at a time is made 16 bits wide for its product.
         resident["quantization"] = 2.0 * max(rows * columns for rows, columns in sizes.linears)
-    unit = layer_unit(workload) if workload.sharded else 0.0
+    unit = layer_unit(workload) if workload.layout.shards_parameters else 0.0
     return States(
         resident=resident,
         optimizer={"optimizer": states},
         gradients=gradients,
-        whole=root_unit(workload) if workload.sharded else 0.0,
-        units=(1 if workload.profile in NO_PREFETCH or reentrant(workload) else UNITS_AT_WORK) * unit,
+        whole=root_unit(workload) if workload.layout.shards_parameters else 0.0,
+        units=(UNITS_AT_WORK if workload.framework.prefetches and not reentrant(workload) else 1) * unit,
         unit_gradients=unit if full else 0.0,
         update=update,
         # bitsandbytes quantizes whole matrices only: each process holds all of the base before it is sharded.
-        load=base_bytes(workload) * (1 - 1 / shards) if workload.quantization != "none" and workload.sharded else 0.0,
+        load=base_bytes(workload) * (1 - 1 / shards)
+        if workload.quantization != "none" and workload.layout.shards_parameters
+        else 0.0,
         offloaded=offloaded,
     )
 
@@ -155,36 +152,36 @@ def _adapter_bytes(workload: Workload) -> float:
     makes those float32 too.
     """
     base = BYTES[workload.weight_dtype]
-    if workload.profile in SAME_DTYPE_ADAPTERS or not workload.trained:
+    if not workload.framework.float32_adapters or not workload.trained:
         return base
-    whole = ADAPTER if workload.profile == "flytune" else base
-    return (ADAPTER * workload.lora_parameters + whole * workload.trained_whole) / workload.trained
+    whole = ADAPTER if workload.framework.float32_copies else base
+    return (ADAPTER * workload.lora_parameters + whole * workload.fully_trained) / workload.trained
 
 
 def _zero(workload: Workload) -> States:
-    stage, shards, width = int(workload.sharding[-1]), workload.gpus, BYTES[workload.compute_dtype]
+    layout, shards, width = workload.layout, workload.gpus, BYTES[workload.compute_dtype]
     full, trained = workload.method == "full", float(workload.trained)
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)
     adapters = 0.0 if full else trained * width
-    part = shards if stage == 3 else 1
+    part = shards if layout.shards_parameters else 1
     on_device = workload.offload == "none"
     resident = {"weights": base / part, "adapters": adapters / part}
-    if workload.offload != "none" and stage == 3 and workload.profile == "flytune":
-        resident["weights"] = 0.0  # offload_param is in its configuration (deepspeed_configs/)
+    if workload.offload != "none" and layout.shards_parameters and workload.framework.offloads_parameters:
+        resident["weights"] = 0.0
     if on_device:
         resident["master copies"] = ZERO_MASTER * trained / shards
     resident["buckets"] = 2.0 * min(ZERO_BUCKET, trained) * width
-    gradients = trained * width / (shards if stage >= 2 else 1)
+    gradients = trained * width / (shards if layout.shards_gradients else 1)
     # Embedding and head are gathered whole, however large.
     table = workload.geometry.vocab_size * workload.geometry.hidden_size
-    live = min(max(ZERO_LIVE, 2 * table) * width, base) if stage == 3 else 0.0
+    live = min(max(ZERO_LIVE, 2 * table) * width, base) if layout.shards_parameters else 0.0
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
-    update = 4.0 * min(trained / shards, ZERO_SUB_GROUP if stage == 3 else trained) if on_device else 0.0
+    update = 4.0 * min(trained / shards, ZERO_SUB_GROUP if layout.shards_parameters else trained) if on_device else 0.0
     update *= 2 if workload.optimizer.implementation == "foreach" else 1
     return States(
         resident=resident,
         optimizer={"optimizer": ZERO_MOMENTS * trained / shards if on_device else 0.0},
-        gradients=gradients if on_device or stage < 3 else 0.0,
+        gradients=gradients if on_device or not layout.shards_parameters else 0.0,
         whole=0.0,
         units=live,
         unit_gradients=0.0,
@@ -193,5 +190,5 @@ def _zero(workload: Workload) -> States:
         # Gradients wait there for the optimizer; parameters do under stage 3 alone.
         offloaded=0.0
         if on_device
-        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if stage == 3 else 0.0)) / shards,
+        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if layout.shards_parameters else 0.0)) / shards,
     )

@@ -15,7 +15,6 @@ from flytune.estimates.flops import (
 )
 from flytune.estimates.kernels import (
     LAUNCH_SECONDS,
-    LOGITS,
     adapter_bytes,
     adapter_kernels,
     dequantization_bytes,
@@ -29,8 +28,6 @@ from flytune.hardware.accelerators import Accelerator
 HIDDEN_SHARE = 0.5
 """Fitted. Of communication that runs beside computing, the part that costs no time: NCCL's kernels take processors and
 memory from it."""
-DATA_SECONDS = 1e-6
-"""A token, to read and collate: Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096."""
 ADAPTER_SHARE = 0.5
 """Assumed. Of the rate of products, what those with LoRA's narrow matrices reach; they are few operations."""
 
@@ -98,8 +95,8 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
     share = link / beside if beside else 0.0
 
     times = workload.accumulation
-    # All GPUs of device_map take turns over the same tokens.
-    own = workload.gpus if workload.sharding == "device_map" else 1
+    # GPUs that take turns share the same tokens.
+    own = workload.gpus if workload.layout.pipelined else 1
     needed = flops(workload).needed
     found = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},
@@ -107,7 +104,7 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
         hidden=times * (beside - exposed),
         offload=times * exposed * (1 - share),
         optimizer=optimizer_seconds(workload, accelerator),
-        data=DATA_SECONDS * times * workload.tokens * workload.profile.startswith(("flytune", "transformers")),
+        data=workload.framework.data_seconds * times * workload.tokens,
         tokens=times * workload.tokens // own,
         utilization=0.0,
     )
@@ -127,7 +124,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
     moved = workload.geometry.num_hidden_layers * (layer_bytes(workload) + adapter_bytes(workload)) * passes
-    moved += LOGITS[workload.loss] * workload.tokens * workload.geometry.vocab_size
+    moved += workload.framework.loss.moved_per_word * workload.tokens * workload.geometry.vocab_size
     return {
         "forward": layers + attention + head,
         "recomputation": recomputed + attention if again else 0.0,
@@ -146,18 +143,3 @@ def likely(workload: Workload, found: StepTime) -> tuple[float, float]:
     """Tokens a second of one GPU between which four of five measured runs lie, by what the model was measured to be off."""
     low, high = MEASURED_RATIO[workload.tokens >= ENOUGH_TOKENS]
     return low * found.tokens_per_second, high * found.tokens_per_second
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a run takes."""
-
-    hours: float
-    price: float
-    """US dollars."""
-
-
-def cost(step_seconds: float, steps: int, price_per_hour: float) -> Cost:
-    """Of `steps` optimizer steps on machines that cost `price_per_hour` US dollars together, without loading and saving."""
-    hours = step_seconds * steps / 3600
-    return Cost(hours=hours, price=hours * price_per_hour)

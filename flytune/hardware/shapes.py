@@ -2,11 +2,12 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from flytune.errors import RecipeError
+from flytune.hardware.networks import NETWORKS, Network, NetworkName
 from flytune.schema import Strict, load_rows
 
 SHAPES_FILE = Path(__file__).resolve().parents[2] / "shapes.yaml"
@@ -39,7 +40,7 @@ class Shape(Strict):
     """US dollars for one node."""
     spot: bool = False
     """Whether pods may run on machines that are taken back; a label of such nodes in `node_labels` makes sure that they do."""
-    network: Literal["tcp", "efa", "infiniband"] = "tcp"
+    network: NetworkName = "tcp"
     """What NCCL talks over between nodes."""
     network_devices: Annotated[int, Field(ge=0)] = 0
     """EFA or InfiniBand devices of a node that a pod asks for."""
@@ -50,13 +51,18 @@ class Shape(Strict):
 
     @model_validator(mode="after")
     def _devices_for_a_network(self) -> Self:
-        if (self.network == "tcp") != (self.network_devices == 0):
+        if NETWORKS[self.network].has_devices != (self.network_devices > 0):
             raise ValueError(f"network: {self.network} with network_devices: {self.network_devices}; others than tcp have some")
         return self
 
     @property
     def is_gpu(self) -> bool:
         return self.accelerator != "cpu"
+
+    @property
+    def fabric(self) -> Network:
+        """The network between its nodes."""
+        return NETWORKS[self.network]
 
     @property
     def world_size(self) -> int:

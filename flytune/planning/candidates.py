@@ -13,7 +13,7 @@ from flytune.models.geometry import Geometry
 from flytune.planning import requirements, workloads
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import STEP, TIGHT, Need
-from flytune.sharding import pair_problem, strategy_of
+from flytune.sharding import pair_problem, sharding_of
 
 # Samples in one forward pass at most: beyond it a step of the GPUs in shapes.yaml gains nothing but memory.
 MAX_MICRO_BATCH = 16
@@ -75,12 +75,12 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     """A recipe on a shape with each micro batch that its global batch allows, largest first; or why there is none."""
     if reason := _misfit(recipe, shape):
         return reason
-    strategy = strategy_of(recipe)
-    share = recipe.training.global_batch_size // (strategy.processes(shape) * shape.nodes)
+    sharding = sharding_of(recipe)
+    share = recipe.training.global_batch_size // (sharding.processes(shape) * shape.nodes)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     fits = []
     for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
-        work = workloads.workload(recipe, geometry, strategy, shape, micro_batch, share // micro_batch)
+        work = workloads.workload(recipe, geometry, sharding, shape, micro_batch, share // micro_batch)
         fits.append(Fit(recipe, shape, work, requirements.of(recipe, shape, work), workloads.time_of(work, shape)))
     return fits
 
@@ -90,7 +90,7 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     problems = []
     if pair := pair_problem(recipe):
         problems.append(pair)
-    if "8bit" in recipe.training.optim and (reason := strategy_of(recipe).no_8bit_optimizer):
+    if "8bit" in recipe.training.optim and (reason := sharding_of(recipe).no_8bit_optimizer):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
     if geometry.quantized and recipe.method.name == "full":
         problems.append(
@@ -135,9 +135,9 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
 
 def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     """Why a recipe cannot run on a shape whatever its size, if it cannot."""
-    strategy = strategy_of(recipe)
-    if misfit := strategy.misfit(recipe, shape):
-        return f"{strategy.name} {misfit}"
+    sharding = sharding_of(recipe)
+    if misfit := sharding.misfit(recipe, shape):
+        return f"{sharding.name} {misfit}"
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
         return f"{shape.accelerator} does not compute in bfloat16"
     if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:
@@ -147,7 +147,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
             f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
             "is mounted into all pods (/mnt/...), an address (s3://...), or leave checkpoints.save_steps out"
         )
-    world_size = strategy.processes(shape) * shape.nodes
+    world_size = sharding.processes(shape) * shape.nodes
     batch = recipe.training.global_batch_size
     if batch % world_size:
         below = batch // world_size * world_size

@@ -14,7 +14,7 @@ from flytune.planning.candidates import Fit
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Hardware
 from flytune.records.plan import Calibration, Plan
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 
 def make(
@@ -72,14 +72,14 @@ def on_shape(recipe: Recipe, name: str) -> Recipe:
 def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     """The record of it."""
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
-    processes = strategy_of(recipe).processes(shape)
+    processes = sharding_of(recipe).processes(shape)
     world_size = processes * shape.nodes
     batch = recipe.training.global_batch_size
     assert work.micro_batch * work.accumulation * world_size == batch
     most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
     low, high = step_time.likely(work, time) if time else (0.0, 0.0)
     steps = recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples)
-    hour = step_time.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
+    hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)

@@ -12,7 +12,7 @@ from flytune.models.geometry import Geometry
 from flytune.planning import candidates
 from flytune.planning.candidates import Fit
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import STRATEGIES
+from flytune.sharding import SHARDINGS
 
 A_SHAPE = 2
 """Ways of a shape that a ranking keeps."""
@@ -68,8 +68,8 @@ def _layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
     own = (recipe.sharding.name, recipe.sharding.offload, recipe.training.activation_checkpointing)
     ways = [
         (name, offload, checkpointing)
-        for name, strategy in STRATEGIES.items()
-        for offload in strategy.offloads
+        for name, sharding in SHARDINGS.items()
+        for offload in sharding.offloads
         for checkpointing in (True, False)
     ]
     for name, offload, checkpointing in sorted(ways, key=lambda way: way != own):

@@ -15,7 +15,7 @@ from flytune.hardware.shapes import Shape
 from flytune.planning.calibration import load_factors
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP, Need
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
 # and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).
@@ -87,15 +87,16 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
 
 
 def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
-    own, lasting = strategy_of(recipe).processes(shape), model_states.of(workload)
+    sharding, lasting = sharding_of(recipe), model_states.of(workload)
+    own = sharding.processes(shape)
     always = {"processes": own * process_gib(shape) * GIB}
     if workload.offload == "cpu":
         always["offloaded"] = own * lasting.offloaded
-    sharded = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
+    states = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
     phases = {
         LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
         # Distributed checkpoints copy what a process has to the host before it is written.
-        SAVE: {"checkpoint": own * sharded if workload.sharding.startswith("fsdp") and workload.method == "full" else 0.0},
+        SAVE: {"checkpoint": own * states if sharding.async_checkpoint and workload.method == "full" else 0.0},
         EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload))},
     }
     return _need(
@@ -109,9 +110,9 @@ def _as_loaded(recipe: Recipe, workload: Workload) -> float:
     Files in the dtype that is asked for are mapped and no copy; slices and zero.Init take one tensor at a time, and so does
     quantization.
     """
-    strategy = strategy_of(recipe)
+    sharding = sharding_of(recipe)
     converted = workload.geometry.dtype != workload.weight_dtype
-    if workload.method == "qlora" or strategy.reads_slices(recipe) or workload.sharded or not converted:
+    if workload.method == "qlora" or sharding.reads_slices(recipe) or workload.layout.shards_parameters or not converted:
         return 0.0
     return float(workload.geometry.parameters * BYTES[workload.weight_dtype])
 
@@ -127,7 +128,7 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
     running = dict(base)
     if workload.offload == "nvme":
-        running["offloaded"] = strategy_of(recipe).processes(shape) * model_states.of(workload).offloaded
+        running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).offloaded
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = CHECKPOINT * workload.trained * copies

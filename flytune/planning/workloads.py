@@ -11,7 +11,7 @@ from flytune.hardware.shapes import Shape
 from flytune.models.geometry import Geometry
 from flytune.planning.calibration import load_factors
 from flytune.recipe.recipe import Recipe
-from flytune.sharding.base import Strategy
+from flytune.sharding import ShardingBase
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 _PARTS = (
@@ -22,25 +22,20 @@ _PARTS = (
 
 
 def workload(
-    recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int, accumulation: int
+    recipe: Recipe, geometry: Geometry, sharding: ShardingBase, shape: Shape, micro_batch: int, accumulation: int
 ) -> Workload:
     """One step of a recipe on a shape."""
-    method, sharding, model = recipe.method.name, recipe.sharding.name, recipe.model
-    precision = (
-        "fsdp" if sharding == "fsdp" else "pure" if strategy.load_dtype(recipe) == model.dtype == "float32" else "autocast"
-    )
-    if sharding.startswith("zero"):
-        precision = "pure"  # DeepSpeed computes in the dtype of its own 16-bit weights
-    optimizer = strategy.optimizer(recipe)
+    method, model = recipe.method.name, recipe.model
+    optimizer = sharding.optimizer(recipe)
     return Workload(
         geometry=geometry,
         method=method,
-        sharding=strategy.counted_as,
+        layout=sharding.estimated_as,
         gpus=shape.world_size,
         nodes=shape.nodes,
         gpu_memory_gib=shape.gpu_memory_gib,
-        weight_dtype=strategy.load_dtype(recipe),  # type: ignore[arg-type]  # a str in Strategy
-        precision=precision,  # type: ignore[arg-type]
+        weight_dtype=sharding.load_dtype(recipe),  # type: ignore[arg-type]  # a str in ShardingBase
+        precision=sharding.precision(recipe),
         compute_dtype=model.dtype,
         optimizer=Optimizer(
             optimizer,
@@ -57,12 +52,11 @@ def workload(
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
         attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
-        loss="chunked",
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
-        kbit_float32=method == "qlora" and sharding != "fsdp",
+        kbit_float32=method == "qlora" and sharding.prepares_kbit,
         on_cpu=not shape.is_gpu,
-        profile="flytune",
+        network_gbs=shape.fabric.gbs,
     )
 
 

@@ -20,7 +20,7 @@ from flytune.planning import budget
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import EVALUATE, EXPORT, Plan
 from flytune.records.training import TrainingResult
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 from flytune.training import attempt_notes, preemption, trackers, watchdog
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
@@ -52,7 +52,7 @@ def fit(
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run goes on by itself.
     """
-    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
+    recorder = Recorder(sharding_of(recipe), Scorer(recipe, dataset))
     stopper = Stopper(recipe.checkpoints, shape, budget.of(recipe.hardware, shape.total_price_per_hour))
     saver = Saver(recipe, data.read_manifest(dataset).content_sha256, publisher)
     phases = PhaseNotes(saver.ledger.storage.address, plan, lambda: stopper.is_signalled)
@@ -155,7 +155,7 @@ def build(recipe: Recipe, plan: Plan, shape: Shape, dataset: Path, saver: Saver,
 
     if not shape.is_gpu:
         host_memory.use_small_loss_tiles()
-    strategy = strategy_of(recipe)
+    strategy = sharding_of(recipe)
     args = arguments(recipe, plan, shape, saver.home)
     if args.world_size != plan.world_size:
         raise TrainingError(
@@ -219,7 +219,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
     """The SFTConfig that recipe, plan and strategy make together."""
     from trl import SFTConfig
 
-    training, save_steps, strategy = recipe.training, recipe.checkpoints.save_steps, strategy_of(recipe)
+    training, save_steps, strategy = recipe.training, recipe.checkpoints.save_steps, sharding_of(recipe)
     common: dict[str, Any] = {
         "output_dir": str(checkpoints),
         "learning_rate": training.learning_rate,

@@ -13,7 +13,7 @@ from flytune.data.collator import tokens_of
 from flytune.errors import TrainingError
 from flytune.records.plan import EVALUATE, FIRST_STEP, SAVE, STEP
 from flytune.records.training import STEPS, Step
-from flytune.sharding.base import Strategy
+from flytune.sharding import ShardingBase
 from flytune.training import step_timer, trackers
 from flytune.training.eval_loss import Scorer
 from flytune.training.loss_guard import LossGuard
@@ -23,7 +23,7 @@ from flytune.training.memory_peaks import Peaks
 class Recorder:
     """Collects the run's steps as the Trainer logs them, and has the live model scored between them."""
 
-    def __init__(self, strategy: Strategy, scorer: Scorer | None = None) -> None:
+    def __init__(self, strategy: ShardingBase, scorer: Scorer | None = None) -> None:
         self.steps: list[Step] = []
         self.trainer: Any = None
         """Set once it is built: callbacks are built before it."""

@@ -375,11 +375,11 @@ def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
 
 def crash_and_go_on(recipe, inputs, out, words):
     """An export that dies in its fourth file, then a second one of the same live trainer; which files were written again."""
-    from flytune.sharding import STRATEGIES
+    from flytune.sharding import SHARDINGS
     from flytune.training import step_log
 
     plan = planner.make(recipe)
-    recorder = step_log.Recorder(STRATEGIES[recipe.sharding.name])
+    recorder = step_log.Recorder(SHARDINGS[recipe.sharding.name]())
     trainer, _ = loop.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
     save, saved = export_write._save, []
 

@@ -19,7 +19,7 @@ from flytune.planning.dryrun import trace
 from flytune.planning.dryrun.allocations import Ledger
 from flytune.planning.dryrun.case import Case, Profile
 from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 from flytune.training import loop
 from flytune.training.checkpoints import Saver
 from flytune.training.eval_loss import Scorer
@@ -36,7 +36,7 @@ def truly(recipe, dataset):
 
     shape = next(shape for shape in load_shapes() if shape.name == recipe.hardware.shape)
     plan = planner.make(recipe, [shape])
-    recorder = Recorder(strategy_of(recipe), Scorer(recipe, dataset))
+    recorder = Recorder(sharding_of(recipe), Scorer(recipe, dataset))
     trainer, _ = loop.build(recipe, plan, shape, dataset, Saver(recipe, "x"), recorder)
     ledger = Ledger()
 

@@ -17,7 +17,7 @@ from flytune.models import geometry as models_geometry
 from flytune.planning import candidates, planner, requirements
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import STEP
-from flytune.sharding import ONE_PROCESS, STRATEGIES, pair_problem, route, strategy_of
+from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, sharding_of
 from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
 
@@ -86,11 +86,11 @@ def test_pairs_that_cannot_work_are_refused_with_the_nearest_that_can(method, sh
 
 def test_each_method_has_the_shardings_that_were_promised():
     works = {
-        method: {name for name in STRATEGIES if pair_problem(recipe_of(method=method, sharding=name)) is None}
+        method: {name for name in SHARDINGS if pair_problem(recipe_of(method=method, sharding=name)) is None}
         for method in ("full", "lora", "qlora")
     }
     assert works["full"] == works["lora"] == {"none", "ddp", "zero1", "zero2", "zero3", "fsdp"}
-    assert works["qlora"] == set(STRATEGIES)
+    assert works["qlora"] == set(SHARDINGS)
 
 
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
@@ -98,8 +98,8 @@ def test_8_bit_optimizers_are_refused_where_states_are_sharded(sharding):
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": "paged_adamw_8bit"}
     with pytest.raises(RecipeError, match=f"training.optim: paged_adamw_8bit with sharding {sharding}: .*; use auto"):
         plan_of(sharding=sharding, training=training)
-    assert STRATEGIES[sharding].optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
-    assert STRATEGIES["ddp"].optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
+    assert SHARDINGS[sharding]().optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
+    assert SHARDINGS["ddp"]().optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
 
 
 def test_a_full_fine_tune_of_quantized_weights_is_refused():
@@ -171,7 +171,7 @@ def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus(
     plan = planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
     assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
-    arguments = strategy_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
+    arguments = sharding_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
     assert set(arguments["max_memory"]) == set(range(8))
     table = plan.memory.phases[plan.memory.peak_phase]
     # What is not weights stays free, and a tenth of the GPU.

@@ -23,8 +23,8 @@ def test_the_first_is_the_best_of_everything_that_fits(by):
     recipe = recipe_of(training=TRAINING, sharding="fsdp")
     best = math.inf
     # Counted anew, without the search: every sharding, offload, checkpointing, shape and micro batch.
-    for name, strategy in planning_ranking.STRATEGIES.items():
-        for offload in strategy.offloads:
+    for name, sharding in planning_ranking.SHARDINGS.items():
+        for offload in sharding.offloads:
             for checkpointing in (True, False):
                 change = {
                     "sharding": {"name": name, "offload": offload},

@@ -12,7 +12,7 @@ from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.records.training import TrainingResult
-from flytune.sharding import STRATEGIES, pair_problem
+from flytune.sharding import SHARDINGS, pair_problem
 from flytune.training import loop, step_log
 from flytune.training.checkpoints import Saver, clear
 from tests.support import ranks
@@ -32,7 +32,7 @@ def pairs():
     recipe = {"name": "r", "model": {"name_or_path": "a"}, "data": {"path": "b"}}
     recipe |= {"training": {"learning_rate": 1e-4, "global_batch_size": 4}}
     for method in ("full", "lora", "qlora"):
-        for sharding in STRATEGIES:
+        for sharding in SHARDINGS:
             if pair_problem(Recipe.model_validate(recipe | {"method": method, "sharding": sharding})) is None:
                 yield method, sharding
 
@@ -163,7 +163,7 @@ def test_tied_weights_are_written_once(runs):
 
 
 def dtypes_of(recipe, inputs):
-    recorder, plan = step_log.Recorder(STRATEGIES[recipe.sharding.name]), planner.make(recipe)
+    recorder, plan = step_log.Recorder(SHARDINGS[recipe.sharding.name]()), planner.make(recipe)
     trainer, _ = loop.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
     trainer.train()
     return {str(parameter.dtype) for parameter in trainer.model.parameters()}, trainer.model.is_gradient_checkpointing
@@ -224,7 +224,7 @@ def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
 def waiting_gradients(recipe, inputs):
     """How often a parameter's whole gradient is kept after a micro batch that is not the step's last."""
     plan = planner.make(recipe).model_copy(update={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4})
-    recorder = step_log.Recorder(STRATEGIES["fsdp"])
+    recorder = step_log.Recorder(SHARDINGS["fsdp"]())
     trainer, _ = loop.build(recipe, plan, shape_named(plan.shape), inputs / "dataset", Saver(recipe, "x"), recorder)
     step, found = trainer.training_step, []
 
@@ -307,13 +307,13 @@ def test_a_wrong_number_of_processes_is_refused(inputs, tmp_path):
 
 
 def unsharded(recipe, inputs, out):
-    strategy = STRATEGIES[recipe.sharding.name]
+    strategy = SHARDINGS[recipe.sharding.name]
     if recipe.sharding.name == "zero2":
-        strategy.arguments = STRATEGIES["ddp"].arguments
+        strategy.arguments = SHARDINGS["ddp"].arguments
     # Without the switch, and without our own `shard`, accelerate wraps the model in DDP.
-    strategy.before_load = lambda device_type: None
-    strategy.reads_slices = lambda recipe: False
-    strategy.shard = strategy.ready = lambda trainer, recipe: None
+    strategy.before_load = lambda self, device_type: None
+    strategy.reads_slices = lambda self, recipe: False
+    strategy.shard = strategy.ready = lambda self, trainer, recipe: None
     fit(recipe, inputs, out)
 
 

@@ -14,20 +14,20 @@ from pathlib import Path
 from flytune.errors import RecipeError
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import strategy_of
+from flytune.sharding import SHARDINGS, sharding_of
 
 __all__ = ["Case", "DryRun", "Profile", "Storage", "refusal", "run"]
-
-SHARDINGS = ("none", "fsdp")
 
 
 def refusal(recipe: Recipe) -> str | None:
     """Why there is no dry run of a recipe; None where there is one."""
     if recipe.method.name == "qlora":
         return "4-bit layers (bitsandbytes) do not run on fake tensors"
-    if recipe.sharding.name not in SHARDINGS:
-        return f"sharding {recipe.sharding.name} does not run on fake tensors; {' and '.join(SHARDINGS)} do"
-    if "8bit" in strategy_of(recipe).optimizer(recipe):
+    sharding = sharding_of(recipe)
+    if not sharding.traceable:
+        able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
+        return f"sharding {sharding.name} does not run on fake tensors; {able} do"
+    if "8bit" in sharding.optimizer(recipe):
         return "8-bit optimizers (bitsandbytes) do not run on fake tensors"
     if recipe.training.torch_compile:
         return "compiled layers are other operations than the ones written down"
@@ -41,7 +41,7 @@ def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile
 
     Args:
         config: folder with the base model's config.json.
-        world_size: processes, as the strategy starts them.
+        world_size: processes, as the sharding starts them.
         micro_batch: samples of recipe.data.max_length tokens in one forward pass.
         profile: what another framework does otherwise.
 

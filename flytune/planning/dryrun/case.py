@@ -14,7 +14,7 @@ class Profile(Strict):
     loss: Literal["chunked", "full"] = "chunked"
     """TRL's, which never builds all logits, or the one of transformers, which does."""
     weight_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """That the base model is loaded in; the strategy's when not set."""
+    """That the base model is loaded in; the sharding's when not set."""
     autocast: bool = True
     """Whether the forward pass runs under autocast where model.dtype is a 16-bit type."""
     fixed_length: bool = True

@@ -15,7 +15,7 @@ from flytune.models import host_memory, loading, sharded_loading
 from flytune.planning.dryrun import cuda_kernels
 from flytune.planning.dryrun.allocations import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger, local
 from flytune.planning.dryrun.case import Case, DryRun, Storage
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 # Sizes of blocks that CUDA's caching allocator hands out are multiples of it (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
@@ -92,8 +92,8 @@ def _build(case: Case) -> Any:
     from peft import get_peft_model
     from trl.trainer.utils import add_fused_lm_head
 
-    recipe, strategy = case.recipe, strategy_of(case.recipe)
-    base = model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or strategy.load_dtype(recipe))
+    recipe, sharding = case.recipe, sharding_of(case.recipe)
+    base = model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or sharding.load_dtype(recipe))
     model.config.use_cache = False
     if recipe.method.name != "full":
         with torch.device("meta"):
@@ -106,7 +106,7 @@ def _build(case: Case) -> Any:
         if recipe.method.name != "full":
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable()
-    strategy.shard(SimpleNamespace(model=model, accelerator=SimpleNamespace(device=torch.device("cpu"))), recipe)
+    sharding.shard(SimpleNamespace(model=model, accelerator=SimpleNamespace(device=torch.device("cpu"))), recipe)
     return model.train()
 
 
@@ -137,7 +137,7 @@ def _update(case: Case, trained: list[Any], ledger: Ledger) -> None:
         parameters[-1].grad = local(parameter.grad)
     on_cuda = case.profile.kernels == "cuda"
     torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=on_cuda)
-    fused = "fused" in strategy_of(case.recipe).optimizer(case.recipe)
+    fused = "fused" in sharding_of(case.recipe).optimizer(case.recipe)
     optimizer = torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else on_cuda)
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]

@@ -15,6 +15,7 @@ from flytune import __version__
 from flytune.errors import StorageError
 from flytune.recipe.recipe import Recipe
 from flytune.records.training import STEPS
+from flytune.sharding import sharding_of
 from flytune.storage import failure
 from flytune.training import trackers
 from flytune.training.checkpoints import callback, paths, staging
@@ -178,7 +179,7 @@ class Saver:
         # DeepSpeed makes this one on the first node alone.
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with self._beside.saving() if self.recipe.sharding.name == "fsdp" else nullcontext():
+            with self._beside.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext():
                 save()
             if self.args.process_index == 0:
                 shutil.copy(recorder.file, folder / STEPS)
