@@ -3,6 +3,7 @@
 `python -m benchmarks.dryrun`. No GPU and no weights; each row is a process of its own, its seconds include ten of imports.
 """
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -90,11 +91,14 @@ def recipe(sections: dict[str, Any]) -> Recipe:
 
 
 def main() -> None:
-    """Runs the rows one after the other and shows the table."""
+    """Run the rows one after the other, and show the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="only the second row")
+    rows = ROWS[1:2] if parser.parse_args().quick else ROWS
     table = Table(title="Dry run beside published peaks (GiB allocated, one rank)", title_justify="left")
     for column in ("run", "ranks", "predicted", "published", "off by", "seconds", "most of it", "source"):
         table.add_column(column, justify="left" if column in ("run", "most of it", "source") else "right")
-    for name, config, sections, world_size, micro_batch, profile, published, source in ROWS:
+    for name, config, sections, world_size, micro_batch, profile, published, source in rows:
         content = config if isinstance(config, dict) else geometry.shipped()[config]["config"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(content))

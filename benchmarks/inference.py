@@ -9,15 +9,17 @@ each; the better counts.
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from demo import docstrings
+from demo import docstrings, inputs
 from flytune.models import generation as models_generation
 from flytune.models.generation import Generation
 
+HOME = Path(".demo")
 LONGEST = 400
 """Tokens of a prompt."""
 
@@ -54,11 +56,15 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=".demo/models/smollm2-135m-instruct")
+    parser.add_argument("--model", default=str(HOME / inputs.BASE_MODEL))
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--quick", action="store_true", help="four prompts, answers of eight tokens")
     options = parser.parse_args()
+    if options.quick:
+        options.prompts, options.max_new_tokens = 4, 8
+    inputs.make(HOME)
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     documents, texts = list(docstrings.plain_text()), []

@@ -188,8 +188,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--work", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    # `python -m benchmarks` has no options for it.
-    arguments = parser.parse_args(sys.argv[1:] if sys.argv[0].endswith("loading.py") else [])
+    parser.add_argument("--quick", action="store_true", help="0.05 billion parameters, two ranks")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.billions, arguments.ranks = 0.05, [2]
     if arguments.make:
         make(arguments.folder, arguments.billions)
         raise SystemExit

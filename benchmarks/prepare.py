@@ -209,7 +209,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--memory-rows", type=int, default=8_000, help="chats (default 8,000: more than a packing window holds)"
     )
+    parser.add_argument("--quick", action="store_true", help="1,000 chats, one round")
     given = parser.parse_args()
+    if given.quick:
+        given.rows, given.rounds = 1_000, 1
     given.peers = {name: os.path.abspath(python) for name, _, python in (peer.partition("=") for peer in given.peer)}
     if min(given.rows, given.memory_rows) < WARM_ROWS:
         parser.error(f"--rows and --memory-rows: {WARM_ROWS} at least")

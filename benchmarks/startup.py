@@ -1,4 +1,4 @@
-"""How long until the first optimizer step, and what takes the time.
+"""Time to the first optimizer step, by cause.
 
 Three tables: what a laptop waits for (reading a recipe, planning it, importing the workflow; the peer is what a training script
 pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine; and `pyflyte run --remote` with
@@ -6,6 +6,7 @@ the pods that it leads to, cold, from the uploaded code, without cluster
 (tests/support/propeller.py). benchmarks/spans.py finds causes.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -38,22 +39,27 @@ LAPTOP = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
 
 
 def main() -> None:
-    """Shows the tables."""
-    show_laptop()
+    """Measure, and show the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the first table, one round")
+    quick = parser.parse_args().quick
+    show_laptop(1 if quick else ROUNDS)
+    if quick:
+        return
     with tempfile.TemporaryDirectory(prefix="flytune-startup-") as folder:
         show_causes(Path(folder))
 
 
-def show_laptop() -> None:
-    """Interleaves the cases, so that a slow moment of the machine hits all, and shows the median of each."""
+def show_laptop(rounds: int) -> None:
+    """Interleave the cases, so that a slow moment of the machine affects all, and show the median of each."""
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, code in CASES.items():
             started = time.perf_counter()
             subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
             seconds[name].append(time.perf_counter() - started)
-    median = {name: sorted(times)[ROUNDS // 2] for name, times in seconds.items()}
-    table = Table(title=f"Start-up, median of {ROUNDS} fresh processes", title_justify="left")
+    median = {name: sorted(times)[rounds // 2] for name, times in seconds.items()}
+    table = Table(title=f"Start-up, median of {rounds} fresh processes", title_justify="left")
     for column in ("case", "seconds", "of the peer"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for name, value in median.items():

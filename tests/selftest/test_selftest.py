@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_the_run_is_one_that_shows_mistakes(trials):
 def broken(monkeypatch, method, change):
     """Makes ddp do something else at the start of training: ranks are forks, so they do it too."""
     real = getattr(SHARDINGS["ddp"], method)
-    monkeypatch.setattr(SHARDINGS["ddp"], method, lambda *given: change(real, *given))
+    monkeypatch.setattr(SHARDINGS["ddp"], method, lambda sharding, *given: change(partial(real, sharding), *given))
 
 
 def no_token_average(real, recipe, shape):
