@@ -67,7 +67,7 @@ class MeasuredRun:
     allocated_gib: float | None
     reserved_gib: float | None
     reserved_on_device: bool
-    """Whether `reserved_gib` is the driver's figure, with CUDA's context and NCCL's buffers."""
+    """True if `reserved_gib` is the driver's figure, with CUDA's context and NCCL's buffers."""
     tokens_per_second: float | None
     """Of one GPU."""
     step_seconds: float | None

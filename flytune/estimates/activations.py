@@ -1,4 +1,4 @@
-"""What a forward pass leaves for backward, and what backward adds to it, in bytes a token: a count over the layers' code.
+"""Memory of activations: tensors kept for backward, and temporaries of backward, counted from the code of the layers.
 
 A tensor counts where autograd keeps it: inputs of matrix products whose weights are trained, inputs of the elementwise
 functions, q, k, v and output of an attention that does not store its scores. Letters in comments: h hidden size, a width of
@@ -18,25 +18,25 @@ EAGER_SCORES = 5
 CPU_LOSS_VOCABULARY = 32768
 """Vocabulary entries of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
 CPU_LOSS_BYTES = 33
-"""Bytes per number of a tile: in backward eight in float32, and a byte that says which is the target's (_backward_tile)."""
+"""Bytes per number of a tile: in backward eight in float32, and a byte that marks the target (_backward_tile)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes of one GPU for one micro batch, before it is known which layers are recomputed."""
+    """Bytes of one micro batch on one GPU, whichever layers are recomputed."""
 
     stream: float
-    """One layer's input: what a checkpointed layer keeps."""
+    """Input of one layer, which is all that a checkpointed layer keeps."""
     kept: float
-    """By one layer for backward."""
+    """Tensors that one layer keeps for backward."""
     working: float
-    """On top of it, while backward is in the layer."""
+    """Temporaries while backward is in a layer."""
     loss: float
-    """Last norm, head and loss, at most."""
+    """Peak of last norm, head and loss."""
 
 
 def stream_bytes(workload: Workload) -> int:
-    """Bytes of one number of the residual stream.
+    """Return the bytes of one number of the residual stream.
 
     peft's prepare_model_for_kbit_training makes norms and embeddings float32, and so the stream; a frozen 16-bit base
     under autocast stays in 16 bits, float32 weights of embeddings make it float32.
@@ -49,7 +49,7 @@ def stream_bytes(workload: Workload) -> int:
 
 
 def count(workload: Workload) -> Activations:
-    """The activations of one micro batch."""
+    """Return the activations of one micro batch."""
     sizes, tokens = workload.geometry, workload.tokens
     stream = stream_bytes(workload)
     compute = BYTES[workload.compute_dtype] if workload.precision != "pure" else BYTES[workload.weight_dtype]
@@ -72,7 +72,7 @@ def _fused_norms(workload: Workload) -> bool:
 
 def _norms(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
     hidden = workload.geometry.hidden_size
-    # Fused: the input. Eager RMSNorm: a float32 copy of it, and what the trained weight is multiplied with.
+    # Fused: the input. Eager RMSNorm: a float32 copy of it, and the factor of the trained weight.
     one = stream if _fused_norms(workload) else 4 + (compute if workload.method == "full" else 0)
     # Where weights behind the norm are trained, its output is their input.
     one += compute if workload.method == "full" else 0
@@ -97,18 +97,18 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     width, full = sizes.intermediate_size, workload.method == "full"
     # Gated: gate, its activation, up, and for the weight of down their product. Else: up, and its activation.
     held = (3 if sizes.gated else 1) + full
-    # Gradients of product, activation and up (of activation and up); the product's place is free by then.
+    # Gradients of product, activation and up (of activation and up); the product's memory is free by then.
     made = (3 if sizes.gated else 2) - full
     if sizes.experts == 1:
         return float(compute * width * held), float(compute * width * made)
-    # A token goes through several experts; each gathers its input and scatters its output. Backward is in one at a time.
+    # A token goes through several experts; each gathers its input and scatters its output. Backward works on one expert at a time.
     several = sizes.experts_per_token
     kept = several * compute * (width * held + 2 * sizes.hidden_size)
     return float(kept), float(several / sizes.experts * compute * width * made)
 
 
 def _adapter_inputs(workload: Workload, compute: int) -> float:
-    """The inputs of adapted linear layers, as A keeps them: PEFT casts and drops out for each adapter by itself."""
+    """Return bytes per token of the inputs of adapted linear layers: PEFT casts and drops out for each adapter separately."""
     if workload.method == "full":
         return 0.0
     inputs = {name: rows for name, rows, _ in workload.geometry.named_linears if name in workload.lora_targets}
@@ -123,7 +123,7 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
 
 
 def _tiles(workload: Workload) -> float:
-    """Return bytes of logits that TRL's chunked loss has at a time on a CPU; on a GPU a kernel folds them where they are."""
+    """Return bytes of the logits that TRL's chunked loss holds at a time on a CPU; a GPU's kernel reduces them in place."""
     if not workload.on_cpu or not workload.framework.loss.cpu_tiles:
         return 0.0
     tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.geometry.vocab_size, CPU_LOSS_VOCABULARY)

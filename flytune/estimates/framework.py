@@ -8,7 +8,7 @@ class Loss:
     """Memory and bandwidth of the code that computes the loss. Bytes are those of one token in one forward pass."""
 
     keeps_norm: bool = True
-    """Whether the input and the output of the last norm are kept beside what follows."""
+    """True if the input and the output of the last norm are kept beside what follows."""
     per_hidden: float = 0.0
     """Bytes per entry of hidden_size while the loss is computed."""
     per_word: float = 0.0
@@ -18,7 +18,7 @@ class Loss:
     moved_per_word: float
     """Bytes through GPU memory per vocabulary entry, forward and backward."""
     cpu_tiles: bool = False
-    """Whether a CPU computes it in tiles of logits, which need memory of their own."""
+    """True if a CPU computes it in tiles of logits, which need memory of their own."""
 
 
 CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, cpu_tiles=True)
@@ -32,7 +32,7 @@ class AdapterKernels:
     inputs: float
     outputs: float
     float32: bool = False
-    """Whether its products are in float32, without tensor cores (torch's default for them)."""
+    """True if its products are in float32, without tensor cores (torch's default for them)."""
 
 
 AUTOCAST_ADAPTERS = AdapterKernels(inputs=14, outputs=12)
@@ -47,7 +47,7 @@ class Framework:
 
     loss: Loss
     fused_kernels: bool = False
-    """Whether norms, rotations and, beside a quantized base, adapters are each one fused kernel."""
+    """True if norms, rotations and, beside a quantized base, adapters are each one fused kernel."""
     attention_share: float = 1.0
     """Speed of its attention kernel as a share of FlashAttention-2's."""
     adapters: AdapterKernels = AUTOCAST_ADAPTERS
@@ -55,27 +55,27 @@ class Framework:
     pure_adapters: AdapterKernels = AUTOCAST_ADAPTERS
     """LoRA's kernels without autocast."""
     float32_adapters: bool = True
-    """Whether adapters are float32 (PEFT's autocast_adapter_dtype), not in the dtype of the base."""
+    """True if adapters are float32 (PEFT's autocast_adapter_dtype), not in the dtype of the base."""
     float32_copies: bool = False
-    """Whether layers that are fully trained beside adapters (PEFT's modules_to_save) are float32."""
+    """True if layers that are fully trained beside adapters (PEFT's modules_to_save) are float32."""
     shared_adapter_inputs: bool = False
-    """Whether adapters of one input share its copy and its dropout mask; PEFT makes one for each adapter."""
+    """True if adapters of one input share its copy and its dropout mask; PEFT makes one for each adapter."""
     upcasts: bool = False
-    """Whether trained parameters become float32 under FSDP with mixed precision."""
+    """True if trained parameters become float32 under FSDP with mixed precision."""
     prepares_kbit: bool = False
-    """Whether every 4-bit model is prepared for training: parameters that are not quantized are stored in float32."""
+    """True if every 4-bit model is prepared for training: parameters that are not quantized are stored in float32."""
     reentrant: bool = False
-    """Whether a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
+    """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
     prefetches: bool = True
-    """Whether FSDP gathers the next layer while one is at work in backward."""
+    """True if FSDP gathers the next layer while one is at work in backward."""
     gathers_adapters: bool = False
-    """Whether FSDP wraps linear layers one by one, so that adapters and frozen weights are gathered as one full unit."""
+    """True if FSDP wraps linear layers one by one, so that adapters and frozen weights are gathered as one full unit."""
     reduces_stored_dtype: bool = False
-    """Whether gradients of a full fine-tune are reduced in the dtype of the stored weights."""
+    """True if gradients of a full fine-tune are reduced in the dtype of the stored weights."""
     fsdp_reduces_float32: bool = False
-    """Whether FSDP reduces gradients in float32."""
+    """True if FSDP reduces gradients in float32."""
     offloads_parameters: bool = False
-    """Whether ZeRO-3 with offload also keeps parameters in host memory."""
+    """True if ZeRO-3 with offload also keeps parameters in host memory."""
     evaluated_row: float = 0.0
     """Bytes per token and vocabulary entry of one evaluated sample."""
     data_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""What a step does beside matrix products: bytes through GPU memory of the kernels around them, and how many kernels there are.
+"""Kernels around the matrix products of a step: their bytes through GPU memory, and their number.
 
 Bytes are counted from the code that runs: each kernel reads its inputs and writes its result; 2 bytes a number, 4 where the
 code computes in float32. Backward is counted as twice forward: it reads what forward read, and the gradient, and writes one.
@@ -12,9 +12,9 @@ from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware.accelerators import Accelerator
 
 BANDWIDTH_SHARE = 0.82
-"""Fitted. Of `memory_gbs`, what these kernels reach."""
+"""Fitted. Share of `memory_gbs` that these kernels reach."""
 LAUNCH_SECONDS = 17e-6
-"""Fitted. That Python, autograd and CUDA take to start one kernel; the GPU waits where its kernels are shorter."""
+"""Fitted. Time that Python, autograd and CUDA take to start one kernel; the GPU waits where its kernels are shorter."""
 ZERO3_HOOK = 20
 """Fitted. Kernels that could start in the time of DeepSpeed's hooks around a module, which fetch its weights and drop them."""
 
@@ -29,11 +29,11 @@ class Kernels:
     """Bytes that one token moves in the forward pass of one layer, for each number of a width."""
 
     norm: float
-    """Of hidden_size, for each of the two norms."""
+    """Bytes per hidden_size, for each of the two norms."""
     rotary: float
-    """Of the width of queries and keys."""
+    """Bytes per width of queries and keys."""
     activation: float
-    """Of intermediate_size: the MLP's, with the product of gate and up where it has one."""
+    """Bytes per intermediate_size of the MLP, with the product of gate and up where it has one."""
     launches: int
     """Kernels in one layer's forward pass, products included."""
 
@@ -63,7 +63,7 @@ CLIPPING_NUMBERS = 3
 
 
 def kernels(workload: Workload) -> Kernels:
-    """What surrounds the products, by what the framework is."""
+    """Return the kernels around the matrix products, by model and framework."""
     if workload.compiled:
         return COMPILED
     if workload.geometry.model_type == "mpt":
@@ -75,7 +75,7 @@ def kernels(workload: Workload) -> Kernels:
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Through memory, of one layer's forward pass over one micro batch, without adapters."""
+    """Return bytes through memory of one layer's forward pass over one micro batch, without adapters."""
     geometry, own = workload.geometry, kernels(workload)
     hidden = geometry.hidden_size
     turned = (geometry.num_attention_heads + geometry.num_key_value_heads) * geometry.head_dim
@@ -88,7 +88,7 @@ def layer_bytes(workload: Workload) -> float:
 
 
 def adapter_kernels(workload: Workload) -> AdapterKernels:
-    """PEFT's code for LoRA, or one that fuses it; FOAK does so on a quantized base only."""
+    """Return the kernels of LoRA: fused by torch.compile, and by fused kernels only on a quantized base (FOAK)."""
     framework = workload.framework
     if workload.compiled or (framework.fused_kernels and workload.quantization != "none"):
         return FUSED_ADAPTERS
@@ -96,7 +96,7 @@ def adapter_kernels(workload: Workload) -> AdapterKernels:
 
 
 def adapter_bytes(workload: Workload) -> float:
-    """Through memory, of one layer's adapters, forward."""
+    """Return bytes through memory of one layer's adapters in a forward pass."""
     if workload.method == "full":
         return 0.0
     geometry, own = workload.geometry, adapter_kernels(workload)
@@ -109,20 +109,20 @@ def adapter_bytes(workload: Workload) -> float:
 
 
 def dequantization_bytes(workload: Workload) -> float:
-    """Of one pass over all layers' weights."""
+    """Return bytes through memory of dequantizing all layers' weights once."""
     each = {"none": 0.0, "nf4": NF4_BYTES, "nf4_double": NF4_BYTES, "gptq4": GPTQ_BYTES}[workload.quantization]
     return each * workload.geometry.linear_parameters
 
 
 def optimizer_bytes(workload: Workload, shards: int) -> float:
-    """Of one optimizer step on one GPU: its share of the parameters."""
+    """Return bytes through memory of one optimizer step on one GPU, for its share of the parameters."""
     held = 4 if workload.method != "full" or workload.layout.deepspeed else BYTES[workload.weight_dtype]
     numbers = ADAMW_NUMBERS[workload.optimizer.implementation] + CLIPPING_NUMBERS
     return workload.trained / shards * numbers * held
 
 
 def launches(workload: Workload) -> float:
-    """Kernels of one micro batch, all passes."""
+    """Return the number of kernels of one micro batch, all passes."""
     geometry = workload.geometry
     names = [name for name, _, _ in geometry.named_linears]
     adapted = sum(name in workload.lora_targets for name in names)
@@ -135,5 +135,5 @@ def launches(workload: Workload) -> float:
 
 
 def memory_seconds(moved: float, accelerator: Accelerator) -> float:
-    """That kernels take which only move `moved` bytes."""
+    """Return seconds of kernels that only move `moved` bytes."""
     return moved / (accelerator.memory_gbs * 1e9 * BANDWIDTH_SHARE)

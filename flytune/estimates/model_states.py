@@ -1,7 +1,7 @@
 """Bytes of one GPU that a batch does not change: weights, gradients, optimizer, and what the sharding gathers.
 
 A full fine-tune and an adapter beside a frozen base, each under no sharding, DDP, FSDP, ZeRO (Rajbhandari et al. 2020) and
-layers spread over GPUs; what frameworks do differently is a named profile of the workload.
+layers spread over GPUs; differences between frameworks are the fields of framework.py.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from flytune.estimates.workload import BYTES, Workload
 # Bytes of a quantized weight. NF4: 4 bits and a float32 for each block of 64; with double quantization 8 bits for each block
 # and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 4 bits, and 16 bits of scale and 4 of zero for each 128 weights.
 QUANTIZED = {"nf4": (4 + 32 / 64) / 8, "nf4_double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "gptq4": (4 + 20 / 128) / 8}
-# Bytes an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype); profiles that keep the base's dtype.
+# Bytes an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype); other frameworks keep the dtype of the base.
 ADAPTER = 4
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
 ZERO_MASTER, ZERO_MOMENTS = 4, 8
@@ -19,8 +19,8 @@ ZERO_MASTER, ZERO_MOMENTS = 4, 8
 # overlap_comm has two; the parameters that ZeRO-3 may hold gathered (stage3_max_live_parameters); those of one step of it
 # (sub_group_size).
 ZERO_BUCKET, ZERO_LIVE, ZERO_SUB_GROUP = 200_000_000, 1_000_000_000, 1_000_000_000
-# Layers whose parameters FSDP holds gathered: in forward the one at work and one in flight (limit_all_gathers), in backward
-# the one at work and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
+# Layers whose parameters FSDP holds gathered: in forward the one that computes and one in flight (limit_all_gathers), in
+# backward the one that computes and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
 UNITS_AT_WORK = 2
 
 
@@ -29,41 +29,41 @@ class States:
     """Bytes of one GPU that do not depend on the batch."""
 
     resident: dict[str, float]
-    """All the time."""
+    """Bytes that are always there."""
     optimizer: dict[str, float]
-    """From the first update on."""
+    """Bytes that are there after the first update."""
     gradients: float
-    """Of all that is trained, once backward is over."""
-    whole: float
+    """Gradients of all trained parameters, at the end of backward."""
+    root: float
     """Parameters gathered during the loss: embedding and head under FSDP and ZeRO-3."""
     units: float
-    """Parameters gathered on top of it while a layer is at work."""
+    """Parameters gathered in addition while a layer is computed."""
     unit_gradients: float
-    """A layer's gradients before they are sharded."""
+    """Gradients of a layer before they are sharded."""
     update: float
     """Temporaries of the update."""
     load: float
-    """Beside the resident, while the model is loaded."""
+    """Bytes beside the resident ones while the model is loaded."""
     offloaded: float
-    """Bytes of one process that wait in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
+    """Bytes of one process in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
 
 
 def stored_bytes(workload: Workload) -> int:
-    """Of one trained weight between steps.
+    """Return the bytes of one trained weight between steps.
 
-    accelerate makes what FSDP trains float32 where mixed precision is on (accelerator.py, "upcasted low precision
-    parameters"); Composer keeps the dtype it was given, and so does FSDP2 used by itself.
+    With mixed precision, accelerate makes parameters that FSDP trains float32 (accelerator.py, "upcasted low precision
+    parameters"); FSDP2 by itself keeps their dtype.
     """
     upcast = workload.framework.upcasts and workload.precision == "policy"
     return 4 if upcast else BYTES[workload.weight_dtype]
 
 
 def base_bytes(workload: Workload) -> float:
-    """The frozen base model of one process that holds all of it."""
+    """Return the bytes of the frozen base model in a process that holds all of it."""
     sizes, width = workload.geometry, BYTES[workload.weight_dtype]
     if workload.quantization == "none":
         return float(sizes.parameters * width)
-    # Flytune always prepares for k-bit training; under FSDP what it makes float32 is gathered in the dtype of computing.
+    # Under FSDP, parameters that preparing for k-bit training made float32 are gathered in the compute dtype.
     rest = (sizes.parameters - sizes.linear_parameters) * (
         4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
@@ -71,24 +71,24 @@ def base_bytes(workload: Workload) -> float:
 
 
 def reentrant(workload: Workload) -> bool:
-    """Whether FSDP's units are gathered within a checkpointed backward."""
+    """Return whether FSDP's units are gathered within a checkpointed backward pass."""
     return workload.checkpointing != "none" and workload.framework.reentrant
 
 
 def layer_unit(workload: Workload) -> float:
-    """Bytes of one layer as it is gathered."""
+    """Return the bytes of one gathered layer."""
     sizes = workload.geometry
     one = sizes.linear_parameters / sizes.num_hidden_layers
     return one * (QUANTIZED[workload.quantization] if workload.quantization != "none" else BYTES[workload.compute_dtype])
 
 
 def root_unit(workload: Workload) -> float:
-    """Bytes of embedding and head as they are gathered."""
+    """Return the bytes of embedding and head as they are gathered."""
     return float(workload.geometry.embedding_parameters * BYTES[workload.compute_dtype])
 
 
 def of(workload: Workload) -> States:
-    """What one GPU holds of a workload, whatever the batch."""
+    """Return the states of a workload on one GPU, whatever the batch."""
     if workload.layout.deepspeed:
         return _zero(workload)
     shards = workload.gpus if workload.layout.shards_parameters or workload.layout.pipelined else 1
@@ -98,7 +98,7 @@ def of(workload: Workload) -> States:
     resident: dict[str, float] = {}
     if workload.framework.gathers_adapters and not full and workload.layout.shards_parameters:
         # Its FSDP wraps linear layers by themselves, and gathers what is left, frozen and trained, as a whole: "no sharding
-        # benefit" in litgpt's own notes. Whole weights beside the shards.
+        # benefit" in litgpt's own notes. Full weights beside the shards.
         resident["gathered whole"] = base_bytes(workload)
     trained = float(workload.trained)
     if full:
@@ -108,7 +108,7 @@ def of(workload: Workload) -> States:
         width = _adapter_bytes(workload)
         resident["adapters"] = trained * width / shards
     if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters:
-        # Autocast keeps a 16-bit copy of each trained weight until forward is over; recomputing makes them again.
+        # Autocast keeps a 16-bit copy of each trained weight until the forward pass ends; recomputing makes them again.
         resident["autocast copies"] = 2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full else 0.0
     optimizer = workload.optimizer
     each = 2.0 * width if optimizer.state_bytes is None else optimizer.state_bytes
@@ -133,11 +133,11 @@ def of(workload: Workload) -> States:
         resident=resident,
         optimizer={"optimizer": states},
         gradients=gradients,
-        whole=root_unit(workload) if workload.layout.shards_parameters else 0.0,
+        root=root_unit(workload) if workload.layout.shards_parameters else 0.0,
         units=(UNITS_AT_WORK if workload.framework.prefetches and not reentrant(workload) else 1) * unit,
         unit_gradients=unit if full else 0.0,
         update=update,
-        # bitsandbytes quantizes whole matrices only: each process holds all of the base before it is sharded.
+        # bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded.
         load=base_bytes(workload) * (1 - 1 / shards)
         if workload.quantization != "none" and workload.layout.shards_parameters
         else 0.0,
@@ -146,10 +146,10 @@ def of(workload: Workload) -> States:
 
 
 def _adapter_bytes(workload: Workload) -> float:
-    """Of one trained parameter beside a frozen base, on average.
+    """Return the average bytes of one trained parameter beside a frozen base.
 
-    PEFT makes adapters in float32; what it trains whole (modules_to_save) are copies in the dtype of the base, and Flytune
-    makes those float32 too.
+    PEFT makes adapters in float32; layers that it trains fully (modules_to_save) are copies in the dtype of the base, which
+    Flytune makes float32 too.
     """
     base = BYTES[workload.weight_dtype]
     if not workload.framework.float32_adapters or not workload.trained:
@@ -182,7 +182,7 @@ def _zero(workload: Workload) -> States:
         resident=resident,
         optimizer={"optimizer": ZERO_MOMENTS * trained / shards if on_device else 0.0},
         gradients=gradients if on_device or not layout.shards_parameters else 0.0,
-        whole=0.0,
+        root=0.0,
         units=live,
         unit_gradients=0.0,
         update=update,

@@ -24,9 +24,9 @@ class Optimizer:
     """Bytes a parameter; None: two moments in the dtype of the parameter that it updates, as torch's AdamW keeps them."""
     implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     in_backward: bool = False
-    """Whether each parameter is updated, and its gradient freed, as soon as backward has computed it."""
+    """True if each parameter is updated, and its gradient freed, as soon as backward has computed it."""
     paged: bool = False
-    """Whether states are in unified memory, and leave the GPU where it has no room."""
+    """True if states are in unified memory, and leave the GPU where it has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Workload:
     checkpointing: Literal["none", "full", "offloaded"] = "none"
     attention: Literal["flash", "sdpa", "eager"] = "sdpa"
     variable_length: bool = False
-    """Whether samples have different lengths, up to sequence_length; otherwise all batches have one shape."""
+    """True if samples have different lengths, up to sequence_length; otherwise all batches have one shape."""
     compiled: bool = False
     kbit_float32: bool = False
-    """Whether peft's prepare_model_for_kbit_training made all parameters float32 that are not quantized."""
+    """True if peft's prepare_model_for_kbit_training made all parameters float32 that are not quantized."""
     on_cpu: bool = False
-    """Whether a CPU computes it, with torch's kernels for CPUs."""
+    """True if a CPU computes it, with torch's kernels for CPUs."""
     network_gbs: float = math.inf
     """Upper limit of a node's bandwidth to other nodes, GB/s, beside the accelerator's network_gbs (hardware/networks.py)."""
     framework: Framework = FLYTUNE

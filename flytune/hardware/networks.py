@@ -21,9 +21,9 @@ class Network:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of pods."""
     locks_memory: bool = False
-    """Whether containers need the capability IPC_LOCK."""
+    """True if containers need the capability IPC_LOCK."""
     has_devices: bool = True
-    """Whether pods request devices of it; such networks connect only nodes of one zone."""
+    """True if pods request devices of it; such networks connect only nodes of one zone."""
 
     def resource(self, cluster: Cluster) -> str:
         """Return the Kubernetes resource of one device."""

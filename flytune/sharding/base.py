@@ -10,7 +10,7 @@ from flytune.records.plan import Plan
 from flytune.sharding.layout import Layout
 
 Precision = Literal["pure", "autocast", "policy"]
-"""How a forward pass computes. pure: in the dtype of the weights; autocast: torch.autocast; policy: FSDP's mixed precision."""
+"""Precision of a forward pass. pure: in the dtype of the weights; autocast: torch.autocast; policy: FSDP's mixed precision."""
 
 
 class ShardingBase:
@@ -27,15 +27,15 @@ class ShardingBase:
     no_8bit_optimizer: ClassVar[str | None] = None
     """Reason why 8-bit optimizers (training.optim) do not work with it; None where they do."""
     resizes: ClassVar[bool] = True
-    """Whether a run can resume from a checkpoint of another number of processes."""
+    """True if a run can resume from a checkpoint of another number of processes."""
     saves_full_weights: ClassVar[bool] = True
-    """Whether its checkpoints hold full weights (safetensors), not only each process's part of them."""
+    """True if its checkpoints hold full weights (safetensors), not only each process's part of them."""
     async_checkpoint: ClassVar[bool] = False
-    """Whether checkpoints are copied to host memory, and written from there while training continues."""
+    """True if checkpoints are copied to host memory, and written from there while training continues."""
     prepares_kbit: ClassVar[bool] = True
-    """Whether TRL makes the parameters of a 4-bit model that are not quantized float32 (prepare_model_for_kbit_training)."""
+    """True if TRL makes the parameters of a 4-bit model that are not quantized float32 (prepare_model_for_kbit_training)."""
     traceable: ClassVar[bool] = False
-    """Whether the dry run can trace it on fake tensors."""
+    """True if the dry run can trace it on fake tensors."""
     packed_selftests: ClassVar[tuple[str, ...]] = ()
     """Methods that the selftest also trains on packed rows."""
 

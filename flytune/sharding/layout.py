@@ -13,22 +13,22 @@ class Layout:
     name: str
     """Name in the tables of the benchmarks."""
     data_parallel: bool = True
-    """Whether each GPU trains samples of its own, so that gradients are exchanged."""
+    """True if each GPU trains samples of its own, so that gradients are exchanged."""
     pipelined: bool = False
-    """Whether the GPUs hold different layers of one copy of the model and take turns."""
+    """True if the GPUs hold different layers of one copy of the model and take turns."""
     shards_optimizer: bool = False
     shards_gradients: bool = False
     shards_parameters: bool = False
     gathers_in_backward: bool = False
-    """Whether sharded parameters are dropped after the forward pass and gathered again for backward."""
+    """True if sharded parameters are dropped after the forward pass and gathered again for backward."""
     copies_gradients: bool = False
-    """Whether gradients are copied into buckets of their total size (torch's DistributedDataParallel)."""
+    """True if gradients are copied into buckets of their total size (torch's DistributedDataParallel)."""
     deepspeed: bool = False
-    """Whether DeepSpeed holds the states: 16-bit weights, float32 master copies, buckets of a fixed size, no autocast."""
+    """True if DeepSpeed holds the states: 16-bit weights, float32 master copies, buckets of a fixed size, no autocast."""
     retains_frozen: bool = False
-    """Whether tensors of units with frozen parameters live until backward ends, as under FSDP1."""
+    """True if tensors of units with frozen parameters live until backward ends, as under FSDP1."""
 
     @property
     def fsdp(self) -> bool:
-        """Whether torch's FSDP shards the model."""
+        """True if torch's FSDP shards the model."""
         return self.shards_parameters and not self.deepspeed

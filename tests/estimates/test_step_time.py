@@ -215,7 +215,7 @@ def test_the_likely_range_holds_what_is_told():
         found = step(workload, A100)
         low, high = likely(workload, found)
         assert low < found.tokens_per_second < high
-    assert low < 0.6 * found.tokens_per_second, "few tokens are told less surely"
+    assert low < 0.6 * found.tokens_per_second, "few tokens are estimated less precisely"
 
 
 def test_every_gpu_shape_of_the_cluster_has_its_figures():
@@ -225,7 +225,7 @@ def test_every_gpu_shape_of_the_cluster_has_its_figures():
 
 
 def test_an_unknown_accelerator_is_named():
-    with pytest.raises(RecipeError, match=r"accelerators\.yaml: no row B300, so the time of a step cannot be told; add its"):
+    with pytest.raises(RecipeError, match=r"accelerators\.yaml: no row B300, so the time of a step cannot be estimated; add its"):
         accelerator_named("B300")
 
 

@@ -16,9 +16,9 @@ class Profile(Strict):
     weight_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """That the base model is loaded in; the sharding's when not set."""
     autocast: bool = True
-    """Whether the forward pass runs under autocast where model.dtype is a 16-bit type."""
+    """True if the forward pass runs under autocast where model.dtype is a 16-bit type."""
     fixed_length: bool = True
-    """Whether every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
+    """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
 
 
 class Case(Strict):
