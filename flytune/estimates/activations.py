@@ -108,7 +108,7 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
 
 
 def _adapter_inputs(workload: Workload, compute: int) -> float:
-    """Return bytes per token of the inputs of adapted linear layers: PEFT casts and drops out for each adapter separately."""
+    """Return bytes per token of adapted layers' inputs: PEFT casts and drops out for each adapter separately."""
     if workload.method == "full":
         return 0.0
     inputs = {name: rows for name, rows, _ in workload.geometry.named_linears if name in workload.lora_targets}
@@ -123,7 +123,7 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
 
 
 def _tiles(workload: Workload) -> float:
-    """Return bytes of the logits that TRL's chunked loss holds at a time on a CPU; a GPU's kernel reduces them in place."""
+    """Return bytes of logits that TRL's chunked loss holds at a time on a CPU; a GPU reduces them in place."""
     if not workload.on_cpu or not workload.framework.loss.cpu_tiles:
         return 0.0
     tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.geometry.vocab_size, CPU_LOSS_VOCABULARY)

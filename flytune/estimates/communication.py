@@ -5,8 +5,8 @@ from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware.accelerators import Accelerator
 
 LINK_SHARE = 0.8
-"""Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a node of
-A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
+"""Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a
+node of A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
 PCIE_SHARE = 0.8
 """Share of the slot's rate that copies from pinned memory reach (25 of 32 GB/s, CUDA's bandwidthTest)."""
 HOST_MEMORY_GBS = 200.0

@@ -18,8 +18,8 @@ ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over those of its forward pass."""
 
 MATMUL_SHARE = {"GA100": 0.89, "GH100": 0.82}
-"""Fitted. Share of `matmul_tflops` that products of a model's shapes reach where memory does not bind, for chips whose figure is
-that of the best shape. The figure of other chips is a middle over shapes already."""
+"""Fitted. Share of `matmul_tflops` that products of a model's shapes reach where memory does not bind, for chips whose figure
+is that of the best shape. The figure of other chips is a middle over shapes already."""
 ATTENTION_HALF_LENGTH = 300
 """Tokens at which causal attention has half its speed: FlashAttention-3's paper (arXiv 2407.08608), figure 5, has
 FlashAttention-2 at 191, 260, 298, 319, 333 TFLOP/s for 512, 1k, 2k, 4k, 8k tokens."""

@@ -11,7 +11,7 @@ from flytune.estimates.workload import BYTES, Workload
 # Bytes of a quantized weight. NF4: 4 bits and a float32 for each block of 64; with double quantization 8 bits for each block
 # and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 4 bits, and 16 bits of scale and 4 of zero for each 128 weights.
 QUANTIZED = {"nf4": (4 + 32 / 64) / 8, "nf4_double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "gptq4": (4 + 20 / 128) / 8}
-# Bytes an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype); other frameworks keep the dtype of the base.
+# Bytes of an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype), others in the dtype of the base.
 ADAPTER = 4
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
 ZERO_MASTER, ZERO_MOMENTS = 4, 8

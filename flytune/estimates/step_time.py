@@ -34,8 +34,8 @@ ADAPTER_SHARE = 0.5
 ENOUGH_TOKENS = 2048
 """Tokens of a micro batch below which a step mostly waits, and its time is estimated badly."""
 MEASURED_RATIO = {True: (0.93, 1.07), False: (0.53, 1.08)}
-"""Measured over estimated, 10th and 90th percentile, with enough tokens and with fewer, over the 102 and 7 rows that no constant
-was fitted on (`python -m benchmarks.throughput`)."""
+"""Measured over estimated, 10th and 90th percentile, with enough tokens and with fewer, over the 102 and 7 rows that no
+constant was fitted on (`python -m benchmarks.throughput`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,6 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
 
 
 def likely(workload: Workload, found: StepTime) -> tuple[float, float]:
-    """Return lower and upper tokens a second of one GPU between which four of five measured runs are, by the measured errors."""
+    """Return tokens a second of one GPU between which four of five measured runs are, by the measured errors."""
     low, high = MEASURED_RATIO[workload.tokens >= ENOUGH_TOKENS]
     return low * found.tokens_per_second, high * found.tokens_per_second

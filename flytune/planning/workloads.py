@@ -1,4 +1,4 @@
-"""A recipe's step on a shape, as the closed forms of memory and of speed take it; and what it is forecast to take."""
+"""The workload of a recipe on a shape, and the estimated time of its step."""
 
 from dataclasses import replace
 
@@ -18,13 +18,13 @@ _PARTS = (
     "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
     "optimizer", "data",
 )  # fmt: skip
-"""Of a StepTime, which add up to its seconds."""
+"""Fields of a StepTime that add up to its seconds."""
 
 
 def workload(
     recipe: Recipe, geometry: Geometry, sharding: ShardingBase, shape: Shape, micro_batch: int, accumulation: int
 ) -> Workload:
-    """One step of a recipe on a shape."""
+    """Return one step of a recipe on a shape."""
     method, model = recipe.method.name, recipe.model
     optimizer = sharding.optimizer(recipe)
     return Workload(
@@ -61,21 +61,21 @@ def workload(
 
 
 def time_of(workload: Workload, shape: Shape) -> StepTime | None:
-    """The forecast of one optimizer step; None on a CPU, and on a GPU that accelerators.yaml has no row of."""
+    """Return the estimated time of one optimizer step; None on a CPU, and for a GPU without a row in accelerators.yaml."""
     if not shape.is_gpu:
         return None
     try:
-        told = step_time.step(workload, accelerator_named(shape.accelerator))
+        found = step_time.step(workload, accelerator_named(shape.accelerator))
     except RecipeError:
         return None
     if not (measured := load_factors().get(shape.name)):
-        return told
-    slower = {name: getattr(told, name) / measured.speed for name in (*_PARTS, "hidden")}
-    return replace(told, **slower, utilization=told.utilization * measured.speed)
+        return found
+    slower = {name: getattr(found, name) / measured.speed for name in (*_PARTS, "hidden")}
+    return replace(found, **slower, utilization=found.utilization * measured.speed)
 
 
 def parts_of(time: StepTime) -> dict[str, float]:
-    """Seconds of a step by part; those that take none are left out."""
+    """Return the seconds of a step by part, without parts that take none."""
     return {name: getattr(time, name) for name in _PARTS if getattr(time, name) > 0}
 
 

@@ -76,7 +76,7 @@ def _fit(
     import torch
 
     loading.quiet()
-    devices.settle_allocator()
+    devices.configure_allocator()
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     elif recipe.sharding.offload != "none":

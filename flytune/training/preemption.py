@@ -104,7 +104,7 @@ class Stopper:
     def _ends_budget(self, step: int, agreed: Agreed) -> bool:
         if self._budget is None or agreed.spent < self._budget.seconds:
             return False
-        self.stopped_early = f"{self._budget.words(step, agreed.spent)}; what there is is exported and evaluated"
+        self.stopped_early = f"{self._budget.describe(step, agreed.spent)}; what there is is exported and evaluated"
         log.warning("%s", self.stopped_early)
         return True
 

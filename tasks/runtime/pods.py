@@ -153,7 +153,7 @@ def _on_its_devices(execute: Callable[..., Any], shape: Shape) -> Callable[..., 
 
     def compared(**inputs: Any) -> Any:
         if shape.is_gpu:
-            devices.settle_allocator()
+            devices.configure_allocator()
             # In a process of its own: one that has used CUDA cannot be forked, and the self-test forks its ranks.
             with retried(), ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
                 apart.submit(devices.check, shape).result()

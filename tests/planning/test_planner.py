@@ -40,7 +40,7 @@ def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
 def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
     recipe = recipe_of(sharding=sharding, training={"learning_rate": 1e-4, "global_batch_size": batch})
     shape = shape_of(nodes=nodes, processes=processes)
-    found = candidates.on(recipe, shape, models_geometry.geometry(SMALL, "a/b"))
+    found = candidates.best_fit(recipe, shape, models_geometry.geometry(SMALL, "a/b"))
     world = nodes * processes
     if world == 1 or batch % world:
         assert isinstance(found, str)
@@ -134,7 +134,7 @@ def test_checkpoints_on_the_disk():
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
     recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
     shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=64)
-    said = candidates.on(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
+    said = candidates.best_fit(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
     assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
 
 
@@ -200,7 +200,9 @@ def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
 
 def test_offload_needs_what_it_offloads_to():
     zero3_nvme = {"name": "zero3", "offload": "nvme"}
-    slow_disk = candidates.on(recipe_of(sharding=zero3_nvme), shape_of(processes=8), models_geometry.geometry(LLAMA_8B, "x"))
+    slow_disk = candidates.best_fit(
+        recipe_of(sharding=zero3_nvme), shape_of(processes=8), models_geometry.geometry(LLAMA_8B, "x")
+    )
     assert slow_disk == "zero3 offloads to NVMe, and the shape's disk is none"
     on_gpu = plan_of(LLAMA_8B, sharding="zero3", hardware={"shape": "h100-8"})
     offloaded = plan_of(LLAMA_8B, sharding=zero3_nvme, hardware={"shape": "h100-8"})
@@ -341,7 +343,7 @@ def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
 
 
 class RefusingHub(http.server.BaseHTTPRequestHandler):
-    """Stands in for the hub: answers as it does for a gated, and for an unknown, repository."""
+    """A stand-in for the hub: it answers as the hub does for gated and for unknown repositories."""
 
     def do_HEAD(self):
         self.send_response(403 if "gated" in self.path else 401)
@@ -447,9 +449,9 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     told = r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write evaluation\.shape: a"
     with pytest.raises(DoesNotFit, match=told):
         on("l4-1")
-    # In 16 bits some of it may lie in host memory, which is told.
+    # In 16 bits, part of it may be in host memory; a warning says so.
     lora = recipe.method.model_copy(update={"name": "lora"})
     assert on("a10g-8", method=lora).name == "a10g-8"
     assert not caplog.text
     assert on("t4-8", method=lora).name == "t4-8"
-    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest lies in host memory", caplog.text)
+    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text)
