@@ -1,6 +1,6 @@
 """Peak memory from the dry run beside what was measured on GPUs, where a publication says exactly what ran.
 
-`python -m benchmarks.dryrun`. No GPU and no weights; each row is a process of its own, its seconds include ten of imports.
+`python -m benchmarks.dryrun`. It needs no GPU and no weights; each row is a subprocess, whose seconds include ten of imports.
 """
 
 import argparse
@@ -76,7 +76,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], int, int, dryrun.Profile, float | Non
 
 
 def recipe(sections: dict[str, Any]) -> Recipe:
-    """4,096 tokens, bfloat16, FlashAttention, checkpointed layers; `sections` come on top."""
+    """Return a recipe with 4,096 tokens, bfloat16, FlashAttention, checkpointed layers, and the fields of `sections`."""
     content: dict[str, Any] = {
         "name": "bench",
         "model": {"name_or_path": "owner/name", "attn_implementation": "flash_attention_2"},

@@ -1,4 +1,4 @@
-"""What other estimators of training memory say of a workload: each on the workloads that it is made for, None elsewhere."""
+"""Other estimators of training memory, each for the workloads that it is made for; None for others."""
 
 import json
 import os
@@ -28,7 +28,7 @@ for line in sys.stdin:
 
 
 def deepspeed(workload: Workload) -> float | None:
-    """Bytes by DeepSpeed's estimate_zero{2,3}_model_states_mem_needs: full fine-tunes whose states are divided."""
+    """Return bytes by DeepSpeed's estimate_zero{2,3}_model_states_mem_needs: full fine-tunes whose states are divided."""
     if workload.method != "full" or not workload.layout.shards_gradients:
         return None
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -44,7 +44,7 @@ def deepspeed(workload: Workload) -> float | None:
 
 
 def accelerate(workload: Workload) -> float | None:
-    """Bytes by the formula behind `accelerate estimate-memory`: training with Adam on one GPU."""
+    """Return bytes by the formula behind `accelerate estimate-memory`: training with Adam on one GPU."""
     if workload.method != "full" or workload.gpus > 1:
         return None
     from accelerate.commands.estimate import estimate_training_usage
@@ -54,7 +54,7 @@ def accelerate(workload: Workload) -> float | None:
 
 
 def eleuther(workload: Workload) -> float | None:
-    """Bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full fine-tunes."""
+    """Return bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full fine-tunes."""
     if workload.method != "full" or workload.layout.pipelined:
         return None
     sizes, gpus = workload.geometry, workload.gpus
@@ -79,7 +79,7 @@ def eleuther(workload: Workload) -> float | None:
 
 
 def fitcheck(workloads: Sequence[Workload], interpreter: str) -> list[tuple[float, float] | None]:
-    """Bytes allocated and in all by fitcheck-llm, in an environment of its own; one GPU, dense models."""
+    """Return allocated and total bytes by fitcheck-llm, in an environment of its own; one GPU, dense models."""
     asked = [index for index, workload in enumerate(workloads) if _fitcheck_knows(workload)]
     lines = "\n".join(json.dumps(_fitcheck_question(workloads[index])) for index in asked)
     ran = subprocess.run([interpreter, "-c", _FITCHECK], input=lines, capture_output=True, text=True, check=True)

@@ -1,9 +1,9 @@
 """Batch inference beside plain transformers loops, on the same prompts, one after the other in one process.
 
-`python -m benchmarks.inference --model FOLDER` asks a causal language model with a chat template to sum up docstrings of the
-standard library, from all over it and so of many lengths (long ones cut), greedily, in float32: one by one; in batches in
-the order they come; and flytune's way, in batches of like length. It says how many answers are those of one by one. Twice
-each; the better counts.
+`python -m benchmarks.inference --model FOLDER` has a causal language model with a chat template sum up docstrings of the
+standard library, of many lengths (long ones cut), greedily, in float32: one by one; in batches in their order; and as
+Flytune does, in batches of similar length. The last column counts answers that equal those of one by one. The better of two
+runs counts.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from flytune.models.generation import Generation
 
 HOME = Path(".demo")
 LONGEST = 400
-"""Tokens of a prompt."""
+"""Largest number of tokens of a prompt."""
 
 
 def plain(model: Any, tokenizer: Any, prompts: list[str], batch_size: int, max_new_tokens: int) -> list[tuple[str, int]]:
-    """What the documentation of transformers shows: batches in the order of the file, padded on the left."""
+    """Answer as the documentation of transformers shows: in batches in the order of the file, padded on the left."""
     import torch
 
     said: list[tuple[str, int]] = []
@@ -41,7 +41,7 @@ def plain(model: Any, tokenizer: Any, prompts: list[str], batch_size: int, max_n
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the better of two runs, and what it gave."""
+    """Return the seconds of the better of two runs, and its result."""
     best, said = float("inf"), None
     for _ in range(2):
         started = time.perf_counter()
@@ -51,7 +51,7 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def main() -> None:
-    """Shows the table."""
+    """Measure, and show the table."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -22,7 +22,7 @@ from flytune.sharding import Layout
 
 MODELS = Path(__file__).with_name("measured_models.json")
 PARAMETERS_MAY_DIFFER = 0.005
-"""Of the table's count, as a share."""
+"""Largest difference from the table's parameter count, as a share."""
 
 FRAMEWORKS: dict[str, Framework] = {
     "fms-acceleration": frameworks.TRANSFORMERS_4_45,
@@ -39,9 +39,9 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 """Framework of each source; a source that is not listed is taken for transformers' Trainer up to 4.45."""
 ON_THE_DEVICE = ("nvidia-smi",)
-"""Words of metric_mem by which the reserved figure is what the driver counts: CUDA's context is part of it."""
+"""Words of metric_mem for reserved figures of the driver, which include CUDA's context."""
 DEVICE_GIB = {"A100-80": 79.2, "A100-40": 39.4, "H100-80": 79.2, "A10G-24": 22.1, "RTX3090": 23.7, "RTX4090": 23.6}
-"""GPU -> GiB that the driver gives (torch's total_memory), where the table has the size that it is sold by."""
+"""GPU -> GiB that the driver offers (torch's total_memory), where the table has the nominal size."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHARDING = {"fsdp1-grad_op": "fsdp1_grad_op", "fsdp2-grad_op": "fsdp2_grad_op", "": "none"}
 _PRECISIONS = {"": "pure", "none": "pure", "bf16": "autocast", "amp_bf16/DEFAULT": "policy", "bf16/PURE": "policy"}
@@ -61,7 +61,7 @@ class MeasuredRun:
     """A: fully specified; B: mostly; C: with gaps."""
     model: str
     workload: Workload | None
-    """None where the row does not say the sizes of a batch: it measured loading."""
+    """None for a row without batch sizes, which measured loading."""
     gpu: str
     gpu_memory_gib: float | None
     allocated_gib: float | None
@@ -69,7 +69,7 @@ class MeasuredRun:
     reserved_on_device: bool
     """True if `reserved_gib` is the driver's figure, with CUDA's context and NCCL's buffers."""
     tokens_per_second: float | None
-    """Of one GPU."""
+    """Tokens a second of one GPU."""
     step_seconds: float | None
     outcome: str
     """ok or oom."""
@@ -78,10 +78,10 @@ class MeasuredRun:
 
 
 def read(path: Path) -> list[MeasuredRun]:
-    """The rows of a table.
+    """Return the rows of a table.
 
     Raises:
-        DataError: the file is not there or has not the columns; a row has a value that cannot be read, with its line.
+        DataError: the file does not exist or lacks columns; a row has a value that cannot be read, with its line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ def read(path: Path) -> list[MeasuredRun]:
 
 @cache
 def model(name: str) -> Geometry:
-    """The sizes of a model by the table's name for it."""
+    """Return the sizes of a model by its name in the table."""
     configs = json.loads(MODELS.read_text(encoding="utf-8"))
     if name not in configs:
         raise ValueError(f"the sizes of model {name} are not known; add its config to {MODELS.name}")
@@ -201,7 +201,7 @@ def _target(name: str, row: dict[str, Any]) -> str:
 
 
 def _optimizer(words: str) -> Optimizer:
-    """AdamW by the words of the table; without "fused" it is torch's default, foreach on a GPU."""
+    """Return AdamW by the words of the table; without "fused" it is torch's default, foreach on a GPU."""
     low = words.lower()
     return Optimizer(
         name=words,

@@ -34,7 +34,7 @@ CASES = {
 ROUNDS = 5
 SPANS = Path(__file__).with_name("spans.py")
 REST = "the rest"
-# As the tests have it, and pods: no hub, no GPU.
+# As in tests and pods: no hub, no GPU.
 LAPTOP = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
 
 
@@ -68,7 +68,7 @@ def show_laptop(rounds: int) -> None:
 
 
 def show_causes(folder: Path) -> None:
-    """One run of the smallest recipe on two processes each way; seconds by cause, to the first step or the end of the pod."""
+    """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end of the pod."""
     recipe = tiny_recipe(
         tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64), {"sharding": "ddp", "hardware.shape": "cpu-2"}
     )
@@ -85,7 +85,7 @@ def show_causes(folder: Path) -> None:
 
 
 def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
-    """`pyflyte run`, to the first step of rank 0."""
+    """Return the seconds of `pyflyte run` by cause, to the first step of rank 0."""
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (folder / "home").mkdir()
     what = ["run", "workflows/finetune.py", "finetune", "--recipe", str(folder / "recipe.yaml")]
@@ -99,7 +99,7 @@ def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
 
 
 def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, float]]:
-    """`pyflyte run --remote` to its end, and each pod: to its end, or to the first step."""
+    """Return the seconds of `pyflyte run --remote` and of each pod by cause, to its end or to the first step."""
     home, found = folder / "cluster", {}
     with flyteadmin(home) as (admin, storage):
         name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
@@ -113,9 +113,9 @@ def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, flo
 
 
 def by_cause(file: Path) -> dict[str, float]:
-    """Seconds by cause, from the first process's start to the end of the first step, or its own end.
+    """Return seconds by cause, from the first process's start to the end of the first step, or its own end.
 
-    At each moment the youngest process on the way to rank 0 (else, to the last one) counts, and in it the innermost span.
+    At each moment the youngest process in the chain to rank 0 (else to the last process) counts, and its innermost span.
     """
     spans = defaultdict(list)
     parents, end = {}, None

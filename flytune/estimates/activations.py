@@ -101,7 +101,7 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     made = (3 if sizes.gated else 2) - full
     if sizes.experts == 1:
         return float(compute * width * held), float(compute * width * made)
-    # A token goes through several experts; each gathers its input and scatters its output. Backward works on one expert at a time.
+    # A token goes through several experts; each gathers its input and scatters its output. Backward handles one at a time.
     several = sizes.experts_per_token
     kept = several * compute * (width * held + 2 * sizes.hidden_size)
     return float(kept), float(several / sizes.experts * compute * width * made)

@@ -145,7 +145,7 @@ def test_a_chunked_loss_has_no_logits_of_all_tokens():
 
 
 def test_a_layer_at_work_by_hand():
-    """Adapters on q, k, v and o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of h."""
+    """Adapters: q, k, v, o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of h."""
     found = activations.count(lora(framework=with_loss(TRANSFORMERS, "liger")))
     norms, attention, mlp, adapters = 2 * 2, 2 * (1 + 1 + 0.5), 2 * 3 * 3.5, 4 * (2 + 1)
     assert found.kept == 1024 * HIDDEN * (norms + attention + mlp + adapters)
@@ -173,7 +173,7 @@ def test_an_optimizer_in_backward_holds_no_gradients_at_once():
 
 
 def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
-    """Why LoRA of 70B is 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
+    """LoRA of 70B takes 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
     published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
     published |= {"sequence_length": 2048}
     older = memory.memory(lora(layout=LAYOUTS["fsdp1"], **published))

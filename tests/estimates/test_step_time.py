@@ -225,7 +225,8 @@ def test_every_gpu_shape_of_the_cluster_has_its_figures():
 
 
 def test_an_unknown_accelerator_is_named():
-    with pytest.raises(RecipeError, match=r"accelerators\.yaml: no row B300, so the time of a step cannot be estimated; add its"):
+    said = r"accelerators\.yaml: no row B300, so the time of a step cannot be estimated; add its"
+    with pytest.raises(RecipeError, match=said):
         accelerator_named("B300")
 
 
@@ -264,7 +265,7 @@ def measured(row: str, **changes) -> MeasuredRun:
 
 def test_the_benchmark_leaves_out_what_it_cannot_tell_and_says_so():
     runs = [measured("1"), measured("2", tokens_per_second=None), measured("3", workload=None), measured("4", gpu="TPU")]
-    rows, unknown = throughput.tell(runs)
+    rows, unknown = throughput.estimated(runs)
     assert [row.run.row for row in rows] == ["1"]
     assert [run.row for run in unknown] == ["4"]
     assert rows[0].error == pytest.approx(step(LLAMA, A100).tokens_per_second / 3000 - 1)
@@ -294,7 +295,7 @@ def test_published_throughputs_are_met():
 
 
 def test_a_row_that_is_told_badly_has_a_reason_or_says_that_it_has_none():
-    rows, _ = throughput.tell([measured("1", note="wall time includes eval"), measured("2", workload=LORA)])
+    rows, _ = throughput.estimated([measured("1", note="wall time includes eval"), measured("2", workload=LORA)])
     assert rows[0].reason == "wall time of the whole run, with evaluations and saves in it"
     assert rows[1].reason == "not explained"
     assert throughput.worst(rows, 1).row_count == 1

@@ -1,4 +1,4 @@
-"""What a recipe's step is forecast to take, from the recipe as it stands."""
+"""Workloads of recipes, and the estimated time of their steps."""
 
 import io
 

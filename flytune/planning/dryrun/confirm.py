@@ -38,8 +38,8 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
             )
     raise DoesNotFit(
         f"recipe {recipe.name}: {plan.shape}: {-need.margin_bytes / GIB:.1f} GiB of {need.resource} missing by the dry run, "
-        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), although it fits by the closed form: shard "
-        "or offload more, or lower data.max_length"
+        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), although it fits by the closed form: "
+        "shard or offload more, or lower data.max_length"
     )
 
 
