@@ -6,10 +6,10 @@ verdicts over runs that worked and runs that failed; the peers (estimators.py), 
 for; and every row that is off by more than 20 %, with the reason as far as it is known.
 
 A third of the rows, drawn by a hash of the row's id, was not looked at while the closed form was written: its errors are
-listed separately. They were printed once before the last changes, and so are no longer quite unseen: then allocated 3.2 % and
-35.0 %, reserved 7.3 % and 27.3 % (median and p90, fixed shapes). The changes: TRL does not prepare 4-bit models that FSDP shards (only
-that third has such rows); a reentrant checkpoint fetches no unit ahead; states take the place of cached activations; GPUs
-have what the driver gives, not what they are sold by.
+listed separately. They were printed once before the last changes, and so are no longer quite unseen: then allocated 3.2 %
+and 35.0 %, reserved 7.3 % and 27.3 % (median and p90, fixed shapes). The changes: TRL does not prepare 4-bit models that
+FSDP shards (only that third has such rows); a reentrant checkpoint fetches no unit ahead; states take the place of cached
+activations; GPUs have what the driver gives, not what they are sold by.
 
 Errors are |estimate / measured - 1|. --fitcheck names a Python that has fitcheck-llm.
 """

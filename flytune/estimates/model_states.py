@@ -97,7 +97,7 @@ def of(workload: Workload) -> States:
     sizes = workload.geometry
     resident: dict[str, float] = {}
     if workload.framework.gathers_adapters and not full and workload.layout.shards_parameters:
-        # Its FSDP wraps linear layers by themselves, and gathers what is left, frozen and trained, as a whole: "no sharding
+        # FSDP wraps only the linear layers, and gathers all other parameters, frozen and trained, as one unit: "no sharding
         # benefit" in litgpt's own notes. Full weights beside the shards.
         resident["gathered whole"] = base_bytes(workload)
     trained = float(workload.trained)
@@ -115,7 +115,7 @@ def of(workload: Workload) -> States:
     states = 0.0 if optimizer.paged else each * trained / shards
     gradients = trained * width / shards
     if workload.layout.copies_gradients:
-        # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view says otherwise.
+        # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view is set.
         resident["buckets"] = gradients
     # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
@@ -154,8 +154,8 @@ def _adapter_bytes(workload: Workload) -> float:
     base = BYTES[workload.weight_dtype]
     if not workload.framework.float32_adapters or not workload.trained:
         return base
-    whole = ADAPTER if workload.framework.float32_copies else base
-    return (ADAPTER * workload.lora_parameters + whole * workload.fully_trained) / workload.trained
+    copies = ADAPTER if workload.framework.float32_copies else base
+    return (ADAPTER * workload.lora_parameters + copies * workload.fully_trained) / workload.trained
 
 
 def _zero(workload: Workload) -> States:
@@ -172,7 +172,7 @@ def _zero(workload: Workload) -> States:
         resident["master copies"] = ZERO_MASTER * trained / shards
     resident["buckets"] = 2.0 * min(ZERO_BUCKET, trained) * width
     gradients = trained * width / (shards if layout.shards_gradients else 1)
-    # Embedding and head are gathered whole, however large.
+    # Embedding and head are gathered completely, whatever their size.
     table = workload.geometry.vocab_size * workload.geometry.hidden_size
     live = min(max(ZERO_LIVE, 2 * table) * width, base) if layout.shards_parameters else 0.0
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.

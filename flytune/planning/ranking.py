@@ -86,19 +86,19 @@ def _layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
 
 def changes(recipe: Recipe, other: Recipe) -> str:
     """Return the fields in which another recipe differs, as they are written into a recipe; empty if none does."""
-    said = []
+    fields = []
     if recipe.method.name != other.method.name:
-        said.append(f"method: {other.method.name}")
+        fields.append(f"method: {other.method.name}")
     if recipe.sharding != other.sharding:
         offload = f", offload: {other.sharding.offload}" if other.sharding.offload != "none" else ""
-        said.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
+        fields.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
     if recipe.training.activation_checkpointing != other.training.activation_checkpointing:
-        said.append(f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}")
+        fields.append(f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}")
     if recipe.data.max_length != other.data.max_length:
-        said.append(f"data.max_length: {other.data.max_length}")
+        fields.append(f"data.max_length: {other.data.max_length}")
     if recipe.hardware != other.hardware:
-        said.append(f"hardware.shape: {other.hardware.shape}")
-    return ", ".join(said)
+        fields.append(f"hardware.shape: {other.hardware.shape}")
+    return ", ".join(fields)
 
 
 def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry) -> str:

@@ -117,12 +117,12 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
             _dollars(plan.price_per_billion_tokens) if plan.price_per_billion_tokens else "",
         )
     tables.show(table, console)
-    said = (
+    summary = (
         f"{ranking.looked_at:,} candidates in {ranking.seconds:.1f} s; {ranking.ways:,} ways fit, at most two a shape are shown"
     )
     change = planning_ranking.changes(recipe, ranking.fits[0].recipe.model_copy(update={"hardware": recipe.hardware}))
     console.print(
-        f"{said}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
+        f"{summary}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
         highlight=False,
     )
     if runner_up := _runner_up(plans):
