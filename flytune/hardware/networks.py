@@ -1,7 +1,6 @@
 """Networks between nodes: what pods need for each, and its bandwidth."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +17,7 @@ class Network:
     """Upper limit of a node's bandwidth, GB/s (1e9 bytes), one direction; inf: the accelerator's network_gbs holds."""
     device: str | None = None
     """Kubernetes resource of one device; None: cluster.yaml's infiniband_resource."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of pods."""
     locks_memory: bool = False
     """True if containers need the capability IPC_LOCK."""
