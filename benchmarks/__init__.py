@@ -1,1 +1,1 @@
-"""What is claimed, measured side by side with a peer in one run; `make bench`."""
+"""Measurements of Flytune's claims, each beside a peer in the same run: README.md lists them, `make bench` runs them."""

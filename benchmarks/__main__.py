@@ -1,7 +1,57 @@
-"""`make bench`: runs all benchmarks and shows their tables."""
+"""`make bench`: all benchmarks of README.md, one after the other."""
 
-from benchmarks import loading, prepare, startup
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
-startup.main()
-prepare.main()
-loading.main()
+TABLE = Path(__file__).with_name("README.md")
+_ROW = re.compile(r"^\| `(\w+)` \|.*\| `(--\w+)` \|$", re.MULTILINE)
+
+
+class Benchmark(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    """Module in this folder; it has a function `main`."""
+    option: str
+    """`--quick`, or `--measurements` where it needs a table of measured runs."""
+
+
+def listed() -> list[Benchmark]:
+    """List the benchmarks of README.md, in its order."""
+    return [Benchmark(*row) for row in _ROW.findall(TABLE.read_text(encoding="utf-8"))]
+
+
+def options_of(benchmark: Benchmark, quick: bool, measurements: Path | None) -> list[str] | None:
+    """Return the options that a benchmark is run with; None if it needs measurements and there are none."""
+    if benchmark.option == "--measurements":
+        return ["--measurements", str(measurements)] if measurements else None
+    return ["--quick"] if quick else []
+
+
+def main() -> None:
+    """Run all benchmarks, and exit with 1 if any of them fails."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run the benchmarks of benchmarks/README.md.")
+    parser.add_argument("--quick", action="store_true", help="small inputs: to see that they work, not to measure")
+    parser.add_argument("--measurements", type=Path, help="table of measured runs (CSV) for estimates and throughput")
+    given = parser.parse_args()
+    failed, left_out = [], []
+    for benchmark in listed():
+        options = options_of(benchmark, given.quick, given.measurements)
+        if options is None:
+            left_out.append(benchmark.name)
+            continue
+        print(f"\n== {benchmark.name} {' '.join(options)}", flush=True)  # noqa: T201
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{benchmark.name}", *options]).returncode:
+            failed.append(benchmark.name)
+    if left_out:
+        print(f"\nleft out: {', '.join(left_out)}; give --measurements FILE")  # noqa: T201
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
-"""Chats to measure with: real questions and answers in conversations of several turns, no two alike, always the same.
+"""Chats for benchmarks: real questions and answers in different conversations of several turns, the same in each run.
 
 The turns are the demo's docstring pairs and, where a file is given, its rows of instruction, input and output. A
-conversation is as long as a log-normal draw says (median 400 tokens, 2,000 at most); it begins with a system turn that
-holds its number. The first rows of a longer corpus are the shorter one.
+conversation is of log-normal length (median 400 tokens, 2,000 at most) and begins with a system turn that has its number.
+A shorter corpus is the beginning of a longer one.
 """
 
 import json
@@ -16,14 +16,14 @@ from tqdm import tqdm
 MEDIAN, SPREAD, LONGEST = 400, 0.65, 2_000
 """Tokens; the standard deviation of their logarithm; tokens at most."""
 TURN, SYSTEM = 11, 30
-"""Tokens that ChatML writes around a question and its answer, and about a system turn."""
+"""Tokens that ChatML adds to a question and its answer, and those of a system turn, about."""
 
 Pair = tuple[str, str, int]
-"""A question, its answer, and their tokens with what ChatML writes around them."""
+"""A question, its answer, and the number of their tokens with those of ChatML."""
 
 
 def pairs(docstrings: Path, more: Path | None, tokenizer_json: Path) -> list[Pair]:
-    """All pairs of `docstrings` (JSON Lines) and of `more` (one JSON list), with instruction, input and output."""
+    """Return all pairs of `docstrings` (JSON Lines) and of `more` (one JSON list), with instruction, input and output."""
     from tokenizers import Tokenizer
 
     rows: list[dict[str, str]] = [json.loads(line) for line in docstrings.read_text(encoding="utf-8").splitlines()]
@@ -37,7 +37,7 @@ def pairs(docstrings: Path, more: Path | None, tokenizer_json: Path) -> list[Pai
 
 
 def write(path: Path, rows: int, all_pairs: list[Pair]) -> None:
-    """Writes so many conversations to `path`, as JSON Lines with a column `messages`."""
+    """Write `rows` conversations to `path`, as JSON Lines with a column `messages`."""
     with path.open("w", encoding="utf-8") as file:
         for number in tqdm(range(rows), desc=f"writing {path.name}", unit=" chats", delay=2):
             file.write(json.dumps({"messages": _chat(number, all_pairs)}, ensure_ascii=False) + "\n")

@@ -1,5 +1,6 @@
-"""How long a checkpoint stops training, and how long it is stored beside it: python -m benchmarks.checkpoints."""
+"""Seconds that a checkpoint blocks training, and that storing it takes: `python -m benchmarks.checkpoints`."""
 
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.support.tiny import tiny_recipe, write_pairs
 
 
 def large_model(tokenizer):
-    """About 50M parameters; a checkpoint of 12 bytes each."""
+    """Return a model of about 50M parameters; a checkpoint has 12 bytes of each."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12}
@@ -23,7 +24,7 @@ def large_model(tokenizer):
 
 
 def watch(saver_class, seconds):
-    """Has each save's parts written down: the Trainer's own writing, waiting for the one before, storing."""
+    """Record the seconds of each part of a save: the Trainer's writing, waiting for the save before, storing."""
 
     def timed(name, part):
         function = getattr(saver_class, name)
@@ -39,12 +40,15 @@ def watch(saver_class, seconds):
 
     timed("_save", "training stops to write")
     timed("_has_room", "training waits for the one before")
-    timed("_store", "stored beside training")
+    timed("_store", "stored asynchronously")
 
 
 def main():
-    """Prints the table."""
-    tiny_model.random_model = large_model
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny model")
+    if not parser.parse_args().quick:
+        tiny_model.random_model = large_model
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

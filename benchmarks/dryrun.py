@@ -1,8 +1,9 @@
 """Peak memory from the dry run beside what was measured on GPUs, where a publication says exactly what ran.
 
-`python -m benchmarks.dryrun`. No GPU and no weights; each row is a process of its own, its seconds include ten of imports.
+`python -m benchmarks.dryrun`. It needs no GPU and no weights; each row is a subprocess, whose seconds include ten of imports.
 """
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -75,7 +76,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], int, int, dryrun.Profile, float | Non
 
 
 def recipe(sections: dict[str, Any]) -> Recipe:
-    """4,096 tokens, bfloat16, FlashAttention, checkpointed layers; `sections` come on top."""
+    """Return a recipe with 4,096 tokens, bfloat16, FlashAttention, checkpointed layers, and the fields of `sections`."""
     content: dict[str, Any] = {
         "name": "bench",
         "model": {"name_or_path": "owner/name", "attn_implementation": "flash_attention_2"},
@@ -90,11 +91,14 @@ def recipe(sections: dict[str, Any]) -> Recipe:
 
 
 def main() -> None:
-    """Runs the rows one after the other and shows the table."""
+    """Run the rows one after the other, and show the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="only the second row")
+    rows = ROWS[1:2] if parser.parse_args().quick else ROWS
     table = Table(title="Dry run beside published peaks (GiB allocated, one rank)", title_justify="left")
     for column in ("run", "ranks", "predicted", "published", "off by", "seconds", "most of it", "source"):
         table.add_column(column, justify="left" if column in ("run", "most of it", "source") else "right")
-    for name, config, sections, world_size, micro_batch, profile, published, source in ROWS:
+    for name, config, sections, world_size, micro_batch, profile, published, source in rows:
         content = config if isinstance(config, dict) else geometry.shipped()[config]["config"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(content))

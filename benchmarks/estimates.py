@@ -1,15 +1,15 @@
-"""The closed form of memory against published measurements, and other estimators on the same rows.
+"""The closed form of memory beside published measurements, and other estimators on the same rows.
 
 `python -m benchmarks.estimates --measurements measurements.csv` reads the table (measured_runs.py) and prints: the errors of
 allocated and reserved memory by source and method, for batches of one shape and for lengths that vary; the share of right
-verdicts over runs that worked and runs that died; the peers (estimators.py), each beside Flytune on the rows that it is made
-for; and every row that is off by more than 20 %, with what is known of the reason.
+verdicts over runs that worked and runs that failed; the peers (estimators.py), each beside Flytune on the rows it is made
+for; and every row that is off by more than 20 %, with the reason as far as it is known.
 
-A third of the rows, drawn by a hash of the row's id, was not looked at while the closed form was written: its errors stand
-apart. They were printed once before the last changes, and so are no longer quite unseen: then allocated 3.2 % and 35.0 %,
-reserved 7.3 % and 27.3 % (median and p90, fixed shapes). The changes: TRL does not prepare 4-bit models that FSDP shards (only
-that third has such rows); a reentrant checkpoint fetches no unit ahead; states take the place of cached activations; GPUs
-have what the driver gives, not what they are sold by.
+A third of the rows, drawn by a hash of the row's id, was not looked at while the closed form was written: its errors are
+listed separately. They were printed once before the last changes, and so are no longer quite unseen: then allocated 3.2 %
+and 35.0 %, reserved 7.3 % and 27.3 % (median and p90, fixed shapes). The changes: TRL does not prepare 4-bit models that
+FSDP shards (only that third has such rows); a reentrant checkpoint fetches no unit ahead; states take the place of cached
+activations; GPUs have what the driver gives, not what they are sold by.
 
 Errors are |estimate / measured - 1|. --fitcheck names a Python that has fitcheck-llm.
 """
@@ -31,14 +31,14 @@ from flytune.estimates import memory
 from flytune.estimates.memory import GIB, Memory
 
 BAND = 0.1
-"""Around the GPU's memory: there a verdict is close."""
+"""Distance from the GPU's memory, as a share, within which a verdict is close."""
 FAR_OFF = 0.2
 TIMED_CALLS = 2000
 
 REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
     (
         lambda run: run.workload.optimizer.paged,
-        "paged optimizer: what lies on the GPU depends on the room",
+        "paged optimizer: the states on the GPU depend on the free memory",
     ),
     (
         lambda run: run.source.startswith("ms-swift"),
@@ -56,11 +56,14 @@ REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
         lambda run: run.source.startswith("litgpt") and run.workload.method != "full" and not run.workload.lora_targets,
         "the table does not say what LoRA adapts",
     ),
-    (lambda run: run.source.startswith("litgpt") and run.workload.sharded, "litgpt under FSDP1: not explained"),
+    (
+        lambda run: run.source.startswith("litgpt") and run.workload.layout.shards_parameters,
+        "litgpt under FSDP1: not explained",
+    ),
     (lambda run: run.workload.variable_length, "lengths vary: the longest sample of the run is not known"),
     (lambda run: run.source.startswith("torchtune"), "torch.compile decides what is kept; not modelled"),
     (lambda run: "multinode" in run.note, "the table says that embeddings are trained, the figure that they are not"),
-    (lambda run: run.workload.sharding.startswith("zero"), "DeepSpeed's flat buffers and fragmentation"),
+    (lambda run: run.workload.layout.deepspeed, "DeepSpeed's flat buffers and fragmentation"),
     (
         lambda run: run.source == "fms-acceleration",
         "reserved: blocks that the caching allocator keeps differ between runs of one allocated peak",
@@ -69,12 +72,12 @@ REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
 
 
 def held_out(row: str) -> bool:
-    """Whether a row belongs to the third that was not looked at."""
+    """Return whether a row belongs to the third that was not looked at."""
     return int(hashlib.sha256(row.encode()).hexdigest(), 16) % 3 == 0
 
 
 def estimates(run: MeasuredRun, table: Memory) -> dict[str, tuple[float, float]]:
-    """What was measured and what is estimated of it, in GiB: allocated, reserved."""
+    """Return measured and estimated GiB: allocated, reserved."""
     found = {}
     if run.allocated_gib:
         found["allocated"] = (run.allocated_gib, table.allocated / GIB)
@@ -90,7 +93,7 @@ def error(pair: tuple[float, float]) -> float:
 
 
 def summary(errors: Sequence[float]) -> str:
-    """`n  median  p90`, aligned."""
+    """Return `n  median  p90`, aligned."""
     if not errors:
         return "-"
     ordered = sorted(errors)
@@ -98,7 +101,7 @@ def summary(errors: Sequence[float]) -> str:
 
 
 def errors_table(runs: Sequence[tuple[MeasuredRun, Memory]], figure: str) -> Table:
-    """Median and 90th percentile by source and method; the last lines are of all rows with one shape."""
+    """Return median and 90th percentile by source and method; the last lines are of all rows with one shape."""
     groups: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run, table in runs:
         pair = estimates(run, table).get(figure)
@@ -118,7 +121,7 @@ def errors_table(runs: Sequence[tuple[MeasuredRun, Memory]], figure: str) -> Tab
 
 
 def verdicts_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
-    """The share of rows whose verdict is what happened, by the distance of the need from the GPU's memory."""
+    """Return the share of right verdicts, by the distance of the estimate from the GPU's memory."""
     right: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for run, table in runs:
         share = table.needed / (run.workload.gpu_memory_gib * GIB)
@@ -134,7 +137,7 @@ def verdicts_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
 
 
 def peers_table(runs: Sequence[tuple[MeasuredRun, Memory]], interpreter: str | None) -> Table:
-    """Each peer and Flytune on the rows with one shape that the peer is made for, held-out rows included."""
+    """Return each peer and Flytune on the rows with one shape that the peer is made for, held-out rows included."""
     runs = [(run, table) for run, table in runs if not run.workload.variable_length]
     peers: dict[str, list[tuple[float, float] | None]] = {}
     for name, peer in (
@@ -162,7 +165,7 @@ def peers_table(runs: Sequence[tuple[MeasuredRun, Memory]], interpreter: str | N
 
 
 def far_off_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
-    """The rows that are off by more than 20 %."""
+    """Return the rows that are off by more than 20 %."""
     made = Table(title=f"rows off by more than {FAR_OFF:.0%}")
     for column in ("row", "source", "model", "run", "figure", "GiB measured", "estimated", "why"):
         made.add_column(column, no_wrap=column in ("row", "GiB measured", "estimated"))
@@ -170,7 +173,7 @@ def far_off_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
         for figure, pair in estimates(run, table).items():
             if error(pair) > FAR_OFF:
                 work = run.workload
-                said = f"{work.method} {work.sharding} x{work.gpus}, {work.micro_batch} x {work.sequence_length}"
+                said = f"{work.method} {work.layout.name} x{work.gpus}, {work.micro_batch} x {work.sequence_length}"
                 sizes = (f"{pair[0]:.1f}", f"{pair[1]:.1f}")
                 made.add_row(run.row, run.source, run.model, said, figure, *sizes, reason(run))
     return made
@@ -181,12 +184,12 @@ def reason(run: MeasuredRun) -> str:
 
 
 def estimable(runs: Iterable[MeasuredRun]) -> list[tuple[MeasuredRun, Memory]]:
-    """The rows that say what was run, with their estimates."""
+    """Return the rows that describe a training run, with their estimates."""
     return [(run, memory.memory(run.workload)) for run in runs if run.workload is not None and run.workload.method != "load"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The closed form of memory against published measurements.")
+    parser = argparse.ArgumentParser(description="The closed form of memory beside published measurements.")
     parser.add_argument("--measurements", type=Path, required=True, help="a table of measured runs (CSV)")
     parser.add_argument("--fitcheck", help="a Python that has fitcheck-llm")
     arguments = parser.parse_args()

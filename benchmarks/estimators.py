@@ -1,4 +1,4 @@
-"""What other estimators of training memory say of a workload: each on the workloads that it is made for, None elsewhere."""
+"""Other estimators of training memory, each for the workloads that it is made for; None for others."""
 
 import json
 import os
@@ -28,8 +28,8 @@ for line in sys.stdin:
 
 
 def deepspeed(workload: Workload) -> float | None:
-    """Bytes by DeepSpeed's estimate_zero{2,3}_model_states_mem_needs: full fine-tunes whose states are divided."""
-    if workload.method != "full" or workload.sharding in ("none", "ddp", "device_map", "zero1"):
+    """Return bytes by DeepSpeed's estimate_zero{2,3}_model_states_mem_needs: full fine-tunes whose states are divided."""
+    if workload.method != "full" or not workload.layout.shards_gradients:
         return None
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
@@ -37,14 +37,14 @@ def deepspeed(workload: Workload) -> float | None:
 
     sizes, offload = workload.geometry, workload.offload == "cpu"
     machine = {"num_gpus_per_node": workload.gpus // workload.nodes, "num_nodes": workload.nodes, "cpu_offload": offload}
-    if workload.sharding in ("zero2", "fsdp1_grad_op", "fsdp2_grad_op"):
+    if not workload.layout.gathers_in_backward:
         return float(estimate_zero2_model_states_mem_needs(sizes.parameters, **machine)[1])
     largest = max(sizes.vocab_size * sizes.hidden_size, max(rows * columns for rows, columns in sizes.linears))
     return float(estimate_zero3_model_states_mem_needs(sizes.parameters, largest, cpu_offload_params=offload, **machine)[1])
 
 
 def accelerate(workload: Workload) -> float | None:
-    """Bytes by the formula behind `accelerate estimate-memory`: training with Adam on one GPU."""
+    """Return bytes by the formula behind `accelerate estimate-memory`: training with Adam on one GPU."""
     if workload.method != "full" or workload.gpus > 1:
         return None
     from accelerate.commands.estimate import estimate_training_usage
@@ -54,8 +54,8 @@ def accelerate(workload: Workload) -> float | None:
 
 
 def eleuther(workload: Workload) -> float | None:
-    """Bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full fine-tunes."""
-    if workload.method != "full" or workload.sharding == "device_map":
+    """Return bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full fine-tunes."""
+    if workload.method != "full" or workload.layout.pipelined:
         return None
     sizes, gpus = workload.geometry, workload.gpus
     hidden, layers = sizes.hidden_size, sizes.num_hidden_layers
@@ -63,8 +63,9 @@ def eleuther(workload: Workload) -> float | None:
     mlp = (3 if sizes.gated else 2) * layers * hidden * sizes.intermediate_size * sizes.experts
     norms = 8 * hidden * layers + 2 * hidden + hidden * workload.sequence_length
     parameters = 2 * sizes.vocab_size * hidden + norms + 2 * (1 + ratio) * layers * hidden**2 + mlp
-    stage = 0 if workload.sharding in ("none", "ddp") else 2 if workload.sharding.endswith("grad_op") else 3
-    stage = int(workload.sharding[-1]) if workload.sharding.startswith("zero") else stage
+    layout = workload.layout
+    # Parameters that stay gathered from forward to backward (grad_op) count as whole, as under stage 2.
+    stage = 3 if layout.gathers_in_backward else 2 if layout.shards_gradients else int(layout.shards_optimizer)
     width = 2
     total = parameters * width / (gpus if stage == 3 else 1)
     total += parameters * ELEUTHER_GRADIENT / (gpus if stage >= 2 else 1)
@@ -78,7 +79,7 @@ def eleuther(workload: Workload) -> float | None:
 
 
 def fitcheck(workloads: Sequence[Workload], interpreter: str) -> list[tuple[float, float] | None]:
-    """Bytes allocated and in all by fitcheck-llm, in an environment of its own; one GPU, dense models."""
+    """Return allocated and total bytes by fitcheck-llm, in an environment of its own; one GPU, dense models."""
     asked = [index for index, workload in enumerate(workloads) if _fitcheck_knows(workload)]
     lines = "\n".join(json.dumps(_fitcheck_question(workloads[index])) for index in asked)
     ran = subprocess.run([interpreter, "-c", _FITCHECK], input=lines, capture_output=True, text=True, check=True)

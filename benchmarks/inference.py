@@ -1,29 +1,31 @@
 """Batch inference beside plain transformers loops, on the same prompts, one after the other in one process.
 
-`python -m benchmarks.inference --model FOLDER` asks a causal language model with a chat template to sum up docstrings of the
-standard library, from all over it and so of many lengths (long ones cut), greedily, in float32: one by one; in batches in
-the order they come; and flytune's way, in batches of like length. It says how many answers are those of one by one. Twice
-each; the better counts.
+`python -m benchmarks.inference --model FOLDER` has a causal language model with a chat template sum up docstrings of the
+standard library, of many lengths (long ones cut), greedily, in float32: one by one; in batches in their order; and as
+Flytune does, in batches of similar length. The last column counts answers that equal those of one by one. The better of two
+runs counts.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from demo import docstrings
+from demo import docstrings, inputs
 from flytune.models import generation as models_generation
 from flytune.models.generation import Generation
 
+HOME = Path(".demo")
 LONGEST = 400
-"""Tokens of a prompt."""
+"""Largest number of tokens of a prompt."""
 
 
 def plain(model: Any, tokenizer: Any, prompts: list[str], batch_size: int, max_new_tokens: int) -> list[tuple[str, int]]:
-    """What the documentation of transformers shows: batches in the order of the file, padded on the left."""
+    """Answer as the documentation of transformers shows: in batches in the order of the file, padded on the left."""
     import torch
 
     said: list[tuple[str, int]] = []
@@ -39,7 +41,7 @@ def plain(model: Any, tokenizer: Any, prompts: list[str], batch_size: int, max_n
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the better of two runs, and what it gave."""
+    """Return the seconds of the better of two runs, and its result."""
     best, said = float("inf"), None
     for _ in range(2):
         started = time.perf_counter()
@@ -49,16 +51,20 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def main() -> None:
-    """Shows the table."""
+    """Measure, and show the table."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=".demo/models/smollm2-135m-instruct")
+    parser.add_argument("--model", default=str(HOME / inputs.BASE_MODEL))
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--quick", action="store_true", help="four prompts, answers of eight tokens")
     options = parser.parse_args()
+    if options.quick:
+        options.prompts, options.max_new_tokens = 4, 8
+    inputs.make(HOME)
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     documents, texts = list(docstrings.plain_text()), []

@@ -1,9 +1,9 @@
 """Loading for FSDP: every process loads all, the first loads all and broadcasts, each reads its slices; side by side.
 
 `python -m benchmarks.loading --billions 0.5 --ranks 2 4` makes a Llama of random weights, bfloat16 on disk, in several files,
-and loads it in float32 in fresh gloo processes, one way after the other, from files that are in the page cache. For each
-process: its resident memory at most (RSS, as the kernel counts it; and the anonymous part of it, sampled), what of it is
-there before loading (base), the bytes of its shard, and the ratio of peak to shard + base. All ways must leave equal shards.
+and loads it in float32 in new gloo processes, one way after the other, from files in the page cache. For each process: the
+peak of its resident memory (RSS, as the kernel counts it; and the anonymous part of it, sampled), its memory before loading
+(base), the bytes of its shard, and the ratio of peak to shard + base. All ways must result in equal shards.
 
 The broadcast is accelerate's own (fsdp2_prepare_model with cpu_ram_efficient_loading), at its best: the other processes
 start from a model without weights, where transformers would have them read the files as well to convert the dtype.
@@ -32,7 +32,7 @@ MIB = 2**20
 
 
 def make(folder: Path, billions: float) -> None:
-    """Writes a Llama of about that many parameters: 16 layers, files of 400 MB at most."""
+    """Write a Llama of about that many parameters: 16 layers, files of 400 MB at most."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
     from transformers.initialization import no_init_weights
@@ -63,14 +63,14 @@ def _shard(model: Any) -> Any:
 
 
 def naive(folder: Path) -> Any:
-    """Every process loads the whole model, then keeps its shard."""
+    """Load the full model in every process, then keep its shard."""
     from transformers import AutoModelForCausalLM
 
     return _shard(AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE))
 
 
 def broadcast(folder: Path) -> Any:
-    """The first process loads the whole model and broadcasts it, parameter by parameter."""
+    """Load the full model in the first process and broadcast it, parameter by parameter."""
     from types import SimpleNamespace
 
     import torch
@@ -82,7 +82,7 @@ def broadcast(folder: Path) -> Any:
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, cpu_ram_efficient_loading=True, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True
     )
-    # What the function reads of an Accelerator, which would not shard on a CPU.
+    # The attributes that the function reads of an Accelerator, which would not shard on a CPU.
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision="no", is_main_process=is_first, device=torch.device("cpu")
     )
@@ -94,7 +94,7 @@ def broadcast(folder: Path) -> Any:
 
 
 def sliced(folder: Path) -> Any:
-    """Every process reads its own rows."""
+    """Read each process's own rows."""
     model = _shard(sharded_loading.meta_model(Model(name_or_path=str(folder)), DTYPE))
     sharded_loading.fill(model, folder)
     return model
@@ -104,7 +104,7 @@ WAYS = {"naive": naive, "broadcast": broadcast, "sliced": sliced}
 
 
 def work(way: str, folder: Path) -> None:
-    """One process: loads, and writes what it took to the standard output."""
+    """Load in this process, and write time and memory to standard output."""
     import accelerate  # noqa: F401
     import torch
     import transformers.models.llama.modeling_llama
@@ -114,26 +114,26 @@ def work(way: str, folder: Path) -> None:
     torch.distributed.init_process_group("gloo")
     torch.distributed.barrier()
     base = _status(os.getpid())
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Starts VmHWM anew.
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Resets VmHWM.
     started = time.perf_counter()
     model = WAYS[way](folder)
     torch.distributed.barrier()
     seconds, peak = time.perf_counter() - started, _status(os.getpid())["VmHWM"]
     locals_ = [parameter.detach().to_local() for parameter in model.parameters()]
-    told = {"seconds": seconds, "base": base["VmRSS"], "peak": peak, "shard": sum(local.nbytes for local in locals_)}
-    # In pieces: a whole tensor would be copied in float64.
-    told["checksums"] = [float(piece.double().sum()) for local in locals_ for piece in local.flatten().split(2**20)]
-    sys.stdout.write(json.dumps(told))
+    found = {"seconds": seconds, "base": base["VmRSS"], "peak": peak, "shard": sum(local.nbytes for local in locals_)}
+    # In pieces: a complete tensor would be copied in float64.
+    found["checksums"] = [float(piece.double().sum()) for local in locals_ for piece in local.flatten().split(2**20)]
+    sys.stdout.write(json.dumps(found))
 
 
 def _status(process: int) -> dict[str, int]:
-    """VmRSS, VmHWM, RssAnon and RssFile of a process in bytes."""
+    """Return VmRSS, VmHWM, RssAnon and RssFile of a process in bytes."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if "kB" in rest}
 
 
 def measure(way: str, folder: Path, world_size: int) -> list[dict[str, Any]]:
-    """What each of `world_size` fresh processes took to load in this way."""
+    """Return time and memory of each of `world_size` new processes that load in this way."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -161,12 +161,12 @@ def measure(way: str, folder: Path, world_size: int) -> list[dict[str, Any]]:
     finally:
         for process in processes:
             process.kill()
-    told = [json.loads(process.communicate()[0]) for process in processes]
-    return [{**one, "anonymous": most} for one, most in zip(told, anonymous, strict=True)]
+    found = [json.loads(process.communicate()[0]) for process in processes]
+    return [{**one, "anonymous": most} for one, most in zip(found, anonymous, strict=True)]
 
 
 def main() -> None:
-    """Makes the model, measures all ways with each number of processes, and shows a table a number."""
+    """Make the model, measure all ways with each number of processes, and show a table for each number."""
     arguments = _arguments()
     if arguments.work:
         work(arguments.work, arguments.folder)
@@ -188,8 +188,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--work", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    # `python -m benchmarks` has no options for it.
-    arguments = parser.parse_args(sys.argv[1:] if sys.argv[0].endswith("loading.py") else [])
+    parser.add_argument("--quick", action="store_true", help="0.05 billion parameters, two ranks")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.billions, arguments.ranks = 0.05, [2]
     if arguments.make:
         make(arguments.folder, arguments.billions)
         raise SystemExit

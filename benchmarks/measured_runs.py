@@ -7,40 +7,44 @@ their config.json, in measured_models.json; they must give the table's parameter
 
 import csv
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks import frameworks
+from benchmarks.frameworks import LAYOUTS
 from flytune.errors import DataError
-from flytune.estimates.workload import Optimizer, Profile, Workload
+from flytune.estimates.framework import Framework
+from flytune.estimates.workload import Optimizer, Workload
 from flytune.models.geometry import Geometry, geometry
+from flytune.sharding import Layout
 
 MODELS = Path(__file__).with_name("measured_models.json")
 PARAMETERS_MAY_DIFFER = 0.005
-"""Of the table's count, as a share."""
+"""Largest difference from the table's parameter count, as a share."""
 
-PROFILES: dict[str, Profile] = {
-    "fms-acceleration": "transformers",
-    "QwenLM/Qwen README": "transformers",
-    "ms-swift 2.x Benchmark.md": "transformers",
-    "litgpt resource-tables": "litgpt",
-    "litgpt config_hub": "litgpt",
-    "torchtune README": "torchtune",
-    "llm-foundry benchmarking": "composer",
-    "AnswerDotAI/fsdp_qlora": "fsdp_qlora",
-    "seed 002 LambdaLabs ch5": "torch",
-    "seed 000 HF ram-efficient-pytorch-fsdp": "transformers",
-    "HF blog deepspeed-to-fsdp-and-back": "transformers",
+FRAMEWORKS: dict[str, Framework] = {
+    "fms-acceleration": frameworks.TRANSFORMERS_4_45,
+    "QwenLM/Qwen README": frameworks.TRANSFORMERS_4_45,
+    "ms-swift 2.x Benchmark.md": frameworks.TRANSFORMERS_4_45,
+    "litgpt resource-tables": frameworks.LITGPT,
+    "litgpt config_hub": frameworks.LITGPT,
+    "torchtune README": frameworks.TORCHTUNE,
+    "llm-foundry benchmarking": frameworks.COMPOSER,
+    "AnswerDotAI/fsdp_qlora": frameworks.FSDP_QLORA,
+    "seed 002 LambdaLabs ch5": frameworks.TORCH,
+    "seed 000 HF ram-efficient-pytorch-fsdp": frameworks.TRANSFORMERS_4_45,
+    "HF blog deepspeed-to-fsdp-and-back": frameworks.TRANSFORMERS_4_45,
 }
-"""Source -> the framework that ran it; a source that is not here is taken for transformers' Trainer."""
+"""Framework of each source; a source that is not listed is taken for transformers' Trainer up to 4.45."""
 ON_THE_DEVICE = ("nvidia-smi",)
-"""Words of metric_mem by which the reserved figure is what the driver counts: CUDA's context is part of it."""
+"""Words of metric_mem for reserved figures of the driver, which include CUDA's context."""
 DEVICE_GIB = {"A100-80": 79.2, "A100-40": 39.4, "H100-80": 79.2, "A10G-24": 22.1, "RTX3090": 23.7, "RTX4090": 23.6}
-"""GPU -> GiB that the driver gives (torch's total_memory), where the table has the size that it is sold by."""
+"""GPU -> GiB that the driver offers (torch's total_memory), where the table has the nominal size."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHARDING = {"fsdp1-grad_op": "fsdp1_grad_op", "fsdp2-grad_op": "fsdp2_grad_op", "": "none"}
-_PRECISIONS = {"": "pure", "none": "pure", "bf16": "autocast", "amp_bf16/DEFAULT": "fsdp", "bf16/PURE": "fsdp"}
+_PRECISIONS = {"": "pure", "none": "pure", "bf16": "autocast", "amp_bf16/DEFAULT": "policy", "bf16/PURE": "policy"}
 _QUANTIZATION = {"": "none", "nf4": "nf4", "nf4-dq": "nf4_double", "gptq4": "gptq4"}
 _CHECKPOINTING = {"": "none", "none": "none", "full": "full", "full+offload": "offloaded"}
 _LOSSES = {"hf": "hf", "foak_fast": "foak", "liger_fused": "liger", "litgpt_chunked": "chunked", "fp32_logits": "fp32_logits"}
@@ -57,15 +61,15 @@ class MeasuredRun:
     """A: fully specified; B: mostly; C: with gaps."""
     model: str
     workload: Workload | None
-    """None where the row does not say the sizes of a batch: it measured loading."""
+    """None for a row without batch sizes, which measured loading."""
     gpu: str
     gpu_memory_gib: float | None
     allocated_gib: float | None
     reserved_gib: float | None
     reserved_on_device: bool
-    """Whether `reserved_gib` is the driver's figure, with CUDA's context and NCCL's buffers."""
+    """True if `reserved_gib` is the driver's figure, with CUDA's context and NCCL's buffers."""
     tokens_per_second: float | None
-    """Of one GPU."""
+    """Tokens a second of one GPU."""
     step_seconds: float | None
     outcome: str
     """ok or oom."""
@@ -74,10 +78,10 @@ class MeasuredRun:
 
 
 def read(path: Path) -> list[MeasuredRun]:
-    """The rows of a table.
+    """Return the rows of a table.
 
     Raises:
-        DataError: the file is not there or has not the columns; a row has a value that cannot be read, with its line.
+        DataError: the file does not exist or lacks columns; a row has a value that cannot be read, with its line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -99,7 +103,7 @@ def read(path: Path) -> list[MeasuredRun]:
 
 @cache
 def model(name: str) -> Geometry:
-    """The sizes of a model by the table's name for it."""
+    """Return the sizes of a model by its name in the table."""
     configs = json.loads(MODELS.read_text(encoding="utf-8"))
     if name not in configs:
         raise ValueError(f"the sizes of model {name} are not known; add its config to {MODELS.name}")
@@ -135,23 +139,23 @@ def _run(row: dict[str, Any]) -> MeasuredRun:
 
 
 def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
-    sharding = _SHARDING.get(row["sharding"], row["sharding"])
+    layout = LAYOUTS[_SHARDING.get(row["sharding"], row["sharding"])]
     if row["source"] == "QwenLM/Qwen README" and row["method"] == "full":
         # Its script for all parameters, finetune_ds.sh, is ZeRO-3 on one GPU as well.
-        sharding = "zero3"
+        layout = LAYOUTS["zero3"]
     mixed = row["mixed"] or "none"
     if mixed.startswith("fsdp2"):
-        precision = "fsdp"
-    elif mixed == "bf16" and sharding.startswith("fsdp") and row["method"] == "full":
+        precision = "policy"
+    elif mixed == "bf16" and layout.fsdp and row["method"] == "full":
         # transformers' Trainer hands FSDP a mixed precision policy where bf16 is set.
-        precision = "fsdp"
+        precision = "policy"
     else:
         precision = _PRECISIONS[mixed]
     words = " ".join(row[column] or "" for column in ("notes", "other")).lower()
     return Workload(
         geometry=sizes,
         method=row["method"],
-        sharding=sharding,  # type: ignore[arg-type]
+        layout=layout,
         gpus=int(row["n_gpu"]),
         nodes=int(row["nodes"]),
         gpu_memory_gib=DEVICE_GIB.get((row["gpu"] or "").split("(")[0]) or _number(row, "gpu_gib") or 80.0,
@@ -168,20 +172,26 @@ def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
         offload=row["offload"] or "none",
         checkpointing=_CHECKPOINTING[row["act_ckpt"]],  # type: ignore[arg-type]
         attention="flash" if row["attn"].startswith("fa2") else "sdpa",
-        loss=_LOSSES[row["ce_kernel"]],  # type: ignore[arg-type]
         variable_length="variable length" in words or "longest" in (row["mem_note"] or "").lower(),
         compiled=row["compile"] == "yes",
         # TRL does not prepare a model that FSDP will shard (SFTTrainer, is_sharded_qlora).
-        kbit_float32="prepare_model_for_kbit" in words and not sharding.startswith("fsdp"),
-        profile=_profile(row),
+        kbit_float32="prepare_model_for_kbit" in words and not layout.fsdp,
+        framework=_framework(row, sizes, layout),
     )
 
 
-def _profile(row: dict[str, Any]) -> Profile:
-    """By the source; transformers' loss changed with 4.46, and a row that does not say its release is an older one."""
-    profile = PROFILES.get(row["source"], "transformers")
-    newer = "tf4.48" in (row.get("framework") or "")
-    return "transformers_4_45" if profile == "transformers" and not newer else profile
+def _framework(row: dict[str, Any], sizes: Geometry, layout: Layout) -> Framework:
+    """Return the framework by the source, with the row's loss.
+
+    transformers' loss changed with 4.46; a row that does not state its release is an older one. Qwen 1 brings its own code.
+    """
+    framework = FRAMEWORKS.get(row["source"], frameworks.TRANSFORMERS_4_45)
+    if framework == frameworks.TRANSFORMERS_4_45 and "tf4.48" in (row.get("framework") or ""):
+        framework = frameworks.TRANSFORMERS
+    loss = _LOSSES[row["ce_kernel"]]
+    if sizes.model_type == "qwen" and loss == "hf":
+        return replace(framework, loss=frameworks.QWEN_ZERO if layout.deepspeed else frameworks.QWEN)
+    return frameworks.with_loss(framework, loss)
 
 
 def _target(name: str, row: dict[str, Any]) -> str:
@@ -191,7 +201,7 @@ def _target(name: str, row: dict[str, Any]) -> str:
 
 
 def _optimizer(words: str) -> Optimizer:
-    """AdamW by the words of the table; without "fused" it is torch's default, foreach on a GPU."""
+    """Return AdamW by the words of the table; without "fused" it is torch's default, foreach on a GPU."""
     low = words.lower()
     return Optimizer(
         name=words,

@@ -2,16 +2,16 @@
 
 `python -m benchmarks.prepare --rows 20000 --data gsm8k_train.json --peer llamafactory=/path/to/its/bin/python` makes
 the chats (chats.py) and has each way (preparers.py) prepare them in fresh processes, one at a time, in alternating
-rounds. On the clock: from the file of chats to what training reads; starting worker processes and loading the tokenizer
-is part of it. Off the clock, shown as warming: imports, and the same work for the first 500 chats. The limit is the
+rounds. Measured: from the file of chats to the input of training, including the start of worker processes and loading the
+tokenizer. Not measured, shown as warming: imports, and the same work for the first 500 chats. The limit is the
 bare tokenizer: its encode_batch of the rendered texts, on all cores, and nothing else. Caches are new each time.
 
-Tokens a second are of each one's own kept tokens; where somebody keeps others than the bare tokenizer finds, a line
-says so. Shares are of the bare tokenizer's rate. CPU seconds are those of the process and its ended children.
+Tokens a second are of each one's own kept tokens; a line names those whose tokens differ from the bare
+tokenizer's. Shares are of the bare tokenizer's rate. CPU seconds are those of the process and its ended children.
 
---memory measures apart from the clock: PSS (memory that processes share is divided among them), summed over the process
-and all its descendants, read every 50 ms; at most while it prepares, and what it was just before (warmed). Files mapped
-into memory are part of PSS, and can be dropped by the kernel at any time; so the anonymous part stands below it.
+--memory measures memory in separate runs: PSS (memory that processes share is divided among them), summed over the process
+and all its descendants, read every 50 ms: the peak while it prepares, and the value just before (warmed). Files mapped into
+memory are part of PSS, and the kernel can drop them at any time; so the anonymous part is listed below it.
 """
 
 import argparse
@@ -37,19 +37,19 @@ from demo import inputs
 HOME = Path(".demo")
 MODEL = HOME / inputs.BASE_MODEL
 MAX_LENGTH = 2048
-"""Longer than any chat: nobody cuts or drops, which each does in its own way."""
+"""Longer than any chat, so that no way cuts or drops any."""
 WARM_ROWS = 500
-"""Enough for Flytune to find a held-out sample among them."""
+"""Rows of warming; enough to contain a held-out sample for Flytune."""
 PEERS = {"llamafactory": "LLaMA-Factory", "axolotl": "axolotl preprocess (packs later)"}
 NAMES = {"flytune": "Flytune", "trl": "TRL's SFTTrainer", **PEERS, "bare": "the bare tokenizer"}
 SAMPLED_EVERY = 0.05
-"""Seconds."""
+"""Seconds between two samples of memory."""
 MIB = 2**20
 _QUIET = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1", "WANDB_MODE": "disabled"}
 
 
 def run(way: str, interpreter: str, rows: Path, watched: bool = False) -> dict[str, Any]:
-    """What one fresh process tells of one way; with `watched` also the memory of it and its descendants, in bytes."""
+    """Return the figures of one way in a new process; with `watched` also the memory of it and its descendants, in bytes."""
     with tempfile.TemporaryDirectory(dir=rows.parent) as folder:
         out = Path(folder)
         with rows.open("rb") as lines:
@@ -63,7 +63,7 @@ def run(way: str, interpreter: str, rows: Path, watched: bool = False) -> dict[s
             environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # The flytune beside this file.
         else:
             environment.pop("PYTHONPATH", None)
-        # -P: not benchmarks/, where the script lies, but what is installed.
+        # -P: imports come from the installation, not from benchmarks/, the script's folder.
         command = [interpreter, "-P", str(Path(__file__).with_name("preparers.py").resolve()), way, json.dumps(job)]
         with (out / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
@@ -71,7 +71,7 @@ def run(way: str, interpreter: str, rows: Path, watched: bool = False) -> dict[s
             code = process.wait()
         if code or not (out / "told.json").exists():
             log_text = (out / "log").read_text(encoding="utf-8", errors="replace")
-            raise SystemExit(f"{way} ended with {code}; the end of what it said:\n{log_text[-3000:]}")
+            raise SystemExit(f"{way} ended with {code}; the end of its output:\n{log_text[-3000:]}")
         told: dict[str, Any] = json.loads((out / "told.json").read_text(encoding="utf-8"))
     if watched:
         for index, kind in enumerate(("PSS", "anonymous")):
@@ -81,7 +81,7 @@ def run(way: str, interpreter: str, rows: Path, watched: bool = False) -> dict[s
 
 
 def _watch(process: "subprocess.Popen[bytes]") -> Iterator[tuple[float, tuple[int, int]]]:
-    """PSS and its anonymous part, in bytes, every SAMPLED_EVERY seconds until the process ends."""
+    """Yield PSS and its anonymous part, in bytes, every SAMPLED_EVERY seconds until the process ends."""
     while process.poll() is None:
         at = time.perf_counter()
         sizes = [_sizes(each) for each in _family(process.pid)]
@@ -114,7 +114,7 @@ def _cores() -> int:
 
 
 def speed(ways: dict[str, str], rows: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """What each way told, round after round."""
+    """Return the figures of each way, by round."""
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     with tqdm(total=rounds * len(ways), unit="run") as bar:
         for _ in range(rounds):
@@ -126,7 +126,7 @@ def speed(ways: dict[str, str], rows: Path, rounds: int) -> dict[str, list[dict[
 
 
 def speed_table(found: dict[str, list[dict[str, Any]]], title: str) -> Table:
-    """A line for each way, and one for Flytune without the contract."""
+    """Return a table with a line for each way, and one for Flytune without the contract."""
     table = Table(title=title, title_justify="left")
     for column in ("who", "warming", "seconds, best", "median", "CPU s", "samples/s", "tokens/s", "of the bare"):
         table.add_column(column, justify="left" if column == "who" else "right", no_wrap=True)
@@ -145,10 +145,10 @@ def speed_table(found: dict[str, list[dict[str, Any]]], title: str) -> Table:
 
 
 def remarks(found: dict[str, list[dict[str, Any]]], rows: int) -> Iterator[str]:
-    """Whether all kept the same; and the share of the contract.
+    """Yield remarks on differences between the ways, and on the share of the contract.
 
     Raises:
-        SystemExit: somebody did not keep each row, so that the times cannot be compared.
+        SystemExit: a way did not keep every row, so that the times cannot be compared.
     """
     for way, all_told in found.items():
         if {told["samples"] for told in all_told} != {rows}:
@@ -169,7 +169,7 @@ def remarks(found: dict[str, list[dict[str, Any]]], rows: int) -> Iterator[str]:
 
 
 def memory_table(ways: dict[str, str], corpora: dict[int, Path]) -> Table:
-    """Memory at most while preparing, in MiB, by the number of chats."""
+    """Return the peak memory while preparing, in MiB, by the number of chats."""
     table = Table(title=f"Memory at most while preparing, MiB; {_cores()} cores", title_justify="left")
     for column in ("who", "warmed", *(f"{rows:,} chats" for rows in corpora), "ratio", "beyond the warmed"):
         table.add_column(column, justify="left" if column == "who" else "right", no_wrap=True)
@@ -209,7 +209,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--memory-rows", type=int, default=8_000, help="chats (default 8,000: more than a packing window holds)"
     )
+    parser.add_argument("--quick", action="store_true", help="1,000 chats, one round")
     given = parser.parse_args()
+    if given.quick:
+        given.rows, given.rounds = 1_000, 1
     given.peers = {name: os.path.abspath(python) for name, _, python in (peer.partition("=") for peer in given.peer)}
     if min(given.rows, given.memory_rows) < WARM_ROWS:
         parser.error(f"--rows and --memory-rows: {WARM_ROWS} at least")
@@ -220,7 +223,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Makes the demo's inputs if need be, then the chats; measures, and shows what came out."""
+    """Make the demo's inputs if needed, then the chats; measure, and show the tables."""
     given, console = _arguments(), Console(width=None if sys.stdout.isatty() else 120)
     inputs.make(HOME)
     own = {way: sys.executable for way in ("flytune", "trl") if way not in given.without}

@@ -1,9 +1,8 @@
-"""Who prepares: each way, run in a process of its own as `python benchmarks/preparers.py WAY JOB`; prepare.py starts them.
+"""Ways to prepare chats, each run in a process of its own as `python benchmarks/preparers.py WAY JOB`; prepare.py starts them.
 
 JOB is JSON: rows (a file of chats), warm (a file with the first of them), model and out (folders), max_length, cores. A
-way does its work by its own public entry: first, off the clock, on `warm`, so that all that is imported or compiled
-once is there; then, on the clock, on `rows`; it counts afterwards what it kept. No way imports what another needs: each
-may run under an interpreter of its own.
+way uses its own public entry: first, not measured, on `warm`, so that everything is imported and compiled; then, measured,
+on `rows`; afterwards it counts the results. No way imports what another needs: each may run under an interpreter of its own.
 """
 
 import importlib.machinery
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 Way = tuple[Callable[[str, Path], Any], Callable[[Any], Iterable[Any]]]
-"""What prepares a file of chats, with an empty folder for what it makes; and the tables of input_ids, labels and perhaps
-attention_mask that it kept."""
+"""A function that prepares a file of chats into an empty folder; and one that lists the resulting tables of input_ids, labels
+and possibly attention_mask."""
 
 
 def flytune(job: dict[str, Any]) -> Way:
@@ -178,7 +177,7 @@ def _of_datasets(dataset: Any) -> Iterator[Any]:
 
 
 def _count(tables: Iterable[Any], tokenizer_json: Path) -> dict[str, int]:
-    """Of all that was kept, padding left out: samples (by their system turn, each has one), tokens, the sum of their ids."""
+    """Count without padding: samples (each has one system turn), tokens, trained tokens, and the sum of ids."""
     import numpy
     from pyarrow.compute import list_flatten
     from tokenizers import Tokenizer
@@ -201,7 +200,7 @@ def _processor_seconds() -> float:
 
 
 def main() -> None:
-    """Runs one way and writes what it took to told.json in the job's folder; times are on the machine's monotonic clock."""
+    """Run one way and write its figures to told.json in the job's folder; times are of the machine's monotonic clock."""
     begun, (name, text) = time.perf_counter(), sys.argv[1:]
     job = json.loads(text)
     out = Path(job["out"])
@@ -213,7 +212,7 @@ def main() -> None:
     TOLD.update(started=started, ended=ended, warming=started - begun, cpu=_processor_seconds() - used)
     TOLD.update(_count(tables(made), Path(job["model"]) / "tokenizer.json"))
     (out / "told.json").write_text(json.dumps(TOLD), encoding="utf-8")
-    os._exit(0)  # Some leave threads behind that are slow to end.
+    os._exit(0)  # Some ways leave threads that are slow to end.
 
 
 if __name__ == "__main__":

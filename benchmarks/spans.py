@@ -1,8 +1,8 @@
-"""Where a process's time goes before the first optimizer step: run by sitecustomize, in each Python that inherits SPANS.
+"""Times of imports and functions before the first optimizer step: sitecustomize of each Python that inherits SPANS.
 
-Wraps nothing of flytune by hand: a hook sees modules being imported, times those of PACKAGES, and functions of FUNCTIONS once
-they are there. Appends to the file SPANS: process, parent, cause, start and end on the machine's monotonic clock. No flytune,
-no third party here: it runs before everything else, and must cost nothing.
+An import hook times modules of PACKAGES, and wraps functions of FUNCTIONS once their modules are loaded. It appends to the
+file SPANS: process, parent, cause, start and end on the machine's monotonic clock. It imports neither flytune nor third-party
+packages: it runs before everything else, and must take no time.
 """
 
 import atexit
@@ -35,7 +35,7 @@ FUNCTIONS = {
     "flytune.data.preparation": {"prepare": "prepare the data"},
     "tasks.runtime.directories": {"fetch": "fetch the data set"},
     "flytune.models.loading": {"base_model": "load the model"},
-    "flytune.sharding.base": {"Strategy.shard": "load the model"},
+    "flytune.sharding.base": {"ShardingBase.shard": "load the model"},
     "torch.distributed.distributed_c10d": {"init_process_group": "process group"},
     "flytune.training.loop": {"fit": "set up the Trainer"},
     "transformers.trainer": {"Trainer.get_batch_samples": "first batch", "Trainer.training_step": "first step"},
@@ -46,12 +46,12 @@ _spans: list[tuple[str, float, float]] = []
 
 
 def note(cause: str, start: float) -> None:
-    """One span, which ends now."""
+    """Record a span that ends now."""
     _spans.append((cause, start, time.monotonic()))
 
 
 def write() -> None:
-    """Appends what was noted, and that the process lives until now."""
+    """Append the recorded spans, and the end of the process so far."""
     note("end", time.monotonic())
     lines = [json.dumps([os.getpid(), os.getppid(), *span]) + "\n" for span in _spans]
     _spans.clear()
@@ -60,7 +60,7 @@ def write() -> None:
 
 
 def timed(cause: str, function):
-    """A function that notes its time."""
+    """Return a function that records its time."""
 
     @functools.wraps(function)
     def inner(*args, **kwargs):
@@ -91,10 +91,10 @@ def _wrap(module, path: str, wrapper) -> None:
 
 
 class Hook(importlib.abc.MetaPathFinder):
-    """Times the execution of modules; each module's own part, as those it imports are timed inside of it."""
+    """Import hook that times the execution of modules; spans of nested imports are inside of it."""
 
     def find_spec(self, name, path=None, target=None):
-        """The others' spec, with a loader that is timed."""
+        """Return the spec of the other finders, with a loader that is timed."""
         cause = PACKAGES.get(name.partition(".")[0])
         wraps = dict(FUNCTIONS.get(name, {}))
         if cause is None and not wraps:
@@ -122,7 +122,7 @@ def _find(finder, name, path):
 
 
 def begin() -> None:
-    """Hooks in; what was before is the interpreter's own start."""
+    """Install the hook; the time until now is the interpreter's start."""
     with open("/proc/self/stat") as stat:
         ticks = int(stat.read().rpartition(")")[2].split()[19])
     born = ticks / os.sysconf("SC_CLK_TCK") + time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""How long until the first optimizer step, and what takes the time.
+"""Time to the first optimizer step, by cause.
 
 Three tables: what a laptop waits for (reading a recipe, planning it, importing the workflow; the peer is what a training script
 pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine; and `pyflyte run --remote` with
@@ -6,6 +6,7 @@ the pods that it leads to, cold, from the uploaded code, without cluster
 (tests/support/propeller.py). benchmarks/spans.py finds causes.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -33,27 +34,32 @@ CASES = {
 ROUNDS = 5
 SPANS = Path(__file__).with_name("spans.py")
 REST = "the rest"
-# As the tests have it, and pods: no hub, no GPU.
+# As in tests and pods: no hub, no GPU.
 LAPTOP = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
 
 
 def main() -> None:
-    """Shows the tables."""
-    show_laptop()
+    """Measure, and show the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the first table, one round")
+    quick = parser.parse_args().quick
+    show_laptop(1 if quick else ROUNDS)
+    if quick:
+        return
     with tempfile.TemporaryDirectory(prefix="flytune-startup-") as folder:
         show_causes(Path(folder))
 
 
-def show_laptop() -> None:
-    """Interleaves the cases, so that a slow moment of the machine hits all, and shows the median of each."""
+def show_laptop(rounds: int) -> None:
+    """Interleave the cases, so that a slow moment of the machine affects all, and show the median of each."""
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, code in CASES.items():
             started = time.perf_counter()
             subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
             seconds[name].append(time.perf_counter() - started)
-    median = {name: sorted(times)[ROUNDS // 2] for name, times in seconds.items()}
-    table = Table(title=f"Start-up, median of {ROUNDS} fresh processes", title_justify="left")
+    median = {name: sorted(times)[rounds // 2] for name, times in seconds.items()}
+    table = Table(title=f"Start-up, median of {rounds} fresh processes", title_justify="left")
     for column in ("case", "seconds", "of the peer"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for name, value in median.items():
@@ -62,7 +68,7 @@ def show_laptop() -> None:
 
 
 def show_causes(folder: Path) -> None:
-    """One run of the smallest recipe on two processes each way; seconds by cause, to the first step or the end of the pod."""
+    """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end of the pod."""
     recipe = tiny_recipe(
         tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64), {"sharding": "ddp", "hardware.shape": "cpu-2"}
     )
@@ -79,7 +85,7 @@ def show_causes(folder: Path) -> None:
 
 
 def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
-    """`pyflyte run`, to the first step of rank 0."""
+    """Return the seconds of `pyflyte run` by cause, to the first step of rank 0."""
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (folder / "home").mkdir()
     what = ["run", "workflows/finetune.py", "finetune", "--recipe", str(folder / "recipe.yaml")]
@@ -93,7 +99,7 @@ def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
 
 
 def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, float]]:
-    """`pyflyte run --remote` to its end, and each pod: to its end, or to the first step."""
+    """Return the seconds of `pyflyte run --remote` and of each pod by cause, to its end or to the first step."""
     home, found = folder / "cluster", {}
     with flyteadmin(home) as (admin, storage):
         name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
@@ -107,9 +113,9 @@ def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, flo
 
 
 def by_cause(file: Path) -> dict[str, float]:
-    """Seconds by cause, from the first process's start to the end of the first step, or its own end.
+    """Return seconds by cause, from the first process's start to the end of the first step, or its own end.
 
-    At each moment the youngest process on the way to rank 0 (else, to the last one) counts, and in it the innermost span.
+    At each moment the youngest process in the chain to rank 0 (else to the last process) counts, and its innermost span.
     """
     spans = defaultdict(list)
     parents, end = {}, None

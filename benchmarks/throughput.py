@@ -1,9 +1,9 @@
-"""Tokens a second as flytune.estimates.step_time tells them, against published measurements.
+"""Tokens a second as flytune.estimates.step_time estimates them, beside published measurements.
 
     python -m benchmarks.throughput --measurements FILE [--rows]
 
 A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that flytune.estimates.flops,
-kernels and step_time mark as fitted: its errors stand apart, and they are the honest ones.
+kernels and step_time mark as fitted: its errors are listed separately.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from flytune.hardware.accelerators import Accelerator, load_accelerators
 
 WORST = 15
 NAMES = {"A100-80": "A100-80GB", "A100-40": "A100-40GB", "H100-80": "H100", "A6000Ada": "RTX6000-Ada"}
-"""The table's names of GPUs -> accelerators.yaml's, where they differ; what stands in brackets is left out first."""
+"""The table's names of GPUs -> accelerators.yaml's, where they differ; text in brackets is removed first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One row, and what the model says of it."""
+class Estimated:
+    """A row with its estimate."""
 
     run: MeasuredRun
     workload: Workload
@@ -43,7 +43,7 @@ class Told:
 
     @property
     def error(self) -> float:
-        """Signed, as a share of what was measured."""
+        """Signed error as a share of the measurement."""
         return self.time.tokens_per_second / (self.run.tokens_per_second or 1.0) - 1
 
     @property
@@ -51,7 +51,7 @@ class Told:
         return next((why for holds, why in REASONS if holds(self)), "not explained")
 
 
-REASONS: list[tuple[Callable[[Told], bool], str]] = [
+REASONS: list[tuple[Callable[[Estimated], bool], str]] = [
     (lambda row: "eval" in row.run.note, "wall time of the whole run, with evaluations and saves in it"),
     (
         lambda row: "settings differ" in row.run.note,
@@ -60,7 +60,7 @@ REASONS: list[tuple[Callable[[Told], bool], str]] = [
     (lambda row: "likely" in row.run.note, "the source does not say whether activations are offloaded or recomputed"),
     (
         lambda row: (
-            row.run.gpu.startswith("RTX3090") and row.workload.sharding == "fsdp1" and row.workload.quantization == "none"
+            row.run.gpu.startswith("RTX3090") and row.workload.layout.name == "fsdp1" and row.workload.quantization == "none"
         ),
         "beside its ddp rows each step costs 4.4 s more for 13 GB: that machine's link had 3 GB/s",
     ),
@@ -71,7 +71,7 @@ REASONS: list[tuple[Callable[[Told], bool], str]] = [
     ),
     (
         lambda row: row.error > 0 and row.workload.gpus > 1 and row.run.gpu.startswith(("RTX", "A5000")),
-        "cards without NVLink share their host's PCIe and memory; each is told with a slot of its own",
+        "cards without NVLink share their host's PCIe and memory; each is estimated with a slot of its own",
     ),
     (lambda row: row.error < 0 and row.run.gpu.startswith("RTX"), "GeForce cards clock above their data sheet"),
     (
@@ -93,48 +93,48 @@ REASONS: list[tuple[Callable[[Told], bool], str]] = [
         "FSDP of two GPUs: a step has 0.3 to 1 s more than larger batches of the same",
     ),
 ]
-"""The first that holds is what is known, or surmised, of why a row stays wrong."""
+"""Known or surmised reasons for wrong rows; the first that applies counts."""
 
 
 def _states(workload: Workload) -> float:
-    """GiB of float32 weights, gradients and moments on one GPU."""
+    """Return GiB of float32 weights, gradients and moments on one GPU."""
     return 16 * workload.geometry.parameters / workload.gpus / 2**30
 
 
 def held_out(row: str) -> bool:
-    """Whether a row is of the third that nothing was fitted on."""
+    """Return whether a row is of the third that nothing was fitted on."""
     return int(hashlib.sha256(row.encode()).hexdigest(), 16) % 3 == 0
 
 
 def accelerator(run: MeasuredRun) -> Accelerator | None:
-    """The run's GPU, with the network between nodes that the source tells; None where accelerators.yaml has no such GPU."""
+    """Return the run's GPU with the source's network between nodes; None where accelerators.yaml has no such GPU."""
     bare = run.gpu.split("(")[0].strip()
     found = load_accelerators().get(NAMES.get(bare, bare))
-    if found and (told := re.search(r"(\d+) Gbps", run.note)):
-        return found.model_copy(update={"network_gbs": int(told[1]) / 8})
+    if found and (network := re.search(r"(\d+) Gbps", run.note)):
+        return found.model_copy(update={"network_gbs": int(network[1]) / 8})
     return found
 
 
-def tell(runs: Iterable[MeasuredRun]) -> tuple[list[Told], list[MeasuredRun]]:
-    """What the model says of the runs that have a throughput, and those whose GPU it does not know."""
+def estimated(runs: Iterable[MeasuredRun]) -> tuple[list[Estimated], list[MeasuredRun]]:
+    """Return the runs that have a throughput with their estimates, and those whose GPU is not in accelerators.yaml."""
     rows, unknown = [], []
     for run in runs:
         if run.workload is None or run.tokens_per_second is None:
             continue
         if found := accelerator(run):
-            rows.append(Told(run, run.workload, step(run.workload, found), held_out(run.row)))
+            rows.append(Estimated(run, run.workload, step(run.workload, found), held_out(run.row)))
         else:
             unknown.append(run)
     return rows, unknown
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that `share` of the others do not pass; nearest rank."""
+    """Return the quantile at `share`, by nearest rank."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def errors(rows: list[Told], title: str) -> Table:
-    """Rows by source and method, and all: number, median and 90th percentile of |error|, median error with its sign."""
+def errors(rows: list[Estimated], title: str) -> Table:
+    """Return rows by source and method, and all: number, median and 90th percentile of |error|, signed median error."""
     table = Table(title=title, title_justify="left")
     for column in ("source", "method", "n", "median", "p90", "bias"):
         table.add_column(column, justify="left" if column in ("source", "method") else "right")
@@ -155,14 +155,14 @@ def _figures(found: list[float]) -> list[str]:
     return [str(len(found)), f"{quantile(sizes, 0.5):.1%}", f"{quantile(sizes, 0.9):.1%}", f"{quantile(found, 0.5):+.1%}"]
 
 
-def worst(rows: list[Told], count: int) -> Table:
-    """The rows that are told worst, with the reason."""
+def worst(rows: list[Estimated], count: int) -> Table:
+    """Return the rows with the largest errors, and the reasons."""
     table = Table(title=f"The {count} worst rows, of all", title_justify="left")
-    for column in ("row", "what", "GPUs", "tokens", "measured", "told", "error", "why"):
+    for column in ("row", "what", "GPUs", "tokens", "measured", "estimated", "error", "why"):
         table.add_column(column, justify="left" if column in ("what", "GPUs", "why") else "right", overflow="fold")
     for row in sorted(rows, key=lambda row: -abs(row.error))[:count]:
         run, it = row.run, row.workload
-        what = f"{run.model} {it.method} {it.sharding}"
+        what = f"{run.model} {it.method} {it.layout.name}"
         gpus = f"{it.gpus} {run.gpu.split('(')[0]}"
         speeds = (f"{run.tokens_per_second:,.0f}", f"{row.time.tokens_per_second:,.0f}", f"{row.error:+.0%}")
         table.add_row(run.row, what, gpus, f"{it.tokens:,}", *speeds, row.reason)
@@ -170,13 +170,13 @@ def worst(rows: list[Told], count: int) -> Table:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measurements", type=Path, required=True, help="a table of measured runs, CSV")
     parser.add_argument("--rows", action="store_true", help="print every row, not the worst only")
     arguments = parser.parse_args()
     try:
-        rows, unknown = tell(read(arguments.measurements))
+        rows, unknown = estimated(read(arguments.measurements))
     except FlytuneError as error:
         raise SystemExit(str(error)) from None
     console = Console()
@@ -189,7 +189,7 @@ def main() -> None:
         ratios = [1 / (1 + row.error) for row in rows if row.enough == enough and row.held_out]
         if ratios:
             low, high = quantile(ratios, 0.1), quantile(ratios, 0.9)
-            console.print(f"measured over told, that third: {low:.2f} to {high:.2f} (10th to 90th percentile)\n")
+            console.print(f"measured over estimated, that third: {low:.2f} to {high:.2f} (10th to 90th percentile)\n")
     console.print(worst(rows, len(rows) if arguments.rows else min(WORST, len(rows))))
     if unknown:
         names = ", ".join(sorted({run.gpu or "(none)" for run in unknown}))

@@ -189,7 +189,7 @@ def _whole(remote: Any, path: Any, key: str) -> Any:
     """Return the address of a file or folder; flytekit's own upload would put all files of a folder's folders into one."""
     if not isinstance(path, str) or not uploads.is_local(key, path):
         return path
-    return _address(remote, uploads.whole(path, f"--{key}", _limit()))
+    return _address(remote, uploads.complete(path, f"--{key}", _limit()))
 
 
 _CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as the workflow has them

@@ -37,7 +37,7 @@ DEVICES = {
 }
 """What Flyte's accelerators (flytekit.extras.accelerators) say in a node's label."""
 _SCALED = "nothing to do where node groups grow from zero; else add nodes, or take rows out of shapes.yaml"
-GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
+GPU = "nvidia.com/gpu"
 
 
 class Node(Strict):
@@ -136,7 +136,7 @@ def is_meant(node: Node, shape: Shape) -> bool:
 
 
 def _lacking(node: Node, shape: Shape, cluster: Cluster) -> list[str]:
-    network = EFA if shape.network == "efa" else cluster.infiniband_resource
+    network = shape.fabric.resource(cluster)
     disk = 0 if cluster.scratch_storage_class else shape.disk_gib
     needs = [
         ("cpu", "", shape.cpu, node.cpu),

@@ -1,4 +1,4 @@
-"""What a forward pass leaves for backward, and what backward adds to it, in bytes a token: a count over the layers' code.
+"""Memory of activations: tensors kept for backward, and temporaries of backward, counted from the code of the layers.
 
 A tensor counts where autograd keeps it: inputs of matrix products whose weights are trained, inputs of the elementwise
 functions, q, k, v and output of an attention that does not store its scores. Letters in comments: h hidden size, a width of
@@ -12,61 +12,31 @@ from flytune.models.host_memory import CPU_LOSS_TOKENS
 
 LAYER_NORM_TYPES = ("mpt", "phi", "gpt_neox", "starcoder2")
 """Model types whose norms are torch's LayerNorm: one kernel, which keeps its input."""
-FUSED_NORM_LOSSES = ("foak", "liger")
-"""Losses that come with fused RMSNorm kernels (fms-acceleration's fast kernels: kernels/unsloth/rms_layernorm.py)."""
 EAGER_SCORES = 5
 """Bytes a head and pair of tokens of an attention that keeps scores, softmax and dropout (Korthikanti et al. 2022, eq. 1)."""
-LIGER_CHUNKED_LOGITS = 6
-"""Bytes a token and h: a chunk has T/ceil(V/h) tokens, so V of its logits are h of all; 16 bits and a float32 copy
-(liger_kernel/ops/fused_linear_cross_entropy.py)."""
-
-FULL_LOGITS = {
-    # transformers since 4.46 (loss/loss_utils.py): logits in 16 bits are held, float32 copy, shifted copy, log-softmax.
-    ("transformers", "hf"): (2 + 4 + 4, 4),
-    # transformers up to 4.45: `logits = logits.float()` lets the 16-bit ones go.
-    ("transformers_4_45", "hf"): (4 + 4, 4),
-    # fms-acceleration's cross entropy writes the gradient over the shifted copy.
-    ("transformers", "foak"): (2 + 4, 4),
-    ("transformers_4_45", "foak"): (4, 4),
-    # Qwen 1's own code shifts in 16 bits, and autocast makes cross entropy float32.
-    ("qwen", "hf"): (2 + 4 + 4, 2),
-    # DeepSpeed has no autocast: log-softmax and the gradients of both in 16 bits.
-    ("qwen zero", "hf"): (2 + 2 + 2, 2),
-    # llm-foundry (ComposerMPTCausalLM, loss_fn: fused_crossentropy): logits in 16 bits, and their gradient.
-    ("composer", "fp32_logits"): (2 + 2, 0),
-    # litgpt's chunked_cross_entropy: logits of all tokens in chunks, log-softmax in their dtype, and gradients of both.
-    ("litgpt", "chunked"): (2 + 2 + 2 + 2, 0),
-    # torchtune's CEWithChunkedOutputLoss: all logits in 16 bits; compiled, one chunk of 8 has float32 copies and a gradient.
-    ("torchtune", "chunked"): (2 + (4 + 4 + 2) / 8, 0),
-    ("torchtune", "fp32_logits"): (2 + 4 + 4, 4),
-}
-"""Bytes a token and vocabulary entry while the loss is made, by framework and loss; and those of the copy that shifts logits by
-a token, which a batch of one does without (it is contiguous already)."""
-CHUNKED_LOSS = 4
-"""Bytes a token and h of TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits."""
 
 CPU_LOSS_VOCABULARY = 32768
 """Vocabulary entries of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
 CPU_LOSS_BYTES = 33
-"""Bytes per number of a tile: in backward eight in float32, and a byte that says which is the target's (_backward_tile)."""
+"""Bytes per number of a tile: in backward eight in float32, and a byte that marks the target (_backward_tile)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes of one GPU for one micro batch, before it is known which layers are recomputed."""
+    """Bytes of one micro batch on one GPU, whichever layers are recomputed."""
 
     stream: float
-    """One layer's input: what a checkpointed layer keeps."""
+    """Input of one layer, which is all that a checkpointed layer keeps."""
     kept: float
-    """By one layer for backward."""
+    """Tensors that one layer keeps for backward."""
     working: float
-    """On top of it, while backward is in the layer."""
+    """Temporaries while backward is in a layer."""
     loss: float
-    """Last norm, head and loss, at most."""
+    """Peak of last norm, head and loss."""
 
 
 def stream_bytes(workload: Workload) -> int:
-    """Bytes of one number of the residual stream.
+    """Return the bytes of one number of the residual stream.
 
     peft's prepare_model_for_kbit_training makes norms and embeddings float32, and so the stream; a frozen 16-bit base
     under autocast stays in 16 bits, float32 weights of embeddings make it float32.
@@ -79,7 +49,7 @@ def stream_bytes(workload: Workload) -> int:
 
 
 def count(workload: Workload) -> Activations:
-    """The activations of one micro batch."""
+    """Return the activations of one micro batch."""
     sizes, tokens = workload.geometry, workload.tokens
     stream = stream_bytes(workload)
     compute = BYTES[workload.compute_dtype] if workload.precision != "pure" else BYTES[workload.weight_dtype]
@@ -97,12 +67,12 @@ def count(workload: Workload) -> Activations:
 
 
 def _fused_norms(workload: Workload) -> bool:
-    return workload.geometry.model_type in LAYER_NORM_TYPES or workload.loss in FUSED_NORM_LOSSES
+    return workload.geometry.model_type in LAYER_NORM_TYPES or workload.framework.fused_kernels
 
 
 def _norms(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
     hidden = workload.geometry.hidden_size
-    # Fused: the input. Eager RMSNorm: a float32 copy of it, and what the trained weight is multiplied with.
+    # Fused: the input. Eager RMSNorm: a float32 copy of it, and the factor of the trained weight.
     one = stream if _fused_norms(workload) else 4 + (compute if workload.method == "full" else 0)
     # Where weights behind the norm are trained, its output is their input.
     one += compute if workload.method == "full" else 0
@@ -127,22 +97,22 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     width, full = sizes.intermediate_size, workload.method == "full"
     # Gated: gate, its activation, up, and for the weight of down their product. Else: up, and its activation.
     held = (3 if sizes.gated else 1) + full
-    # Gradients of product, activation and up (of activation and up); the product's place is free by then.
+    # Gradients of product, activation and up (of activation and up); the product's memory is free by then.
     made = (3 if sizes.gated else 2) - full
     if sizes.experts == 1:
         return float(compute * width * held), float(compute * width * made)
-    # A token goes through several experts; each gathers its input and scatters its output. Backward is in one at a time.
+    # A token goes through several experts; each gathers its input and scatters its output. Backward handles one at a time.
     several = sizes.experts_per_token
     kept = several * compute * (width * held + 2 * sizes.hidden_size)
     return float(kept), float(several / sizes.experts * compute * width * made)
 
 
 def _adapter_inputs(workload: Workload, compute: int) -> float:
-    """The inputs of adapted linear layers, as A keeps them: PEFT casts and drops out for each adapter by itself."""
+    """Return bytes per token of adapted layers' inputs: PEFT casts and drops out for each adapter separately."""
     if workload.method == "full":
         return 0.0
     inputs = {name: rows for name, rows, _ in workload.geometry.named_linears if name in workload.lora_targets}
-    if workload.profile in ("litgpt", "torchtune"):
+    if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
         shared = {("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows for name, rows in inputs.items()}
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
@@ -153,24 +123,16 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
 
 
 def _tiles(workload: Workload) -> float:
-    """Return bytes of logits that TRL's chunked loss has at a time on a CPU; on a GPU a kernel folds them where they are."""
-    if not workload.on_cpu or workload.loss != "chunked":
+    """Return bytes of logits that TRL's chunked loss holds at a time on a CPU; a GPU reduces them in place."""
+    if not workload.on_cpu or not workload.framework.loss.cpu_tiles:
         return 0.0
     tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.geometry.vocab_size, CPU_LOSS_VOCABULARY)
     return CPU_LOSS_BYTES * tile
 
 
 def _loss(workload: Workload, compute: int, stream: int) -> float:
-    sizes = workload.geometry
-    hidden, vocabulary = sizes.hidden_size, sizes.vocab_size
+    sizes, loss = workload.geometry, workload.framework.loss
     # The last norm: its output, and its input (fused) or a float32 copy.
-    norm = (stream if _fused_norms(workload) else 4) + compute
-    if workload.loss == "liger":
-        return float(hidden * (norm + compute + LIGER_CHUNKED_LOGITS))
-    if workload.loss == "chunked" and (workload.profile, "chunked") not in FULL_LOGITS:
-        return float(hidden * CHUNKED_LOSS)
-    family: str = workload.profile
-    if sizes.model_type == "qwen":
-        family = "qwen zero" if workload.sharding.startswith("zero") else "qwen"
-    each, shift = FULL_LOGITS.get((family, workload.loss), FULL_LOGITS["transformers", "hf"])
-    return float(hidden * norm + vocabulary * (each + (shift if workload.micro_batch > 1 else 0)))
+    norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
+    word = loss.per_word + (loss.shift_per_word if workload.micro_batch > 1 else 0)
+    return float(sizes.hidden_size * (norm + loss.per_hidden) + sizes.vocab_size * word)

@@ -1,92 +1,95 @@
-"""What a step sends between GPUs, and between a GPU and its host; and the optimizer's update, wherever it runs."""
+"""Communication between GPUs and with the host, and the time of the optimizer's update on either."""
 
 from flytune.estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
 from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware.accelerators import Accelerator
 
 LINK_SHARE = 0.8
-"""Of a link's data-sheet rate, what NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a node of
-A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
+"""Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a
+node of A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
 PCIE_SHARE = 0.8
-"""Of the slot's rate, what copies from pinned memory reach (25 of 32 GB/s, CUDA's bandwidthTest)."""
+"""Share of the slot's rate that copies from pinned memory reach (25 of 32 GB/s, CUDA's bandwidthTest)."""
 HOST_MEMORY_GBS = 200.0
-"""Of a node, for AdamW on its CPUs: eight channels of DDR4-3200 have 205 GB/s."""
+"""Memory bandwidth of a node for AdamW on its CPUs: eight channels of DDR4-3200 have 205 GB/s."""
 NVME_GBS = 5.0
-"""Of a node, reading and writing: a PCIe 4.0 drive's data sheet has 5 to 7."""
+"""Bandwidth of a node's NVMe disk, reading and writing: a PCIe 4.0 drive's data sheet has 5 to 7."""
 
 
-def sharded(workload: Workload) -> int:
-    """Over how many GPUs gradients and optimizer states are spread."""
-    return workload.gpus if workload.sharding.startswith(("zero", "fsdp")) else 1
+def shards(workload: Workload) -> int:
+    """Return the number of GPUs that optimizer states are divided among."""
+    return workload.gpus if workload.layout.shards_optimizer else 1
 
 
 def communication_bytes(workload: Workload) -> tuple[float, float]:
-    """That one GPU sends over the slowest link: (in each micro batch, in each optimizer step).
+    """Return bytes that one GPU sends over the slowest link: (in each micro batch, in each optimizer step).
 
     A ring over n GPUs sends (n - 1) / n of the bytes for an all-gather or a reduce-scatter, twice that for an all-reduce
     (Rajbhandari et al. 2020, §7, has the sums for ZeRO).
     """
-    if workload.gpus == 1 or workload.sharding in ("none", "device_map"):
+    layout = workload.layout
+    if workload.gpus == 1 or not layout.data_parallel:
         return 0.0, 0.0
     part = (workload.gpus - 1) / workload.gpus
     gathered = _weight_bytes(workload)
     gradients = float(workload.trained * _gradient_bytes(workload))
-    sharding = workload.sharding
-    if sharding in ("fsdp1", "fsdp2", "zero3"):
-        return part * (2 * gathered + gradients), 0.0
-    if sharding in ("fsdp1_grad_op", "fsdp2_grad_op"):
-        return part * (gathered + gradients), 0.0
-    if sharding == "zero2":
+    if layout.shards_parameters:
+        return part * ((2 if layout.gathers_in_backward else 1) * gathered + gradients), 0.0
+    if layout.shards_gradients:
         return part * gradients, part * 2 * workload.trained
     return 0.0, part * 2 * gradients
 
 
 def _weight_bytes(workload: Workload) -> float:
-    """Of the whole model, as it is gathered and as it is kept on a host."""
+    """Return bytes of the full model, as it is gathered and as a host holds it."""
     geometry = workload.geometry
     packed = 0.5 if workload.quantization in ("nf4", "nf4_double") else 2
     return packed * geometry.linear_parameters + 2 * (geometry.parameters - geometry.linear_parameters)
 
 
 def _gradient_bytes(workload: Workload) -> int:
-    """A number of the gradients as they are reduced."""
-    if workload.profile == "composer" and workload.method == "full":
+    """Return bytes of one number of the gradients as they are reduced."""
+    if workload.framework.reduces_stored_dtype and workload.method == "full":
         return BYTES[workload.weight_dtype]
-    return 4 if workload.profile in ("flytune", "torch") and workload.sharding.startswith("fsdp") else 2
+    return 4 if workload.framework.fsdp_reduces_float32 and workload.layout.fsdp else 2
 
 
 def link_rate(workload: Workload, accelerator: Accelerator) -> float:
-    """Bytes a second: NCCL's rings leave a node by all its adapters at once; its whole network carries what one GPU sends."""
-    rate = accelerator.link_gbs if workload.nodes == 1 else min(accelerator.link_gbs, accelerator.network_gbs)
+    """Return bytes a second that one GPU sends: NCCL's rings use all network devices of a node at once."""
+    rate = (
+        accelerator.link_gbs
+        if workload.nodes == 1
+        else min(accelerator.link_gbs, accelerator.network_gbs, workload.network_gbs)
+    )
     return rate * 1e9 * LINK_SHARE
 
 
 def pcie_rate(accelerator: Accelerator) -> float:
+    """Return bytes a second between a GPU and its host."""
     return accelerator.pcie_gbs * 1e9 * PCIE_SHARE
 
 
 def host_bytes(workload: Workload) -> float:
-    """Between one GPU and its host in each micro batch."""
+    """Return bytes that one GPU exchanges with its host in each micro batch."""
     geometry, moved = workload.geometry, 0.0
     if workload.offload != "none":
-        times = 2 if workload.sharding in ("fsdp1", "fsdp2", "zero3") else 0
-        moved += (times * _weight_bytes(workload) + 2 * workload.trained) / sharded(workload)
+        times = 2 if workload.layout.gathers_in_backward else 0
+        moved += (times * _weight_bytes(workload) + 2 * workload.trained) / shards(workload)
     if workload.checkpointing == "offloaded":
         moved += 2 * 2.0 * workload.tokens * geometry.hidden_size * geometry.num_hidden_layers
     return moved
 
 
 def optimizer_seconds(workload: Workload, accelerator: Accelerator) -> float:
-    """Of the update, wherever it runs."""
+    """Return seconds of the update, on the GPU or on the host."""
     if workload.offload == "none":
-        seconds = memory_seconds(optimizer_bytes(workload, sharded(workload)), accelerator)
-        states = workload.trained / sharded(workload) * (workload.optimizer.state_bytes or 8)
-        weights = 2 * workload.geometry.parameters / sharded(workload)
+        seconds = memory_seconds(optimizer_bytes(workload, shards(workload)), accelerator)
+        states = workload.trained / shards(workload) * (workload.optimizer.state_bytes or 8)
+        weights = 2 * workload.geometry.parameters / shards(workload)
         if workload.optimizer.paged and states + weights > workload.gpu_memory_gib * 2**30:
-            # Every page is fetched and put back in each step: the next one is never the one that was used last.
+            # Every page is fetched and put back in each step: the next page is never one that was used recently.
             seconds += 2 * states / pcie_rate(accelerator)
         return seconds
-    node = workload.trained / sharded(workload) * workload.gpus / workload.nodes
-    held = 4 if workload.sharding.startswith("zero") else BYTES[workload.weight_dtype]
+    node = workload.trained / shards(workload) * workload.gpus / workload.nodes
+    held = 4 if workload.layout.deepspeed else BYTES[workload.weight_dtype]
     seconds = node * ADAMW_NUMBERS["fused"] * held / (HOST_MEMORY_GBS * 1e9)
     return seconds + (node * 2 * 12 / (NVME_GBS * 1e9) if workload.offload == "nvme" else 0.0)

@@ -1,8 +1,8 @@
-"""Floating-point operations of a step, and how long matrix products take.
+"""Floating-point operations of a step, and the time of matrix products.
 
 A product of (m, k) by (k, n) is 2mkn operations. A decoder with P parameters in linear layers takes 2P of them a token
 forward, 2P for the gradients of inputs, 2P for those of weights (Kaplan et al. 2020, §2.1; Narayanan et al. 2021, appendix);
-what is frozen has no gradients of weights. Attention's own are 4 x length x width a token and layer, half of them where it
+frozen weights have no gradients. Attention's own are 4 x length x width a token and layer, half of them where it
 is causal; backward takes 2.5 times as many (FlashAttention-2 computes the scores again: Dao 2023, §4.1).
 """
 
@@ -13,26 +13,24 @@ from flytune.estimates.workload import Workload
 from flytune.hardware.accelerators import Accelerator
 
 ATTENTION_LINEARS = frozenset("qkvo")
-"""Names of the linear layers that see every token; those of an MLP may be one of several experts."""
+"""Names of the linear layers that every token passes; those of an MLP may belong to one of several experts."""
 ATTENTION_BACKWARD = 2.5
-"""Times the forward pass."""
+"""Operations of attention's backward pass over those of its forward pass."""
 
 MATMUL_SHARE = {"GA100": 0.89, "GH100": 0.82}
-"""Fitted. Of `matmul_tflops` where that is the best shape's: what products of a model's shapes reach where memory does not
-bind. Of other chips it is a middle already."""
-TRITON_ATTENTION = 0.52
-"""Fitted. Speed of MPT's Triton kernel as a share of FlashAttention-2's."""
+"""Fitted. Share of `matmul_tflops` that products of a model's shapes reach where memory does not bind, for chips whose figure
+is that of the best shape. The figure of other chips is a middle over shapes already."""
 ATTENTION_HALF_LENGTH = 300
 """Tokens at which causal attention has half its speed: FlashAttention-3's paper (arXiv 2407.08608), figure 5, has
 FlashAttention-2 at 191, 260, 298, 319, 333 TFLOP/s for 512, 1k, 2k, 4k, 8k tokens."""
 
 Shape = tuple[float, float, float]
-"""Of one product: rows (tokens), in, out."""
+"""Shape of one product: rows (tokens), in, out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Of one micro batch on one GPU."""
+    """Operations of one micro batch on one GPU."""
 
     forward: float
     recomputation: float
@@ -41,7 +39,7 @@ class Flops:
     adapters: float
     """LoRA's matrices, all passes."""
     scores_again: float
-    """Of `input_gradients`: attention's scores, which FlashAttention computes again."""
+    """The part of `input_gradients` that recomputes attention's scores, as FlashAttention does."""
 
     @property
     def total(self) -> float:
@@ -49,12 +47,12 @@ class Flops:
 
     @property
     def needed(self) -> float:
-        """What the model asks for, whatever is computed twice: MFU counts these."""
+        """Operations that the model requires, without those that repeat others; MFU counts these."""
         return self.total - self.recomputation - self.scores_again
 
 
 def layer_shapes(workload: Workload) -> Counter[Shape]:
-    """The products of one decoder layer's forward pass, and how many there are of each; experts share the tokens evenly."""
+    """Return the products of one decoder layer's forward pass, each with its number; experts share the tokens evenly."""
     geometry, tokens = workload.geometry, float(workload.tokens)
     routed = tokens * geometry.experts_per_token / geometry.experts
     shapes = (
@@ -64,55 +62,57 @@ def layer_shapes(workload: Workload) -> Counter[Shape]:
 
 
 def head_shape(workload: Workload) -> Shape:
+    """Return the product of the head."""
     return float(workload.tokens), workload.geometry.hidden_size, workload.geometry.vocab_size
 
 
 def attention_flops(workload: Workload) -> float:
-    """Of one layer, forward, causal."""
+    """Return operations of causal attention in one layer's forward pass."""
     width = workload.geometry.num_attention_heads * workload.geometry.head_dim
     return 2.0 * workload.sequence_length * width * workload.tokens
 
 
 def recomputes(workload: Workload) -> bool:
-    """Whether backward runs the layers' forward pass again."""
+    """Return whether backward runs the layers' forward pass again."""
     return workload.checkpointing != "none"
 
 
 def skipped_shape(workload: Workload) -> Shape | None:
-    """The product that recomputing a layer leaves out, if any.
+    """Return the product that recomputing a layer leaves out, if any.
 
-    Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends where the last tensor that backward needs is there:
-    before the layer's last product, whose result is only added. Profile transformers passes use_reentrant=True, its default
-    before 5.0, and TRL does so for PEFT under ZeRO-3.
+    Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends once it has the last tensor that backward needs:
+    before the layer's last product, whose result is only added. TRL passes use_reentrant=True for PEFT under ZeRO-3.
     """
-    reentrant = workload.profile.startswith("transformers") or (workload.sharding == "zero3" and workload.method != "full")
+    reentrant = workload.framework.reentrant or (
+        workload.layout.deepspeed and workload.layout.shards_parameters and workload.method != "full"
+    )
     if not recomputes(workload) or reentrant or "down" in workload.lora_targets or workload.geometry.experts > 1:
         return None
     return float(workload.tokens), workload.geometry.intermediate_size, workload.geometry.hidden_size
 
 
 def flops(workload: Workload) -> Flops:
-    """Of one micro batch on one GPU, by what they are for."""
+    """Return the operations of one micro batch on one GPU, by purpose."""
     layers = workload.geometry.num_hidden_layers
     linear = layers * sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
     head = 2.0 * float(workload.tokens) * workload.geometry.hidden_size * workload.geometry.vocab_size
     attention = layers * attention_flops(workload)
     m, k, n = skipped_shape(workload) or (0, 0, 0)
-    whole = workload.method == "full"
+    full = workload.method == "full"
     passes = 4 if recomputes(workload) else 3
     return Flops(
         forward=linear + head + attention,
         recomputation=linear - layers * 2 * m * k * n + attention if recomputes(workload) else 0.0,
         input_gradients=linear + head + ATTENTION_BACKWARD * attention,
-        weight_gradients=linear + head if whole else head * ("head" in workload.lora_targets),
+        weight_gradients=linear + head if full else head * ("head" in workload.lora_targets),
         # Forward, the inputs' and the weights' gradients, and again forward where layers are recomputed.
-        adapters=0.0 if whole else passes * 2.0 * routed_adapters(workload) * workload.tokens,
+        adapters=0.0 if full else passes * 2.0 * routed_adapters(workload) * workload.tokens,
         scores_again=(ATTENTION_BACKWARD - 2) * attention,
     )
 
 
 def routed_adapters(workload: Workload) -> float:
-    """Parameters of adapters that one token meets."""
+    """Return the number of adapter parameters that one token passes."""
     geometry = workload.geometry
     share = geometry.experts_per_token / geometry.experts
     wide = sum(
@@ -125,7 +125,7 @@ def routed_adapters(workload: Workload) -> float:
 
 
 def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
-    """Of one 16-bit matrix product: its operations and, not overlapped, its operands' and its result's way through memory.
+    """Return seconds of one 16-bit matrix product: its operations and, not overlapped, reading operands and writing the result.
 
     The second part makes narrow and short products slow: an A100 has half its speed where 1/m + 1/k + 1/n is 1/118.
     """
@@ -135,7 +135,7 @@ def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
 
 
 def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float, float, float]:
-    """Matrix products of all layers, in seconds: forward, again where they are recomputed, for the weights' gradients."""
+    """Return seconds of the matrix products of all layers: forward, recomputation, gradients of weights."""
     forward = weights = 0.0
     for (m, k, n), count in layer_shapes(workload).items():
         forward += count * product_seconds((m, k, n), accelerator)
@@ -147,10 +147,8 @@ def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float,
 
 
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:
-    """Of all layers' forward pass."""
-    rate = accelerator.attention_tflops * 1e12
-    if workload.profile == "composer":
-        rate *= TRITON_ATTENTION
+    """Return seconds of attention in the forward pass of all layers."""
+    rate = accelerator.attention_tflops * 1e12 * workload.framework.attention_share
     length = workload.sequence_length
     rate *= length / (length + ATTENTION_HALF_LENGTH)
     return workload.geometry.num_hidden_layers * attention_flops(workload) / rate

@@ -1,4 +1,4 @@
-"""What a step does beside matrix products: bytes through GPU memory of the kernels around them, and how many kernels there are.
+"""Kernels around the matrix products of a step: their bytes through GPU memory, and their number.
 
 Bytes are counted from the code that runs: each kernel reads its inputs and writes its result; 2 bytes a number, 4 where the
 code computes in float32. Backward is counted as twice forward: it reads what forward read, and the gradient, and writes one.
@@ -7,13 +7,14 @@ code computes in float32. Backward is counted as twice forward: it reads what fo
 from dataclasses import dataclass
 
 from flytune.estimates.flops import ATTENTION_LINEARS, recomputes
+from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels
 from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware.accelerators import Accelerator
 
 BANDWIDTH_SHARE = 0.82
-"""Fitted. Of `memory_gbs`, what these kernels reach."""
+"""Fitted. Share of `memory_gbs` that these kernels reach."""
 LAUNCH_SECONDS = 17e-6
-"""Fitted. That Python, autograd and CUDA take to start one kernel; the GPU waits where its kernels are shorter."""
+"""Fitted. Time that Python, autograd and CUDA take to start one kernel; the GPU waits where its kernels are shorter."""
 ZERO3_HOOK = 20
 """Fitted. Kernels that could start in the time of DeepSpeed's hooks around a module, which fetch its weights and drop them."""
 
@@ -28,11 +29,11 @@ class Kernels:
     """Bytes that one token moves in the forward pass of one layer, for each number of a width."""
 
     norm: float
-    """Of hidden_size, for each of the two norms."""
+    """Bytes per hidden_size, for each of the two norms."""
     rotary: float
-    """Of the width of queries and keys."""
+    """Bytes per width of queries and keys."""
     activation: float
-    """Of intermediate_size: the MLP's, with the product of gate and up where it has one."""
+    """Bytes per intermediate_size of the MLP, with the product of gate and up where it has one."""
     launches: int
     """Kernels in one layer's forward pass, products included."""
 
@@ -51,31 +52,8 @@ MPT = Kernels(norm=4, rotary=0, activation=4, launches=14)
 """torch's own layer norm and GELU; learned positions."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterKernels:
-    """Bytes that one token moves through LoRA beside one linear layer, forward, for each of its inputs and outputs."""
-
-    inputs: float
-    outputs: float
-    float32: bool = False
-    """Whether its products are in float32, without tensor cores (torch's default for them)."""
-
-
-FLOAT32_ADAPTERS = AdapterKernels(inputs=10, outputs=28, float32=True)
-"""The input is cast (2+4) and read (4); B's result is written (4), scaled (8), added to the layer's (2+4+4), cast (4+2)."""
-AUTOCAST_ADAPTERS = AdapterKernels(inputs=14, outputs=12)
-"""The input is cast to the adapter's float32 and back (2+4+4+2) and read (2); B's result is written (2), scaled (4) and added
-(2+2+2)."""
-PLAIN_ADAPTERS = AdapterKernels(inputs=7, outputs=12)
-"""All in 16 bits, behind a dropout (2+2+1), as fsdp_qlora's."""
-FUSED_ADAPTERS = AdapterKernels(inputs=2, outputs=6)
-
 RESIDUAL = 12 + 8
 """Bytes for each number of hidden_size: two additions, and queries, keys, values and result laid out for attention."""
-
-LOGITS = {"hf": 48.0, "fp32_logits": 28.0, "chunked": 24.0, "foak": 6.0, "liger": 8.0}
-"""Bytes a token and word, forward and backward. hf casts to float32, shifts, takes log_softmax and goes all of the way back
-(6+8+8+12+8+6); fp32_logits saves the shifts; fused kernels read logits once and write the gradient in their place."""
 
 ADAMW_NUMBERS = {"fused": 7, "foreach": 20, "for_loop": 20}
 """Numbers read or written for each parameter: fused reads gradient, weight and both moments and writes three; foreach makes
@@ -85,20 +63,19 @@ CLIPPING_NUMBERS = 3
 
 
 def kernels(workload: Workload) -> Kernels:
-    """What surrounds the products, by what the framework is."""
+    """Return the kernels around the matrix products, by model and framework."""
     if workload.compiled:
         return COMPILED
     if workload.geometry.model_type == "mpt":
         return MPT
-    if workload.loss in ("foak", "liger") or (workload.geometry.model_type == "qwen" and workload.attention == "flash"):
+    if workload.framework.fused_kernels or (workload.geometry.model_type == "qwen" and workload.attention == "flash"):
         # The first Qwen's own code takes norm and rotation from flash-attn where that is installed.
         return FUSED
-    # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
-    return EAGER_FLOAT32 if workload.kbit_float32 and not workload.sharding.startswith("fsdp") else EAGER
+    return EAGER_FLOAT32 if workload.kbit_float32 else EAGER
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Through memory, of one layer's forward pass over one micro batch, without adapters."""
+    """Return bytes through memory of one layer's forward pass over one micro batch, without adapters."""
     geometry, own = workload.geometry, kernels(workload)
     hidden = geometry.hidden_size
     turned = (geometry.num_attention_heads + geometry.num_key_value_heads) * geometry.head_dim
@@ -111,16 +88,15 @@ def layer_bytes(workload: Workload) -> float:
 
 
 def adapter_kernels(workload: Workload) -> AdapterKernels:
-    """PEFT's code for LoRA, or one that fuses it; FOAK does so on a quantized base only."""
-    if workload.compiled or (workload.loss in ("foak", "liger") and workload.quantization != "none"):
+    """Return the kernels of LoRA: fused by torch.compile, and by fused kernels only on a quantized base (FOAK)."""
+    framework = workload.framework
+    if workload.compiled or (framework.fused_kernels and workload.quantization != "none"):
         return FUSED_ADAPTERS
-    if workload.precision == "pure" and workload.profile.startswith("transformers"):
-        return FLOAT32_ADAPTERS
-    return PLAIN_ADAPTERS if workload.profile == "fsdp_qlora" else AUTOCAST_ADAPTERS
+    return framework.pure_adapters if workload.precision == "pure" else framework.adapters
 
 
 def adapter_bytes(workload: Workload) -> float:
-    """Through memory, of one layer's adapters, forward."""
+    """Return bytes through memory of one layer's adapters in a forward pass."""
     if workload.method == "full":
         return 0.0
     geometry, own = workload.geometry, adapter_kernels(workload)
@@ -133,31 +109,31 @@ def adapter_bytes(workload: Workload) -> float:
 
 
 def dequantization_bytes(workload: Workload) -> float:
-    """Of one pass over all layers' weights."""
+    """Return bytes through memory of dequantizing all layers' weights once."""
     each = {"none": 0.0, "nf4": NF4_BYTES, "nf4_double": NF4_BYTES, "gptq4": GPTQ_BYTES}[workload.quantization]
     return each * workload.geometry.linear_parameters
 
 
 def optimizer_bytes(workload: Workload, shards: int) -> float:
-    """Of one optimizer step on one GPU: its share of the parameters."""
-    held = 4 if workload.method != "full" or workload.sharding.startswith("zero") else BYTES[workload.weight_dtype]
+    """Return bytes through memory of one optimizer step on one GPU, for its share of the parameters."""
+    held = 4 if workload.method != "full" or workload.layout.deepspeed else BYTES[workload.weight_dtype]
     numbers = ADAMW_NUMBERS[workload.optimizer.implementation] + CLIPPING_NUMBERS
     return workload.trained / shards * numbers * held
 
 
 def launches(workload: Workload) -> float:
-    """Kernels of one micro batch, all passes."""
+    """Return the number of kernels of one micro batch, all passes."""
     geometry = workload.geometry
     names = [name for name, _, _ in geometry.named_linears]
     adapted = sum(name in workload.lora_targets for name in names)
-    each = kernels(workload).launches + adapted * (8 if workload.loss not in ("foak", "liger") else 4)
+    each = kernels(workload).launches + adapted * (8 if not workload.framework.fused_kernels else 4)
     each += len(names) * {"none": 0, "nf4": 2, "nf4_double": 4, "gptq4": 10}[workload.quantization]
     each += 20 * geometry.experts if geometry.experts > 1 else 0
-    if workload.sharding == "zero3":
+    if workload.layout.deepspeed and workload.layout.shards_parameters:
         each += ZERO3_HOOK * (len(names) + 2)
     return geometry.num_hidden_layers * each * (4 if recomputes(workload) else 3)
 
 
 def memory_seconds(moved: float, accelerator: Accelerator) -> float:
-    """That kernels take which only move `moved` bytes."""
+    """Return seconds of kernels that only move `moved` bytes."""
     return moved / (accelerator.memory_gbs * 1e9 * BANDWIDTH_SHARE)

@@ -1,7 +1,7 @@
-"""How much memory one GPU needs in each phase of a run: a closed form, from the model's sizes and how it is trained.
+"""Memory of one GPU in each phase of a run, in closed form, from the sizes of the model and the way it is trained.
 
-Every constant has a unit and a source, here, in states.py and in activations.py; docs/measured.md says how far it is off. No
-constant belongs to one run or one publication: what frameworks do differently is a named profile of the workload.
+Every constant has a unit and a source, here, in model_states.py and in activations.py; docs/measured.md has the errors. No
+constant belongs to one run or one publication: differences between frameworks are the fields of framework.py.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
 FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.12, 0.2, 0.4
 # Bytes a token and vocabulary entry beyond which a loss has logits in float32 beside those in 16 bits.
 WHOLE_LOGITS = 6
-# The part of it that stays when memory is short and the allocator gave back what it could: a judgement, by the verdicts on
+# The part of it that stays when memory is short and the allocator has released what it can: a judgement, by the verdicts on
 # published runs near the limit.
 UNMOVABLE = 0.5
 
@@ -32,13 +32,13 @@ class Memory:
 
     phases: dict[str, dict[str, float]]
     held: float
-    """Bytes that the allocator has asked of the driver at most: what is allocated, and free segments that it keeps."""
+    """Peak of bytes that the allocator reserves: allocated ones, and free segments that it keeps."""
     unmovable: float
-    """The same once it has given back what it can, as it does before it fails."""
+    """The same after it has released all it can, as it does before it fails."""
     outside: dict[str, float]
-    """Not the allocator's: CUDA's context and NCCL's buffers."""
+    """Memory beside the allocator's: CUDA's context and NCCL's buffers."""
     holes: dict[str, float]
-    """By phase, what of `held` cannot be given back: `unmovable` less what is allocated."""
+    """Bytes of `held` by phase that cannot be released: `unmovable` less allocated bytes."""
 
     @property
     def allocated(self) -> float:
@@ -47,39 +47,36 @@ class Memory:
 
     @property
     def needed(self) -> float:
-        """Of the GPU's memory at least: with less the run dies."""
+        """Smallest GPU memory with which the run does not fail."""
         return self.unmovable + sum(self.outside.values())
 
     @property
     def tables(self) -> dict[str, dict[str, float]]:
-        """Phase -> component -> bytes, with what is not allocated: of the phase that needs most they add up to `needed`."""
+        """Phase -> component -> bytes, with memory beside the allocator's: those of the fullest phase add up to `needed`."""
         return {phase: parts | {"fragmentation": self.holes[phase]} | self.outside for phase, parts in self.phases.items()}
 
     def reserved(self, capacity: float) -> float:
-        """As torch.cuda.max_memory_reserved counts it on a GPU of `capacity` bytes."""
+        """Return the peak as torch.cuda.max_memory_reserved counts it on a GPU of `capacity` bytes."""
         outside = sum(self.outside.values())
         return max(self.allocated, min(self.held, capacity - outside))
 
     def on_device(self, capacity: float) -> float:
-        """As the driver counts it (nvidia-smi)."""
+        """Return the peak as the driver counts it (nvidia-smi)."""
         return self.reserved(capacity) + sum(self.outside.values())
 
 
 def memory(workload: Workload) -> Memory:
-    """The memory of one GPU, by phase and component."""
+    """Return the memory of one GPU, by phase and component."""
     lasting, batch = model_states.of(workload), activations.count(workload)
     moments = _moments(workload, lasting, batch)
     steady = {**lasting.resident, **lasting.optimizer}
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
-    evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.whole}
-    if workload.profile == "flytune":
-        # One held-out sample's logits, in bfloat16 and as the float32 that accelerate makes of them (training/eval_loss.py).
-        row = 6.0 * workload.sequence_length * workload.geometry.vocab_size
-        evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
-    written = {
-        "gathered units": max(model_states.layer_unit(workload), model_states.root_unit(workload)) if workload.sharded else 0.0
-    }
+    evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.root}
+    row = workload.framework.evaluated_row * workload.sequence_length * workload.geometry.vocab_size
+    evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
+    unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
+    written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
     phases = {
         "load": lasting.resident | {"loading": lasting.load},
         "first step": _fullest(lasting.resident, first),
@@ -95,10 +92,10 @@ def memory(workload: Workload) -> Memory:
     for phase, base, of in (("first step", lasting.resident, first), ("steady step", steady, moments)):
         least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
         holes[phase] = sum(base.values()) + least - sum(phases[phase].values())
-    # States that the first update makes take the place of activations, in pieces; the next step asks for it anew.
+    # The first update's states occupy the memory of activations, in pieces; the next step allocates it again.
     refilled = totals[-1][0] + max(moving for _, moving in totals)
     outside = {"CUDA context": CUDA_CONTEXT_GIB * GIB}
-    if workload.gpus > 1 and workload.sharding != "device_map":
+    if workload.gpus > 1 and not workload.layout.pipelined:
         outside["NCCL"] = NCCL_GIB * GIB
     return Memory(
         phases=phases,
@@ -110,21 +107,21 @@ def memory(workload: Workload) -> Memory:
 
 
 def _moments(workload: Workload, lasting: model_states.States, batch: activations.Activations) -> list[dict[str, float]]:
-    """What a step has beside its states when it is fullest: at the loss, in the last layer, in the first, in the update."""
+    """Return components beside the states at the fullest moments of a step: loss, last layer, first layer, update."""
     layers = workload.geometry.num_hidden_layers
     recomputed = workload.checkpointing != "none"
     # Offloaded checkpoints leave the GPU but for the layers that are copied at the moment, each way.
     deep = 2 * model_states.UNITS_AT_WORK if workload.checkpointing == "offloaded" else layers
     kept = deep * batch.stream if recomputed else layers * batch.kept
-    if workload.sharding == "device_map":
+    if workload.layout.pipelined:
         kept /= workload.gpus
     at_work = (batch.kept if recomputed else 0.0) + batch.working
     head = workload.geometry.vocab_size * workload.geometry.hidden_size * BYTES[workload.compute_dtype]
     all_gradients = lasting.gradients / layers if workload.optimizer.in_backward else lasting.gradients
     accumulated = 0.0 if workload.accumulation == 1 or workload.optimizer.in_backward else lasting.gradients
-    head_gradient = float(head) if workload.method == "full" and not workload.sharded else 0.0
-    gathered = lasting.whole + lasting.units + lasting.unit_gradients
-    at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.whole, "gradients": accumulated}
+    head_gradient = float(head) if workload.method == "full" and not workload.layout.shards_parameters else 0.0
+    gathered = lasting.root + lasting.units + lasting.unit_gradients
+    at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.root, "gradients": accumulated}
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
     lowest = batch.stream + at_work + _retained(workload, batch)
     first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients}
@@ -134,11 +131,11 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
 def _fragmentation(workload: Workload, batch: activations.Activations) -> float:
     if batch.loss > WHOLE_LOGITS * workload.tokens * workload.geometry.vocab_size:
         return FRAGMENTATION_LOGITS
-    return FRAGMENTATION_SHARDED if workload.sharded else FRAGMENTATION
+    return FRAGMENTATION_SHARDED if workload.layout.shards_parameters else FRAGMENTATION
 
 
 def _moving(parts: dict[str, float]) -> float:
-    """What comes and goes in sizes that differ: the update has each parameter's, and none other."""
+    """Return bytes that are allocated and freed in different sizes; the update only has those of the parameters."""
     return sum(size for name, size in parts.items() if name in ("activations", "logits and loss", "gathered units"))
 
 
@@ -147,12 +144,12 @@ def _fullest(base: dict[str, float], moments: list[dict[str, float]]) -> dict[st
 
 
 def _retained(workload: Workload, batch: activations.Activations) -> float:
-    """What FSDP1 keeps to the end of backward where parameters are frozen: two tensors of the stream's size for each layer.
+    """Return bytes that FSDP1 keeps until backward ends if parameters are frozen: two tensors of the stream's size per layer.
 
     It reshards frozen parameters from hooks on the gradients of a unit's inputs (_register_post_backward_reshard_only_hooks).
-    Within a reentrant checkpoint, and only there, they live on while the checkpoints go
+    Only within a reentrant checkpoint, they stay while the checkpoints are freed
     (tests/estimates/test_fsdp1_retained.py).
     """
-    if workload.method == "full" or not workload.sharding.startswith("fsdp1") or not model_states.reentrant(workload):
+    if workload.method == "full" or not workload.layout.retains_frozen or not model_states.reentrant(workload):
         return 0.0
     return workload.geometry.num_hidden_layers * 2 * batch.stream

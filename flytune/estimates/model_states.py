@@ -1,7 +1,7 @@
 """Bytes of one GPU that a batch does not change: weights, gradients, optimizer, and what the sharding gathers.
 
 A full fine-tune and an adapter beside a frozen base, each under no sharding, DDP, FSDP, ZeRO (Rajbhandari et al. 2020) and
-layers spread over GPUs; what frameworks do differently is a named profile of the workload.
+layers spread over GPUs; differences between frameworks are the fields of framework.py.
 """
 
 from dataclasses import dataclass
@@ -11,23 +11,17 @@ from flytune.estimates.workload import BYTES, Workload
 # Bytes of a quantized weight. NF4: 4 bits and a float32 for each block of 64; with double quantization 8 bits for each block
 # and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 4 bits, and 16 bits of scale and 4 of zero for each 128 weights.
 QUANTIZED = {"nf4": (4 + 32 / 64) / 8, "nf4_double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "gptq4": (4 + 20 / 128) / 8}
-# Bytes an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype); profiles that keep the base's dtype.
+# Bytes of an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype), others in the dtype of the base.
 ADAPTER = 4
-SAME_DTYPE_ADAPTERS = ("litgpt", "torchtune", "fsdp_qlora")
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
 ZERO_MASTER, ZERO_MOMENTS = 4, 8
 # Elements: DeepSpeed's reduce_bucket_size and allgather_bucket_size (5e8 by default, 2e8 in the configs in use), of which
 # overlap_comm has two; the parameters that ZeRO-3 may hold gathered (stage3_max_live_parameters); those of one step of it
 # (sub_group_size).
 ZERO_BUCKET, ZERO_LIVE, ZERO_SUB_GROUP = 200_000_000, 1_000_000_000, 1_000_000_000
-# Layers whose parameters FSDP holds gathered: in forward the one at work and one in flight (limit_all_gathers), in backward
-# the one at work and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
+# Layers whose parameters FSDP holds gathered: in forward the one that computes and one in flight (limit_all_gathers), in
+# backward the one that computes and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
 UNITS_AT_WORK = 2
-# Profiles whose checkpointing runs a backward inside backward (torch.utils.checkpoint, use_reentrant=True) around FSDP's units:
-# transformers' gradient_checkpointing. A unit is gathered again within it, and nothing is fetched ahead. fsdp_qlora and litgpt
-# checkpoint inside the units, without reentrance; fsdp_qlora's train.py says backward_prefetch=None.
-REENTRANT = ("transformers", "transformers_4_45")
-NO_PREFETCH = ("fsdp_qlora",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,76 +29,76 @@ class States:
     """Bytes of one GPU that do not depend on the batch."""
 
     resident: dict[str, float]
-    """All the time."""
+    """Bytes that are always there."""
     optimizer: dict[str, float]
-    """From the first update on."""
+    """Bytes that are there after the first update."""
     gradients: float
-    """Of all that is trained, once backward is over."""
-    whole: float
+    """Gradients of all trained parameters, at the end of backward."""
+    root: float
     """Parameters gathered during the loss: embedding and head under FSDP and ZeRO-3."""
     units: float
-    """Parameters gathered on top of it while a layer is at work."""
+    """Parameters gathered in addition while a layer is computed."""
     unit_gradients: float
-    """A layer's gradients before they are sharded."""
+    """Gradients of a layer before they are sharded."""
     update: float
     """Temporaries of the update."""
     load: float
-    """Beside the resident, while the model is loaded."""
+    """Bytes beside the resident ones while the model is loaded."""
     offloaded: float
-    """Bytes of one process that wait in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
+    """Bytes of one process in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
 
 
 def stored_bytes(workload: Workload) -> int:
-    """Of one trained weight between steps.
+    """Return the bytes of one trained weight between steps.
 
-    accelerate makes what FSDP trains float32 where mixed precision is on (accelerator.py, "upcasted low precision
-    parameters"); Composer keeps the dtype it was given, and so does FSDP2 used by itself.
+    With mixed precision, accelerate makes parameters that FSDP trains float32 (accelerator.py, "upcasted low precision
+    parameters"); FSDP2 by itself keeps their dtype.
     """
-    upcast = workload.profile.startswith(("transformers", "flytune")) and workload.precision == "fsdp"
+    upcast = workload.framework.upcasts and workload.precision == "policy"
     return 4 if upcast else BYTES[workload.weight_dtype]
 
 
 def base_bytes(workload: Workload) -> float:
-    """The frozen base model of one process that holds all of it."""
+    """Return the bytes of the frozen base model in a process that holds all of it."""
     sizes, width = workload.geometry, BYTES[workload.weight_dtype]
     if workload.quantization == "none":
         return float(sizes.parameters * width)
-    # Flytune always prepares for k-bit training; under FSDP what it makes float32 is gathered in the dtype of computing.
+    # Under FSDP, parameters that preparing for k-bit training made float32 are gathered in the compute dtype.
     rest = (sizes.parameters - sizes.linear_parameters) * (
-        4 if workload.kbit_float32 or workload.profile == "flytune" else width
+        4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
     return sizes.linear_parameters * QUANTIZED[workload.quantization] + rest
 
 
 def reentrant(workload: Workload) -> bool:
-    """Whether FSDP's units are gathered within a checkpointed backward."""
-    return workload.checkpointing != "none" and workload.profile in REENTRANT
+    """Return whether FSDP's units are gathered within a checkpointed backward pass."""
+    return workload.checkpointing != "none" and workload.framework.reentrant
 
 
 def layer_unit(workload: Workload) -> float:
-    """Bytes of one layer as it is gathered."""
+    """Return the bytes of one gathered layer."""
     sizes = workload.geometry
     one = sizes.linear_parameters / sizes.num_hidden_layers
     return one * (QUANTIZED[workload.quantization] if workload.quantization != "none" else BYTES[workload.compute_dtype])
 
 
 def root_unit(workload: Workload) -> float:
-    """Bytes of embedding and head as they are gathered."""
+    """Return the bytes of embedding and head as they are gathered."""
     return float(workload.geometry.embedding_parameters * BYTES[workload.compute_dtype])
 
 
 def of(workload: Workload) -> States:
-    """What one GPU holds of a workload, whatever the batch."""
-    if workload.sharding.startswith("zero"):
+    """Return the states of a workload on one GPU, whatever the batch."""
+    if workload.layout.deepspeed:
         return _zero(workload)
-    shards = workload.gpus if workload.sharded or workload.sharding == "device_map" else 1
+    shards = workload.gpus if workload.layout.shards_parameters or workload.layout.pipelined else 1
     full = workload.method == "full"
     width: float = stored_bytes(workload)
     sizes = workload.geometry
     resident: dict[str, float] = {}
-    if workload.profile == "litgpt" and not full and workload.sharded:
-        # Its FSDP wraps linear layers by themselves, and gathers what is left, frozen and trained, as a whole: "no sharding
-        # benefit" in litgpt's own notes. Whole weights beside the shards.
+    if workload.framework.gathers_adapters and not full and workload.layout.shards_parameters:
+        # FSDP wraps only the linear layers, and gathers all other parameters, frozen and trained, as one unit: "no sharding
+        # benefit" in litgpt's own notes. Full weights beside the shards.
         resident["gathered whole"] = base_bytes(workload)
     trained = float(workload.trained)
     if full:
@@ -113,79 +107,82 @@ def of(workload: Workload) -> States:
         resident["weights"] = base_bytes(workload) / shards
         width = _adapter_bytes(workload)
         resident["adapters"] = trained * width / shards
-    if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.sharded:
-        # Autocast keeps a 16-bit copy of each trained weight until forward is over; recomputing makes them again.
+    if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters:
+        # Autocast keeps a 16-bit copy of each trained weight until the forward pass ends; recomputing makes them again.
         resident["autocast copies"] = 2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full else 0.0
     optimizer = workload.optimizer
     each = 2.0 * width if optimizer.state_bytes is None else optimizer.state_bytes
     states = 0.0 if optimizer.paged else each * trained / shards
     gradients = trained * width / shards
-    if workload.sharding == "ddp":
-        # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view says otherwise.
+    if workload.layout.copies_gradients:
+        # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view is set.
         resident["buckets"] = gradients
     # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
     offloaded = 0.0
-    if workload.offload != "none" and workload.sharded:
+    if workload.offload != "none" and workload.layout.shards_parameters:
         offloaded = sum(resident.values()) + states + gradients
         resident = dict.fromkeys(resident, 0.0)
         states = gradients = update = 0.0
-    if workload.quantization != "none":
+    quantized = workload.quantization != "none"
+    if quantized:
         # One linear layer at a time is made 16 bits wide for its product.
         resident["quantization"] = 2.0 * max(rows * columns for rows, columns in sizes.linears)
-    unit = layer_unit(workload) if workload.sharded else 0.0
+    unit = layer_unit(workload) if workload.layout.shards_parameters else 0.0
     return States(
         resident=resident,
         optimizer={"optimizer": states},
         gradients=gradients,
-        whole=root_unit(workload) if workload.sharded else 0.0,
-        units=(1 if workload.profile in NO_PREFETCH or reentrant(workload) else UNITS_AT_WORK) * unit,
+        root=root_unit(workload) if workload.layout.shards_parameters else 0.0,
+        units=(UNITS_AT_WORK if workload.framework.prefetches and not reentrant(workload) else 1) * unit,
         unit_gradients=unit if full else 0.0,
         update=update,
-        # bitsandbytes quantizes whole matrices only: each process holds all of the base before it is sharded.
-        load=base_bytes(workload) * (1 - 1 / shards) if workload.quantization != "none" and workload.sharded else 0.0,
+        # bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded.
+        load=base_bytes(workload) * (1 - 1 / shards)
+        if workload.quantization != "none" and workload.layout.shards_parameters
+        else 0.0,
         offloaded=offloaded,
     )
 
 
 def _adapter_bytes(workload: Workload) -> float:
-    """Of one trained parameter beside a frozen base, on average.
+    """Return the average bytes of one trained parameter beside a frozen base.
 
-    PEFT makes adapters in float32; what it trains whole (modules_to_save) are copies in the dtype of the base, and Flytune
-    makes those float32 too.
+    PEFT makes adapters in float32; layers that it trains fully (modules_to_save) are copies in the dtype of the base, which
+    Flytune makes float32 too.
     """
     base = BYTES[workload.weight_dtype]
-    if workload.profile in SAME_DTYPE_ADAPTERS or not workload.trained:
+    if not workload.framework.float32_adapters or not workload.trained:
         return base
-    whole = ADAPTER if workload.profile == "flytune" else base
-    return (ADAPTER * workload.lora_parameters + whole * workload.trained_whole) / workload.trained
+    copies = ADAPTER if workload.framework.float32_copies else base
+    return (ADAPTER * workload.lora_parameters + copies * workload.fully_trained) / workload.trained
 
 
 def _zero(workload: Workload) -> States:
-    stage, shards, width = int(workload.sharding[-1]), workload.gpus, BYTES[workload.compute_dtype]
+    layout, shards, width = workload.layout, workload.gpus, BYTES[workload.compute_dtype]
     full, trained = workload.method == "full", float(workload.trained)
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)
     adapters = 0.0 if full else trained * width
-    part = shards if stage == 3 else 1
+    part = shards if layout.shards_parameters else 1
     on_device = workload.offload == "none"
     resident = {"weights": base / part, "adapters": adapters / part}
-    if workload.offload != "none" and stage == 3 and workload.profile == "flytune":
-        resident["weights"] = 0.0  # offload_param is in its configuration (deepspeed_configs/)
+    if workload.offload != "none" and layout.shards_parameters and workload.framework.offloads_parameters:
+        resident["weights"] = 0.0
     if on_device:
         resident["master copies"] = ZERO_MASTER * trained / shards
     resident["buckets"] = 2.0 * min(ZERO_BUCKET, trained) * width
-    gradients = trained * width / (shards if stage >= 2 else 1)
-    # Embedding and head are gathered whole, however large.
+    gradients = trained * width / (shards if layout.shards_gradients else 1)
+    # Embedding and head are gathered completely, whatever their size.
     table = workload.geometry.vocab_size * workload.geometry.hidden_size
-    live = min(max(ZERO_LIVE, 2 * table) * width, base) if stage == 3 else 0.0
+    live = min(max(ZERO_LIVE, 2 * table) * width, base) if layout.shards_parameters else 0.0
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
-    update = 4.0 * min(trained / shards, ZERO_SUB_GROUP if stage == 3 else trained) if on_device else 0.0
+    update = 4.0 * min(trained / shards, ZERO_SUB_GROUP if layout.shards_parameters else trained) if on_device else 0.0
     update *= 2 if workload.optimizer.implementation == "foreach" else 1
     return States(
         resident=resident,
         optimizer={"optimizer": ZERO_MOMENTS * trained / shards if on_device else 0.0},
-        gradients=gradients if on_device or stage < 3 else 0.0,
-        whole=0.0,
+        gradients=gradients if on_device or not layout.shards_parameters else 0.0,
+        root=0.0,
         units=live,
         unit_gradients=0.0,
         update=update,
@@ -193,5 +190,5 @@ def _zero(workload: Workload) -> States:
         # Gradients wait there for the optimizer; parameters do under stage 3 alone.
         offloaded=0.0
         if on_device
-        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if stage == 3 else 0.0)) / shards,
+        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if layout.shards_parameters else 0.0)) / shards,
     )

@@ -1,4 +1,4 @@
-"""How long a step takes, how many tokens a second that is, and what a run costs."""
+"""Time of an optimizer step by part, and tokens a second."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,6 @@ from flytune.estimates.flops import (
 )
 from flytune.estimates.kernels import (
     LAUNCH_SECONDS,
-    LOGITS,
     adapter_bytes,
     adapter_kernels,
     dequantization_bytes,
@@ -27,18 +26,16 @@ from flytune.estimates.workload import Workload
 from flytune.hardware.accelerators import Accelerator
 
 HIDDEN_SHARE = 0.5
-"""Fitted. Of communication that runs beside computing, the part that costs no time: NCCL's kernels take processors and
-memory from it."""
-DATA_SECONDS = 1e-6
-"""A token, to read and collate: Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096."""
+"""Fitted. Share of overlapped communication that costs no time: NCCL's kernels take processors and memory bandwidth from
+the computation."""
 ADAPTER_SHARE = 0.5
-"""Assumed. Of the rate of products, what those with LoRA's narrow matrices reach; they are few operations."""
+"""Assumed. Share of the rate of matrix products that LoRA's narrow matrices reach; they are few operations."""
 
 ENOUGH_TOKENS = 2048
-"""In a micro batch, below which a step's time is mostly waiting, and told badly."""
+"""Tokens of a micro batch below which a step mostly waits, and its time is estimated badly."""
 MEASURED_RATIO = {True: (0.93, 1.07), False: (0.53, 1.08)}
-"""Measured over told, 10th and 90th percentile, with enough tokens and with fewer, over the 102 and 7 rows that nothing was
-fitted on (`python -m benchmarks.throughput`)."""
+"""Measured over estimated, 10th and 90th percentile, with enough tokens and with fewer, over the 102 and 7 rows that no
+constant was fitted on (`python -m benchmarks.throughput`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +45,24 @@ class StepTime:
     forward: float
     recomputation: float
     backward: float
-    """Matrix products and attention; so are the two above."""
+    """Matrix products and attention, as in the two above."""
     adapters: float
     kernels: float
-    """Norms, activations, logits and loss: what memory's bandwidth binds."""
+    """Norms, activations, logits and loss, which memory bandwidth bounds."""
     dequantization: float
     launching: float
-    """That the GPU waits for the CPU to start its kernels."""
+    """Time that the GPU waits for the CPU to start its kernels."""
     communication: float
-    """What does not hide behind computing."""
+    """Communication that does not overlap with computation."""
     hidden: float
     offload: float
     optimizer: float
     data: float
-    """Fetching and collating the batches, which the Trainer does in between steps."""
+    """Fetching and collating batches, which the Trainer does between steps."""
     tokens: int
-    """In one optimizer step of one GPU."""
+    """Tokens in one optimizer step of one GPU."""
     utilization: float
-    """MFU: the operations that the model needs (recomputation is none of them), of the data sheet's rate."""
+    """MFU: operations that the model requires (recomputation excluded) over the data sheet's rate."""
 
     @property
     def computing(self) -> float:
@@ -78,16 +75,16 @@ class StepTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one GPU."""
+        """Tokens a second of one GPU."""
         return self.tokens / self.seconds
 
 
 def step(workload: Workload, accelerator: Accelerator) -> StepTime:
-    """The time of one optimizer step, from its operations and bytes and the rates of the accelerator."""
+    """Return the time of one optimizer step, from its operations and bytes and the rates of the accelerator."""
     computing = _computing(workload, accelerator)
     micro = sum(computing.values())
     waits = launches(workload) * LAUNCH_SECONDS
-    # The experts of transformers' Mixtral ask the GPU which tokens are theirs; it waits while the CPU starts what follows.
+    # In transformers' Mixtral, the CPU waits for the GPU's assignment of tokens to experts, and the GPU then for the CPU.
     computing["launching"] = waits if workload.geometry.experts > 1 else max(0.0, waits - micro)
     micro += computing["launching"]
 
@@ -98,8 +95,8 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
     share = link / beside if beside else 0.0
 
     times = workload.accumulation
-    # All GPUs of device_map take turns over the same tokens.
-    own = workload.gpus if workload.sharding == "device_map" else 1
+    # GPUs that take turns share the same tokens.
+    own = workload.gpus if workload.layout.pipelined else 1
     needed = flops(workload).needed
     found = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},
@@ -107,7 +104,7 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
         hidden=times * (beside - exposed),
         offload=times * exposed * (1 - share),
         optimizer=optimizer_seconds(workload, accelerator),
-        data=DATA_SECONDS * times * workload.tokens * workload.profile.startswith(("flytune", "transformers")),
+        data=workload.framework.data_seconds * times * workload.tokens,
         tokens=times * workload.tokens // own,
         utilization=0.0,
     )
@@ -115,7 +112,7 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
 
 
 def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]:
-    """Seconds of one micro batch, by part of StepTime."""
+    """Return seconds of one micro batch, by part of StepTime."""
     again = recomputes(workload)
     passes = 4 if again else 3
     layers, recomputed, weights = layers_seconds(workload, accelerator)
@@ -127,7 +124,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
     moved = workload.geometry.num_hidden_layers * (layer_bytes(workload) + adapter_bytes(workload)) * passes
-    moved += LOGITS[workload.loss] * workload.tokens * workload.geometry.vocab_size
+    moved += workload.framework.loss.moved_per_word * workload.tokens * workload.geometry.vocab_size
     return {
         "forward": layers + attention + head,
         "recomputation": recomputed + attention if again else 0.0,
@@ -143,21 +140,6 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
 
 
 def likely(workload: Workload, found: StepTime) -> tuple[float, float]:
-    """Tokens a second of one GPU between which four of five measured runs lie, by what the model was measured to be off."""
+    """Return tokens a second of one GPU between which four of five measured runs are, by the measured errors."""
     low, high = MEASURED_RATIO[workload.tokens >= ENOUGH_TOKENS]
     return low * found.tokens_per_second, high * found.tokens_per_second
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a run takes."""
-
-    hours: float
-    price: float
-    """US dollars."""
-
-
-def cost(step_seconds: float, steps: int, price_per_hour: float) -> Cost:
-    """Of `steps` optimizer steps on machines that cost `price_per_hour` US dollars together, without loading and saving."""
-    hours = step_seconds * steps / 3600
-    return Cost(hours=hours, price=hours * price_per_hour)

@@ -14,7 +14,7 @@ from flytune.export.manifest import Progress, Written, seal
 from flytune.files import sha256_of
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 MAX_FILE_BYTES = 5_000_000_000
 # torch.compile puts a name of its own into parameters' names.
@@ -39,7 +39,7 @@ def write(
     """
     import torch
 
-    strategy, model = strategy_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
+    strategy, model = sharding_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
     full, first = recipe.method.name == "full", trainer.is_world_process_zero()
     folder = out / ("model" if full else "adapter")
     strategy.before_gather(model)

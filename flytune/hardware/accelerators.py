@@ -1,4 +1,4 @@
-"""What an accelerator can do: one row of accelerators.yaml."""
+"""Data sheets and measured rates of accelerators: the rows of accelerators.yaml."""
 
 from functools import cache
 from pathlib import Path
@@ -15,27 +15,27 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Accelerator(Strict):
-    """One GPU, and how it reaches others. TFLOP/s are 1e12 operations, GB/s 1e9 bytes a second."""
+    """One GPU and its links. TFLOP/s are 1e12 operations, GB/s 1e9 bytes a second."""
 
     name: str
-    """As `accelerator` in shapes.yaml."""
+    """Value of `accelerator` in shapes.yaml."""
     chip: str
-    """GA100, GH100 ...: which share of matmul_tflops is reached was measured by chip."""
+    """GA100, GH100 ...: the share of matmul_tflops that is reached was measured by chip."""
     tflops: Positive
-    """Of the data sheet: dense, 16 bits. Shares of use (MFU) are of this."""
+    """Peak dense 16-bit TFLOP/s from the data sheet; the base of MFU."""
     float32_tflops: Positive
-    """Outside the tensor cores."""
+    """Peak float32 TFLOP/s without tensor cores."""
     memory_gbs: Positive
     link_gbs: Positive
-    """To the other GPUs of its node, one direction."""
+    """Bandwidth to the other GPUs of its node, one direction."""
     pcie_gbs: Positive
-    """To the host, one direction."""
+    """Bandwidth to the host, one direction."""
     network_gbs: Positive
-    """Of the whole node to others, one direction."""
+    """Bandwidth of the complete node to others over its fabric, one direction; networks.py has limits of other networks."""
     matmul_tflops: Positive
-    """That 16-bit matrix products were measured to reach."""
+    """Measured TFLOP/s of 16-bit matrix products."""
     attention_tflops: Positive
-    """Of causal FlashAttention-2 over long sequences."""
+    """TFLOP/s of causal FlashAttention-2 over long sequences."""
 
 
 class Accelerators(Strict):
@@ -46,16 +46,16 @@ class Accelerators(Strict):
 
 @cache
 def load_accelerators(path: Path = ACCELERATORS_FILE) -> dict[str, Accelerator]:
-    """All rows, by name.
+    """Return all rows, by name.
 
     Raises:
-        RecipeError: the file is missing or lists all its mistakes; a name stands twice.
+        RecipeError: the file is missing, or has mistakes, which are all listed; a name occurs twice.
     """
     return {row.name: row for row in load_rows(path, Accelerators, "accelerators")}
 
 
 def accelerator_named(name: str) -> Accelerator:
-    """The row of that name.
+    """Return the row of that name.
 
     Raises:
         RecipeError: there is none.
@@ -63,7 +63,7 @@ def accelerator_named(name: str) -> Accelerator:
     rows = load_accelerators()
     if name not in rows:
         raise RecipeError(
-            f"{ACCELERATORS_FILE.name}: no row {name}, so the time of a step cannot be told; "
+            f"{ACCELERATORS_FILE.name}: no row {name}, so the time of a step cannot be estimated; "
             f"add its data sheet's figures as a row, or name one of {', '.join(rows)}"
         )
     return rows[name]

@@ -1,4 +1,4 @@
-"""What is so on your cluster, whatever the shape: cluster.yaml, read where tasks are declared."""
+"""Settings of a cluster that hold for all shapes: cluster.yaml, read where tasks are declared."""
 
 from functools import cache
 from pathlib import Path
@@ -13,44 +13,44 @@ CLUSTER_FILE = Path(__file__).resolve().parents[2] / "cluster.yaml"
 
 
 class SecretKey(Strict):
-    """A secret of the cluster, and the environment variable that pods see it in."""
+    """A secret of the cluster, and the environment variable in which pods get it."""
 
     env_var: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
     group: str | None = None
-    """The Kubernetes secret's name; none on Union, where a key is enough."""
+    """Name of the Kubernetes secret; None on Union, where a key is enough."""
     key: Annotated[str, Field(min_length=1)]
 
 
 class Secrets(Strict):
-    """By who asks for them; a pod gets no other."""
+    """Secrets by kind of task; a pod gets no others."""
 
     hub: list[SecretKey] = Field(default=[])
     """CPU tasks that read from the hub or publish to it."""
     tracking: list[SecretKey] = Field(default=[])
     """Tasks that train: trackers' keys; HF_TOKEN too, for publish.every_save."""
     notify: list[SecretKey] = Field(default=[])
-    """The tasks that tell how a run ended."""
+    """Tasks that send notifications of a run's end."""
 
 
 class Cluster(Strict):
     """The content of cluster.yaml."""
 
     gang_scheduling: Literal["none", "kueue", "volcano", "coscheduling"] = "none"
-    """Who sees to it that all nodes of a run start together, or none: nobody, Kueue, Volcano, the scheduler plugins."""
+    """Scheduler that starts either all nodes of a run or none: none, Kueue, Volcano, the scheduler plugins."""
     queue: str | None = None
-    """Kueue's local queue, or Volcano's."""
+    """Local queue of Kueue, or queue of Volcano."""
     spot_taints: list[str] = Field(default=[])
     """Keys of the taints that keep other pods off spot nodes."""
     zone_label: str = "topology.kubernetes.io/zone"
-    """The nodes of one run share its value."""
+    """Label whose value the nodes of one run share."""
     scratch_storage_class: str | None = None
     """The storage class of /scratch; when not set, the node's own ephemeral storage."""
     infiniband_resource: str = "rdma/ib"
-    """What the cluster's RDMA device plugin calls a device."""
+    """Resource name of the cluster's RDMA device plugin."""
     node_start_minutes: Annotated[float, Field(gt=0)] = 30.0
-    """That the nodes of one run may come up apart, image pull included."""
+    """Longest time between the starts of a run's first and last node, image pull included."""
     mounted: list[str] = Field(default=[])
-    """Folders that pods have by other means than Flytune's: what a recipe names below them is not uploaded."""
+    """Folders that are mounted into pods by other means than Flytune: paths of a recipe below them are not uploaded."""
     secrets: Secrets = Secrets()
 
     @model_validator(mode="after")
@@ -62,10 +62,10 @@ class Cluster(Strict):
 
 @cache
 def load_cluster(path: Path = CLUSTER_FILE) -> Cluster:
-    """Reads cluster.yaml.
+    """Read cluster.yaml.
 
     Raises:
-        RecipeError: the file is missing, or lists all its mistakes.
+        RecipeError: the file is missing, or has mistakes, which are all listed.
     """
     try:
         return Cluster.model_validate(load_yaml(path) or {})

@@ -16,8 +16,8 @@ OLDEST_DRIVER = {12: 525, 13: 580}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
-def settle_allocator() -> None:
-    """Set how torch reserves GPU memory; it reads this when CUDA starts. Segments that grow leave fewer holes."""
+def configure_allocator() -> None:
+    """Configure torch's allocator of GPU memory, which reads this when CUDA starts: segments that grow leave fewer holes."""
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
@@ -31,7 +31,7 @@ def check(shape: Shape) -> None:
         return
     import torch
 
-    settle_allocator()
+    configure_allocator()
     if torch.version.cuda is None:
         raise _error(
             shape,

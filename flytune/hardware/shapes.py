@@ -2,11 +2,12 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from flytune.errors import RecipeError
+from flytune.hardware.networks import NETWORKS, Network, NetworkName
 from flytune.schema import Strict, load_rows
 
 SHAPES_FILE = Path(__file__).resolve().parents[2] / "shapes.yaml"
@@ -14,18 +15,18 @@ GIB = 2**30
 
 
 class Shape(Strict):
-    """The machines of one run: `nodes` equal pods."""
+    """Machines of one run: `nodes` equal pods."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
     accelerator: str
-    """`cpu`, or the GPU's name as the recipes wish for it."""
+    """`cpu`, or the GPU's name as recipes spell it."""
     nodes: Annotated[int, Field(ge=1)] = 1
     processes: Annotated[int, Field(ge=1)]
-    """A node: one for each GPU; on a cpu shape, gloo ranks."""
+    """Processes of a node: one for each GPU; on a cpu shape, gloo ranks."""
     gpu_memory_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Of one GPU; 0 on a cpu shape."""
+    """Memory of one GPU; 0 on a cpu shape."""
     bf16: bool = True
-    """Whether the accelerator computes in bfloat16 (not before NVIDIA's Ampere)."""
+    """True if the accelerator computes in bfloat16 (not before NVIDIA's Ampere)."""
     cpu: Annotated[int, Field(ge=1)]
     memory_gib: Annotated[int, Field(ge=1)]
     """Host memory of a node, /dev/shm included."""
@@ -34,29 +35,34 @@ class Shape(Strict):
     disk_gib: Annotated[int, Field(ge=1)]
     """Scratch disk of a node: a pod's /scratch."""
     nvme: bool = False
-    """Whether that disk is NVMe, as offload to it asks."""
+    """True if that disk is NVMe, as offload to NVMe requires."""
     price_per_hour: Annotated[float, Field(ge=0)]
     """US dollars for one node."""
     spot: bool = False
-    """Whether pods may run on machines that are taken back; a label of such nodes in `node_labels` makes sure that they do."""
-    network: Literal["tcp", "efa", "infiniband"] = "tcp"
-    """What NCCL talks over between nodes."""
+    """True if pods may run on preemptible machines; a label of such nodes in `node_labels` ensures that they do."""
+    network: NetworkName = "tcp"
+    """Network that NCCL uses between nodes (networks.py)."""
     network_devices: Annotated[int, Field(ge=0)] = 0
-    """EFA or InfiniBand devices of a node that a pod asks for."""
+    """EFA or InfiniBand devices that a pod requests."""
     node_labels: dict[str, str] = Field(default={})
     """Labels of the nodes that the pods must run on, beside the accelerator's."""
     interruptions_per_hour: Annotated[float | None, Field(ge=0)] = None
-    """How often the run is interrupted, on all nodes together; not set, a rate that such machines are likely to have."""
+    """Interruptions of all nodes together; if not set, a likely rate of such machines."""
 
     @model_validator(mode="after")
     def _devices_for_a_network(self) -> Self:
-        if (self.network == "tcp") != (self.network_devices == 0):
-            raise ValueError(f"network: {self.network} with network_devices: {self.network_devices}; others than tcp have some")
+        if NETWORKS[self.network].has_devices != (self.network_devices > 0):
+            raise ValueError(f"network: {self.network} with network_devices: {self.network_devices}; only tcp has none")
         return self
 
     @property
     def is_gpu(self) -> bool:
         return self.accelerator != "cpu"
+
+    @property
+    def fabric(self) -> Network:
+        """The network between its nodes."""
+        return NETWORKS[self.network]
 
     @property
     def world_size(self) -> int:
@@ -69,12 +75,12 @@ class Shape(Strict):
 
     @property
     def one_node(self) -> Self:
-        """One of its machines by itself, which has nobody to talk to over the network."""
+        """One of its machines by itself, without a network."""
         return self.model_copy(update={"nodes": 1, "network": "tcp", "network_devices": 0})
 
     @property
     def identifier(self) -> str:
-        """The name as it stands in a Python task name."""
+        """The name as part of a Python identifier."""
         return self.name.replace("-", "_")
 
 
@@ -86,17 +92,17 @@ class Shapes(Strict):
 
 @cache
 def load_shapes(path: Path = SHAPES_FILE) -> tuple[Shape, ...]:
-    """All rows, cheapest first.
+    """Return all rows, cheapest first.
 
     Raises:
-        RecipeError: the file is missing or lists all its mistakes; a name stands twice.
+        RecipeError: the file is missing, or has mistakes, which are all listed; a name occurs twice.
     """
     shapes = load_rows(path, Shapes, "shapes", because="; a name is a task in the console")
     return tuple(sorted(shapes, key=lambda shape: (shape.total_price_per_hour, shape.world_size, shape.name)))
 
 
 def shape_named(name: str) -> Shape:
-    """The row of that name.
+    """Return the row of that name.
 
     Raises:
         RecipeError: there is none (the plan was made with another shapes.yaml).

@@ -1,4 +1,4 @@
-"""What a run may take of time or money, before it ends with what it has trained."""
+"""Budgets of time and money, after which a run stops and keeps what it has trained."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,20 +9,20 @@ from flytune.recipe.sections import Hardware
 class Budget(NamedTuple):
     """Training time of all attempts together: from the start of each one's training task, loading and saving included.
 
-    Of an attempt that was killed it counts what its last checkpoint knows of. Preparing, export and evaluation are not in it.
+    An attempt that was killed counts as far as its last checkpoint. Preparing, export and evaluation do not count.
     """
 
     seconds: float
     name: str
-    """As the recipe has it."""
+    """Field and value in the recipe."""
 
-    def words(self, step: int, spent: float) -> str:
-        """That it is used up after `step` optimizer steps and `spent` seconds."""
+    def describe(self, step: int, spent: float) -> str:
+        """Return the message that it is used up after `step` optimizer steps and `spent` seconds."""
         return f"{self.name} is used up after step {step}: {spent / 3600:.3g} of {self.seconds / 3600:.3g} hours"
 
 
 def of(wish: Hardware, price_per_hour: float) -> Budget | None:
-    """The scarcer of hardware.max_hours and hardware.max_price, on machines of that price; None where there is neither."""
+    """Return the smaller of hardware.max_hours and hardware.max_price, at that price; None where neither is set."""
     found = []
     if wish.max_hours is not None:
         found.append(Budget(3600 * wish.max_hours, f"hardware.max_hours: {wish.max_hours:g}"))
@@ -32,7 +32,7 @@ def of(wish: Hardware, price_per_hour: float) -> Budget | None:
 
 
 def shortfall(wish: Hardware, price_per_hour: float, hours: Sequence[float]) -> str | None:
-    """What to say of a plan whose `hours` (likely at least, the estimate, likely at most) the budget may not hold."""
+    """Return a warning if `hours` (likely at least, the estimate, likely at most) may exceed the budget; None if not."""
     budget = of(wish, price_per_hour)
     if budget is None or not hours or hours[-1] * 3600 <= budget.seconds:
         return None

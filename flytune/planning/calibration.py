@@ -1,6 +1,6 @@
-"""What runs were measured to need and take, of what was planned: a factor per shape, which later plans are multiplied by.
+"""Calibration: for each shape, the ratio of measured to planned memory and speed, by which later plans are multiplied.
 
-Factors lie in calibration.yaml beside shapes.yaml, which `flytune calibrate` writes; without that file plans are as told.
+Factors are in calibration.yaml beside shapes.yaml, which `flytune calibrate` writes; without that file plans are not changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class Factor(Calibration):
     """A row of calibration.yaml."""
 
     name: str
-    """Of the shape."""
+    """Name of the shape."""
 
 
 class Factors(Strict):
@@ -35,10 +35,10 @@ class Factors(Strict):
 
 
 def load_factors() -> dict[str, Factor]:
-    """The rows of calibration.yaml by shape; none where the file is not there.
+    """Return the rows of calibration.yaml by shape; none if there is no such file.
 
     Raises:
-        RecipeError: the file lists all its mistakes; a shape stands twice.
+        RecipeError: the file has mistakes, which are all listed; a shape occurs twice.
     """
     return _read(CALIBRATION_FILE)
 
@@ -49,10 +49,10 @@ def _read(path: Path) -> dict[str, Factor]:
 
 
 def found(folders: Iterable[Path]) -> list[Comparison]:
-    """The comparisons of all artifacts below `folders`.
+    """Return the comparisons of all artifacts below `folders`.
 
     Raises:
-        RecipeError: a folder is not there, or there is none in any of them.
+        RecipeError: a folder does not exist, or no folder has a comparison.
     """
     files = []
     for folder in folders:
@@ -65,7 +65,7 @@ def found(folders: Iterable[Path]) -> list[Comparison]:
 
 
 def factors(comparisons: Sequence[Comparison]) -> list[Factor]:
-    """A row for each shape that has runs to learn from: medians of measured over planned, the plans' own factors taken out."""
+    """Return a row for each shape that has usable runs: medians of measured over planned, without the plans' own factors."""
     rows = []
     for shape in sorted({one.shape for one in comparisons}):
         runs = [one for one in comparisons if one.shape == shape and one.memory_ratio is not None]
@@ -81,12 +81,10 @@ def factors(comparisons: Sequence[Comparison]) -> list[Factor]:
 
 
 def write(rows: Sequence[Factor]) -> None:
-    """Puts the rows into calibration.yaml, in the place of older ones of the same shapes; whole or not at all."""
+    """Write the rows into calibration.yaml, instead of older ones of the same shapes, atomically."""
     kept = {**load_factors(), **{row.name: row for row in rows}}
-    head = (
-        "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it; without it plans are as told.\n"
-    )
-    fresh = CALIBRATION_FILE.with_suffix(".new")
-    fresh.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
-    fresh.replace(CALIBRATION_FILE)
+    head = "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it.\n"
+    temporary = CALIBRATION_FILE.with_suffix(".new")
+    temporary.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
+    temporary.replace(CALIBRATION_FILE)
     _read.cache_clear()

@@ -1,4 +1,4 @@
-"""A recipe on a shape: whether it can work there, with which micro batch, what it needs and how fast it is."""
+"""A recipe on a shape: feasibility, micro batch, requirements and speed."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from flytune.models.geometry import Geometry
 from flytune.planning import requirements, workloads
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import STEP, TIGHT, Need
-from flytune.sharding import pair_problem, strategy_of
+from flytune.sharding import pair_problem, sharding_of
 
-# Samples in one forward pass at most: beyond it a step of the GPUs in shapes.yaml gains nothing but memory.
+# Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.
 MAX_MICRO_BATCH = 16
-# GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from all else that
-# the machine does, and fills short samples up to the longest of more (docs/measured.md, "Memory on a CPU").
+# GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from other
+# processes, and pads short samples to the longest of more (docs/measured.md, "Memory on a CPU").
 CPU_ACTIVATIONS_GIB = 1.25
 
 
@@ -34,7 +34,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """Of the resource that is nearest to its end."""
+        """Largest share of a resource that it needs."""
         return max(need.share for need in self.needs)
 
     @property
@@ -43,7 +43,7 @@ class Fit:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all GPUs; 0 where no time can be told."""
+        """Tokens a second of all GPUs; 0 where the time is not known."""
         return self.shape.world_size * self.time.tokens_per_second if self.time else 0.0
 
     @property
@@ -53,8 +53,8 @@ class Fit:
         return self.shape.total_price_per_hour / 3600 / rate if rate else math.inf
 
 
-def on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
-    """The largest micro batch that fits on one shape, one that fits well before one that is tight; or why there is none."""
+def best_fit(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
+    """Return the largest micro batch that fits on a shape, preferably not tightly; or the reason why there is none."""
     fits = each(recipe, shape, geometry)
     if isinstance(fits, str):
         return fits
@@ -67,30 +67,30 @@ def on(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
 
 
 def is_modest(recipe: Recipe, shape: Shape) -> bool:
-    """Return whether the micro batch is bounded by CPU_ACTIVATIONS_GIB too."""
+    """Return whether CPU_ACTIVATIONS_GIB bounds the micro batch as well."""
     return not shape.is_gpu and not recipe.training.per_device_train_batch_size
 
 
 def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
-    """A recipe on a shape with each micro batch that its global batch allows, largest first; or why there is none."""
+    """Return a recipe on a shape with each micro batch that its global batch allows, largest first; or why there is none."""
     if reason := _misfit(recipe, shape):
         return reason
-    strategy = strategy_of(recipe)
-    share = recipe.training.global_batch_size // (strategy.processes(shape) * shape.nodes)
+    sharding = sharding_of(recipe)
+    share = recipe.training.global_batch_size // (sharding.processes(shape) * shape.nodes)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     fits = []
     for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
-        work = workloads.workload(recipe, geometry, strategy, shape, micro_batch, share // micro_batch)
+        work = workloads.workload(recipe, geometry, sharding, shape, micro_batch, share // micro_batch)
         fits.append(Fit(recipe, shape, work, requirements.of(recipe, shape, work), workloads.time_of(work, shape)))
     return fits
 
 
 def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
-    """What is wrong with a recipe whatever the shape, a sentence each."""
+    """List the problems of a recipe that no shape solves, a sentence each."""
     problems = []
     if pair := pair_problem(recipe):
         problems.append(pair)
-    if "8bit" in recipe.training.optim and (reason := strategy_of(recipe).no_8bit_optimizer):
+    if "8bit" in recipe.training.optim and (reason := sharding_of(recipe).no_8bit_optimizer):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
     if geometry.quantized and recipe.method.name == "full":
         problems.append(
@@ -108,12 +108,12 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         problems.append("model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype")
     name = recipe.model.name_or_path
     if recipe.model.revision is not None and (name.startswith((".", "/", "~")) or "://" in name):
-        problems.append("model.revision: only models on the hub have one; a folder or address is what it is")
+        problems.append("model.revision: only models on the hub have one, folders and addresses do not")
     return problems
 
 
 def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
-    """The shapes that the recipe's wishes allow, cheapest first as they come."""
+    """Return the shapes that the recipe's wishes allow, in the given order."""
     wish, names = recipe.hardware, [shape.name for shape in shapes]
     if wish.shape != "auto" and wish.shape not in names:
         raise RecipeError(f"hardware.shape: {wish.shape}: no such row in shapes.yaml; there are {', '.join(names)}")
@@ -124,7 +124,7 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
         and wish.accelerator in (None, shape.accelerator)
         and wish.spot in (None, shape.spot)
         and (wish.max_price_per_hour is None or shape.total_price_per_hour <= wish.max_price_per_hour)
-        # A cpu shape is for those who ask for it: it is cheapest, and never what a rented run is meant for.
+        # A cpu shape must be asked for: it is the cheapest, and hardly meant for a run that is rented.
         and (shape.is_gpu or "cpu" in (wish.accelerator, shape.accelerator if wish.shape == shape.name else None))
     ]
     if not allowed:
@@ -134,10 +134,10 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def _misfit(recipe: Recipe, shape: Shape) -> str | None:
-    """Why a recipe cannot run on a shape whatever its size, if it cannot."""
-    strategy = strategy_of(recipe)
-    if misfit := strategy.misfit(recipe, shape):
-        return f"{strategy.name} {misfit}"
+    """Return why a recipe cannot run on a shape whatever its size; None if it can."""
+    sharding = sharding_of(recipe)
+    if misfit := sharding.misfit(recipe, shape):
+        return f"{sharding.name} {misfit}"
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
         return f"{shape.accelerator} does not compute in bfloat16"
     if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:
@@ -147,7 +147,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
             f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
             "is mounted into all pods (/mnt/...), an address (s3://...), or leave checkpoints.save_steps out"
         )
-    world_size = strategy.processes(shape) * shape.nodes
+    world_size = sharding.processes(shape) * shape.nodes
     batch = recipe.training.global_batch_size
     if batch % world_size:
         below = batch // world_size * world_size
@@ -157,7 +157,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
 
 
 def _lacks(fit: Fit) -> str:
-    """What is missing of the scarcest resource."""
+    """Return the message of what the scarcest resource lacks."""
     need = max(fit.needs, key=lambda need: need.share)
     name, size = need.largest
     return (

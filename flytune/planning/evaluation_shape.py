@@ -1,4 +1,4 @@
-"""The machine that evaluates: one node, which must hold the model that was trained over several."""
+"""Choice of the machine that evaluates: one node, which must hold a model that may have been trained on several."""
 
 import logging
 from typing import NamedTuple
@@ -13,21 +13,21 @@ from flytune.records.plan import Plan
 log = logging.getLogger(__name__)
 
 SHARE = 0.9
-"""Of the memory, for weights; the rest is for activations, logits, and what the libraries hold."""
+"""Share of memory for weights; the rest is for activations, logits, and the libraries' own."""
 
 
 class Room(NamedTuple):
-    """Bytes for weights on one node."""
+    """Bytes that one node has for weights."""
 
     gpus: float
     host: float
 
 
 def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
-    """The row of which one node evaluates: evaluation.shape, else the plan's.
+    """Return the row of which one node evaluates: evaluation.shape, else the plan's.
 
     Raises:
-        DoesNotFit: it cannot hold the model, GPUs and host memory together; 4-bit weights must lie on the GPUs.
+        DoesNotFit: it cannot hold the model, GPUs and host memory together; 4-bit weights must be on the GPUs.
         RecipeError: there is no such row.
     """
     shape = shape_named(recipe.evaluation.shape or plan.shape)
@@ -42,7 +42,7 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
         )
     if shape.is_gpu and needed > room.gpus:
         log.warning(
-            "evaluation: %.1f GiB of weights on one node of %s, whose GPUs have %.1f for them: the rest lies in host memory, "
+            "evaluation: %.1f GiB of weights on one node of %s, whose GPUs have %.1f for them: the rest is in host memory, "
             "which is slow; evaluation.shape may name a larger row",
             needed / GIB,
             shape.name,
@@ -52,7 +52,7 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
 
 
 def weights(recipe: Recipe, geometry: Geometry) -> float:
-    """Bytes of the model as it is evaluated: in model.dtype, with qlora in 4 bits with all else in float32."""
+    """Return bytes of the evaluated model: in model.dtype; with qlora 4-bit linear layers, and the rest in float32."""
     if recipe.method.name != "qlora":
         return float(geometry.parameters * (4 if recipe.model.dtype == "float32" else 2))
     return geometry.linear_parameters * QUANTIZED["nf4_double"] + (geometry.parameters - geometry.linear_parameters) * 4

@@ -1,4 +1,4 @@
-"""What follows from a recipe: shape, world size, micro batch, accumulation, memory, time; or why nothing can."""
+"""Plans: shape, world size, micro batch, accumulation, memory and time of a recipe, or why no shape can run it."""
 
 from collections.abc import Sequence
 
@@ -14,20 +14,20 @@ from flytune.planning.candidates import Fit
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Hardware
 from flytune.records.plan import Calibration, Plan
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 
 def make(
     recipe: Recipe, shapes: Sequence[Shape] | None = None, geometry: Geometry | None = None, samples: int | None = None
 ) -> Plan:
-    """The plan of a recipe on the shape that costs least an hour of those that fit and that its hardware wishes allow.
+    """Return the plan of a recipe on the cheapest shape an hour of those that fit and that its hardware wishes allow.
 
     Args:
-        samples: that training will have, where that is known; hours and price of the run follow from it.
+        samples: number of training samples, if it is known; hours and price of the run follow from it.
 
     Raises:
-        RecipeError: method, sharding, dtype or wishes that cannot work, whatever the machine.
-        DoesNotFit: a line for each shape that was looked at, with what it lacks.
+        RecipeError: method, sharding, dtype or wishes cannot work on any machine.
+        DoesNotFit: nothing fits; a line for each allowed shape with what it lacks.
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
@@ -35,7 +35,7 @@ def make(
         raise RecipeError.of(f"recipe {recipe.name}", problems)
     refusals = []
     for shape in candidates.wished(recipe, shapes):
-        found = candidates.on(recipe, shape, geometry)
+        found = candidates.best_fit(recipe, shape, geometry)
         if isinstance(found, Fit):
             return plan_of(found, samples)
         refusals.append(f"{shape.name}: {found}")
@@ -46,10 +46,10 @@ def make(
 def rank(
     recipe: Recipe, by: ranking.By, shapes: Sequence[Shape] | None = None, geometry: Geometry | None = None
 ) -> ranking.Ranking:
-    """Every way to run the recipe's method on every shape that its wishes but for hardware.shape allow, best first.
+    """Return all ways to run the recipe's method on all shapes that its wishes allow, except hardware.shape, best first.
 
     Raises:
-        RecipeError: the method cannot work on this model, or no shape has what is wished.
+        RecipeError: the method cannot work on this model, or no shape satisfies the wishes.
         DoesNotFit: nothing fits; what is missing on each shape for the recipe as it is.
     """
     shapes = load_shapes() if shapes is None else shapes
@@ -62,7 +62,7 @@ def rank(
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with another hardware.shape; a named one stands for all other wishes but the budget."""
+    """Return the recipe with another hardware.shape; a named one replaces all other wishes except the budget."""
     wish = recipe.hardware
     named = Hardware(shape=name, max_hours=wish.max_hours, max_price=wish.max_price)
     wish = wish.model_copy(update={"shape": name}) if name == "auto" else named
@@ -70,16 +70,16 @@ def on_shape(recipe: Recipe, name: str) -> Recipe:
 
 
 def plan_of(fit: Fit, samples: int | None = None) -> Plan:
-    """The record of it."""
+    """Return the plan of a fit."""
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
-    processes = strategy_of(recipe).processes(shape)
+    processes = sharding_of(recipe).processes(shape)
     world_size = processes * shape.nodes
     batch = recipe.training.global_batch_size
     assert work.micro_batch * work.accumulation * world_size == batch
     most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
     low, high = step_time.likely(work, time) if time else (0.0, 0.0)
     steps = recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples)
-    hour = step_time.cost(time.seconds, steps, 0.0).hours if time and steps else 0.0
+    hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
@@ -113,7 +113,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             "largest that fits"
             + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
-            *([save_interval.words(lost)] if lost else []),
+            *([save_interval.describe(lost)] if lost else []),
             *([short] if short else []),
             *([_calibrated(calibration)] if calibration else []),
         ],

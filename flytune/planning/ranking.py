@@ -1,4 +1,4 @@
-"""Every way to run a recipe's method on the shapes there are: which is cheapest, which fastest, which the nearest that fits."""
+"""All ways to run a recipe's method on all shapes, by price or time, and the smallest change that makes a recipe fit."""
 
 import time
 from collections import Counter
@@ -12,30 +12,30 @@ from flytune.models.geometry import Geometry
 from flytune.planning import candidates
 from flytune.planning.candidates import Fit
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import STRATEGIES
+from flytune.sharding import SHARDINGS
 
 A_SHAPE = 2
-"""Ways of a shape that a ranking keeps."""
+"""Number of ways that a ranking keeps of each shape."""
 By = Literal["price", "time"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What fits, best first, at most two ways a shape; each with its best micro batch."""
+    """Ways that fit, best first, at most two for each shape, each with its best micro batch."""
 
     fits: list[Fit]
     ways: int
-    """That fit."""
+    """Number of ways that fit."""
     looked_at: int
-    """Candidates, those that do not fit included."""
+    """Number of candidates, including those that do not fit."""
     seconds: float
 
 
 def rank(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, by: By) -> Ranking:
-    """All feasible pairs of sharding and offload, with and without checkpointing, each micro batch, on all shapes that the
-    recipe's wishes allow: those that fit, by the price of a token or by the time it takes.
+    """Rank all feasible pairs of sharding and offload, with and without checkpointing, and all micro batches, on all shapes
+    that the recipe's wishes allow, by the price or the time of a token.
 
-    A tight fit comes behind all that fit well. Shapes that accelerators.yaml has no row of have no time; they come last.
+    Tight fits follow all others. Shapes whose GPU has no row in accelerators.yaml have no time, and come last.
     """
     started, looked_at, best = time.monotonic(), 0, []
     for changed, shape in product(_layouts(recipe, geometry), candidates.wished(recipe, shapes)):
@@ -64,12 +64,12 @@ def _cost(fit: Fit, by: By) -> tuple[Any, ...]:
 
 
 def _layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
-    """The recipe under every sharding, offload and checkpointing that can work at all; its own first."""
+    """List the recipe with each sharding, offload and checkpointing that can work, its own first."""
     own = (recipe.sharding.name, recipe.sharding.offload, recipe.training.activation_checkpointing)
     ways = [
         (name, offload, checkpointing)
-        for name, strategy in STRATEGIES.items()
-        for offload in strategy.offloads
+        for name, sharding in SHARDINGS.items()
+        for offload in sharding.offloads
         for checkpointing in (True, False)
     ]
     for name, offload, checkpointing in sorted(ways, key=lambda way: way != own):
@@ -85,27 +85,27 @@ def _layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
 
 
 def changes(recipe: Recipe, other: Recipe) -> str:
-    """What one says otherwise than the other, as it is written into a recipe; empty where nothing is."""
-    said = []
+    """Return the fields in which another recipe differs, as they are written into a recipe; empty if none does."""
+    fields = []
     if recipe.method.name != other.method.name:
-        said.append(f"method: {other.method.name}")
+        fields.append(f"method: {other.method.name}")
     if recipe.sharding != other.sharding:
         offload = f", offload: {other.sharding.offload}" if other.sharding.offload != "none" else ""
-        said.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
+        fields.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
     if recipe.training.activation_checkpointing != other.training.activation_checkpointing:
-        said.append(f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}")
+        fields.append(f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}")
     if recipe.data.max_length != other.data.max_length:
-        said.append(f"data.max_length: {other.data.max_length}")
+        fields.append(f"data.max_length: {other.data.max_length}")
     if recipe.hardware != other.hardware:
-        said.append(f"hardware.shape: {other.hardware.shape}")
-    return ", ".join(said)
+        fields.append(f"hardware.shape: {other.hardware.shape}")
+    return ", ".join(fields)
 
 
 def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry) -> str:
-    """The smallest change under which the same recipe fits, in a sentence.
+    """Return the smallest change with which the recipe fits, as a sentence.
 
-    A change costs by what it changes for its user: how the run is laid out (nothing that is learned), which machines are
-    rented, how long samples may be, what is trained. Of equals the cheapest shape.
+    The size of a change is what it means to its user, from small to large: the sharding (the result is the same), the machines,
+    the length of samples, the method. Among equals the cheapest shape.
     """
     found: list[tuple[int, float, str]] = []
     halves = [recipe.data.max_length >> times for times in range(4) if recipe.data.max_length >> times >= 128]
@@ -119,7 +119,7 @@ def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry
         for layout in _layouts(start, geometry):
             more = (layout.sharding.name != recipe.sharding.name) + (layout.sharding.offload != recipe.sharding.offload)
             for shape in candidates.wished(layout, shapes):
-                fit = candidates.on(layout, shape, geometry)
+                fit = candidates.best_fit(layout, shape, geometry)
                 if isinstance(fit, Fit):
                     price = shape.total_price_per_hour
                     found.append(
@@ -138,13 +138,13 @@ _ANYWHERE: Mapping[str, Any] = {"shape": "auto", "max_price_per_hour": None}
 
 
 def _methods(recipe: Recipe) -> list[str]:
-    """The recipe's, and those that need less."""
+    """List the recipe's method, and those that need less memory."""
     order = ["full", "lora", "qlora"]
     return order[order.index(recipe.method.name) :]
 
 
 def _changed(recipe: Recipe, change: Mapping[str, Mapping[str, Any]]) -> Recipe:
-    """The recipe with some fields of some sections changed; a `name` stands for the whole section."""
+    """Return the recipe with some fields of some sections changed; a `name` replaces the complete section."""
     content = recipe.model_dump()
     for section, fields in change.items():
         content[section] = dict(fields) if "name" in fields else content[section] | fields

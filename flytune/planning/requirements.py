@@ -1,6 +1,6 @@
-"""What a run needs of each resource of a shape, phase by phase, from the closed form; host memory, /dev/shm and disk too.
+"""Requirements of a run by phase: GPU memory from the closed form, host memory, /dev/shm and disk.
 
-Every constant has a unit and a source. docs/measured.md says how far the figures are off.
+Every constant has a unit and a source. docs/measured.md has the errors of these figures.
 """
 
 import sys
@@ -15,23 +15,23 @@ from flytune.hardware.shapes import Shape
 from flytune.planning.calibration import load_factors
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP, Need
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
 # and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).
 CPU_BUILD_GIB = 1.0
 CUDA_BUILD_GIB = 1.27
-# GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide asks a container to
-# have (--shm-size=1g). Flytune's batches do not pass there: they are collated in the process that trains.
+# GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide recommends for
+# containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process that trains.
 NCCL_SHM_GIB = 1.0
 # Bytes a trained parameter in a checkpoint: float32 weight and both moments of Adam.
 CHECKPOINT = 12.0
-# Of an exported file at most; the process that writes holds one (flytune/export/write.py).
+# Bytes of an exported file at most; the process that writes holds one (flytune/export/write.py).
 EXPORT_FILE = 5e9
 
 
 def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
-    """All of a run's needs on a shape; memory of a GPU (on a cpu shape of a process) first."""
+    """Return all of a run's needs on a shape; memory of a GPU (on a cpu shape of a process) first."""
     memory = estimates_memory.memory(workload)
     if not shape.is_gpu:
         return [_process(recipe, shape, workload, memory), _shared(shape), _disk(recipe, shape, workload)]
@@ -44,9 +44,9 @@ def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
 
 
 def process_gib(shape: Shape) -> float:
-    """Return a process's GiB before it loads anything: by the torch that is installed, and on GPUs by the train image's.
+    """Return GiB of a process before it loads anything, by the installed build of torch; on GPUs, by the train image's.
 
-    Where none is installed (the plan task's image), it is the train image's too: its lock names PyPI's wheel.
+    Where torch is not installed (the plan task's image), the train image's counts too: its lock names PyPI's wheel.
     """
     return CPU_BUILD_GIB if not shape.is_gpu and _has_cpu_build() else CUDA_BUILD_GIB
 
@@ -76,7 +76,7 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
 
 
 def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -> Need:
-    """On a CPU the process is the GPU: states and activations lie in its memory, CUDA and NCCL do not."""
+    """Return the memory of a process on a CPU, which holds states and activations, but neither CUDA nor NCCL."""
     process = {"process": process_gib(shape) * GIB}
     tables = {
         phase: {name: size for name, size in table.items() if name not in memory.outside} | process
@@ -87,15 +87,16 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
 
 
 def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
-    own, lasting = strategy_of(recipe).processes(shape), model_states.of(workload)
+    sharding, lasting = sharding_of(recipe), model_states.of(workload)
+    own = sharding.processes(shape)
     always = {"processes": own * process_gib(shape) * GIB}
     if workload.offload == "cpu":
         always["offloaded"] = own * lasting.offloaded
-    sharded = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
+    states = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
     phases = {
         LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
-        # Distributed checkpoints copy what a process has to the host before it is written.
-        SAVE: {"checkpoint": own * sharded if workload.sharding.startswith("fsdp") and workload.method == "full" else 0.0},
+        # Distributed checkpoints copy the shards of each process to the host before they are written.
+        SAVE: {"checkpoint": own * states if sharding.async_checkpoint and workload.method == "full" else 0.0},
         EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload))},
     }
     return _need(
@@ -104,14 +105,13 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
 
 
 def _as_loaded(recipe: Recipe, workload: Workload) -> float:
-    """Bytes of one process that wait in host memory for their way to the GPU.
+    """Return bytes of one process in host memory before they are copied to the GPU.
 
-    Files in the dtype that is asked for are mapped and no copy; slices and zero.Init take one tensor at a time, and so does
-    quantization.
+    Files in the requested dtype are mapped without a copy; slices, zero.Init and quantization take one tensor at a time.
     """
-    strategy = strategy_of(recipe)
+    sharding = sharding_of(recipe)
     converted = workload.geometry.dtype != workload.weight_dtype
-    if workload.method == "qlora" or strategy.reads_slices(recipe) or workload.sharded or not converted:
+    if workload.method == "qlora" or sharding.reads_slices(recipe) or workload.layout.shards_parameters or not converted:
         return 0.0
     return float(workload.geometry.parameters * BYTES[workload.weight_dtype])
 
@@ -127,7 +127,7 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
     running = dict(base)
     if workload.offload == "nvme":
-        running["offloaded"] = strategy_of(recipe).processes(shape) * model_states.of(workload).offloaded
+        running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).offloaded
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = CHECKPOINT * workload.trained * copies
@@ -145,5 +145,5 @@ def _need(resource: str, gib: float, tables: dict[str, dict[str, float]]) -> Nee
         for phase in PHASES
         if phase in tables
     }
-    # Computed here, not read from a file: validating each of ten thousand candidates would take the most of their time.
+    # No validation, which would take most of the time of ten thousand candidates.
     return Need.model_construct(resource=resource, available_bytes=round(gib * GIB), phases=phases, engine="closed form")

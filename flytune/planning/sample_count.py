@@ -1,17 +1,17 @@
-"""How many samples training will have, guessed from the size of the files before any of them is read."""
+"""Number of training samples, guessed from file sizes before any file is read completely."""
 
 from pathlib import Path
 
 from flytune.recipe.sections import Data, Source
 
-# Bytes of the beginning of a file that its mean line is taken from.
+# Bytes at the beginning of a file from which the mean length of its lines is computed.
 _LOOKED_AT = 1 << 20
 
 
 def samples_guess(data: Data) -> int | None:
-    """Training samples, held-out ones left out; None where a source is not a local JSON Lines file, or samples are packed.
+    """Return the number of training samples without held-out ones; None if a source is not a local JSON Lines file, or packed.
 
-    A row is taken for a sample: long ones may be split, bad and empty ones are left out later.
+    A row counts as a sample, although long rows may be split, and bad and empty ones dropped later.
     """
     counts = [_rows(source) for source in data.all_sources.values()]
     if data.packing or not all(counts):

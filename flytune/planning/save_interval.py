@@ -1,4 +1,4 @@
-"""How often to save: what a save costs against what an interruption loses.
+"""The interval between checkpoints that minimizes the time lost to saves and interruptions.
 
 Young, "A first order approximation to the optimum checkpoint interval" (1974); Daly, "A higher order estimate of the optimum
 checkpoint interval for restart dumps" (2006), equation 37.
@@ -12,19 +12,17 @@ from flytune.recipe.recipe import Recipe
 from flytune.records.plan import Interruptions
 
 GPU_INTERRUPTIONS_PER_HOUR = 419 / (54 * 24 * 16_384)
-"""Of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)."""
+"""Rate of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)."""
 SPOT_INTERRUPTIONS_PER_HOUR = 0.05
-"""Of one spot node: a guess of one in 20 hours, for rows that do not say interruptions_per_hour."""
-
-
+"""Rate of one spot node: a guess of one in 20 hours, for rows without interruptions_per_hour."""
 WRITE_RATE = 1e9
-"""Bytes a second that a node writes of a checkpoint: assumed of an NVMe disk, until a run has measured its own."""
+"""Bytes a second at which a node writes a checkpoint: assumed of an NVMe disk, until a run has measured its own."""
 RESTART_SECONDS = 600.0
-"""From an interruption to the next step: assumed of machines that come up, an image that is there, weights that are read."""
+"""Time from an interruption to the next step: assumed for starting machines and reading weights; the image is there."""
 
 
 def interruptions_per_hour(shape: Shape) -> float:
-    """Of the whole shape: its row's, or what such machines are likely to have."""
+    """Return the rate of all nodes together: the row's, or a likely one."""
     if shape.interruptions_per_hour is not None:
         return shape.interruptions_per_hour
     if shape.spot:
@@ -33,14 +31,14 @@ def interruptions_per_hour(shape: Shape) -> float:
 
 
 def young(save_seconds: float, interruptions_per_hour: float) -> float:
-    """Seconds of training between two saves, to first order: sqrt(2 x save x mean time between interruptions)."""
+    """Return seconds of training between two saves, to first order: sqrt(2 x save x mean time between interruptions)."""
     if interruptions_per_hour == 0:
         return math.inf
     return math.sqrt(2 * save_seconds * 3600 / interruptions_per_hour)
 
 
 def best_interval(save_seconds: float, interruptions_per_hour: float) -> float:
-    """Seconds of training between two saves that lose least: Daly's; the mean time itself where a save takes twice as long."""
+    """Return seconds of training between two saves that lose least (Daly); the mean time if a save takes twice as long."""
     if interruptions_per_hour == 0:
         return math.inf
     mean = 3600 / interruptions_per_hour
@@ -51,21 +49,21 @@ def best_interval(save_seconds: float, interruptions_per_hour: float) -> float:
 
 
 class Loss(NamedTuple):
-    """What interruptions and saves are expected to cost."""
+    """Expected cost of interruptions and saves."""
 
     hours_per_interruption: float
-    """Trained again, and waited for."""
+    """Hours of repeated training and of waiting."""
     share_of_run: float
-    """Of the run's time: saves, what is trained again, restarts."""
+    """Share of the run's time for saves, repeated training and restarts."""
 
 
 def expected_loss(
     interval_seconds: float, save_seconds: float, interruptions_per_hour: float, restart_seconds: float = 0.0
 ) -> Loss:
-    """The loss of saving every `interval_seconds` of training, where a restart takes `restart_seconds` (machines, load).
+    """Return the loss of saving every `interval_seconds` of training, where a restart takes `restart_seconds` (machines, load).
 
-    An interruption comes anywhere between two saves, so that half of what lies between them is lost (first order, as Young's:
-    good while interruptions are rarer than saves). With an interval of inf nothing is saved, and each starts over.
+    An interruption comes at any time between two saves, so half of the interval is lost on average (first order, as Young's:
+    good while interruptions are rarer than saves). With an interval of inf nothing is saved, and each attempt starts over.
     """
     if math.isinf(interval_seconds):
         return Loss(math.inf if interruptions_per_hour else 0.0, 1.0 if interruptions_per_hour else 0.0)
@@ -75,7 +73,7 @@ def expected_loss(
 
 
 def planned(recipe: Recipe, shape: Shape, checkpoint_bytes: float, step_seconds: float) -> Interruptions:
-    """What a run that saves as its recipe says is expected to lose, where a checkpoint of all nodes has so many bytes."""
+    """Return the expected loss of a run with its recipe's interval; `checkpoint_bytes` are those of all nodes together."""
     per_hour, save_seconds = interruptions_per_hour(shape), checkpoint_bytes / shape.nodes / WRITE_RATE
     best, steps = best_interval(save_seconds, per_hour), recipe.checkpoints.save_steps
     interval = best if steps == "auto" else steps * step_seconds if steps else math.inf
@@ -90,8 +88,8 @@ def planned(recipe: Recipe, shape: Shape, checkpoint_bytes: float, step_seconds:
     )
 
 
-def words(found: Interruptions) -> str:
-    """The same in a sentence."""
+def describe(found: Interruptions) -> str:
+    """Return the expected loss as a sentence."""
     often = (
         f"an interruption is expected every {_hours(3600 / found.per_hour)}"
         if found.per_hour

@@ -1,4 +1,4 @@
-"""A plan, and a ranking of all of them, as a terminal shows them."""
+"""Tables of plans, rankings and calibrations for a terminal."""
 
 import io
 import json
@@ -17,12 +17,12 @@ from flytune.records.comparison import Comparison
 from flytune.records.plan import Need, Plan
 
 ROWS = 12
-"""Of a ranking that are shown."""
+"""Number of rows of a ranking that are shown."""
 _COLORS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
 
 def show(plan: Plan, console: Console) -> None:
-    """What it needs by phase, whether that fits, how long it takes and what it costs."""
+    """Show the needs of a plan by phase, the verdict, time and price."""
     tables.show(_memory(plan.memory, f"{plan.recipe} on {plan.shape}: {plan.memory.resource}, GiB by phase"), console)
     tables.show(_resources(plan), console)
     binding = plan.binding
@@ -43,7 +43,7 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def as_html(plan: Plan) -> str:
-    """The same for Flyte's console: a page that needs nothing else."""
+    """Return the same as a page for Flyte's console, without external files."""
     console = Console(record=True, file=io.StringIO(), width=120)
     show(plan, console)
     return console.export_html(inline_styles=True)
@@ -98,7 +98,7 @@ def _show_time(plan: Plan, console: Console) -> None:
 
 
 def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, console: Console) -> None:
-    """The best ways to run it, a line each, and what the second would cost."""
+    """Show the best ways to run a recipe, a line each, and the price of the second shape."""
     order = "cheapest first" if by == "price" else "fastest first"
     table = Table(title=f"{recipe.name}, {order}", title_justify="left", pad_edge=False)
     for column in ("shape", "sharding"):
@@ -117,12 +117,12 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
             _dollars(plan.price_per_billion_tokens) if plan.price_per_billion_tokens else "",
         )
     tables.show(table, console)
-    said = (
+    summary = (
         f"{ranking.looked_at:,} candidates in {ranking.seconds:.1f} s; {ranking.ways:,} ways fit, at most two a shape are shown"
     )
     change = planning_ranking.changes(recipe, ranking.fits[0].recipe.model_copy(update={"hardware": recipe.hardware}))
     console.print(
-        f"{said}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
+        f"{summary}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
         highlight=False,
     )
     if runner_up := _runner_up(plans):
@@ -130,7 +130,7 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
 
 
 def _runner_up(plans: list[Plan]) -> str:
-    """What the best way on another shape would cost; the first run's hours and price where they are known."""
+    """Return a sentence on the price of the best way on another shape, with the first run's hours and price if known."""
     first, second = plans[0], next((plan for plan in plans if plan.shape != plans[0].shape), plans[0])
     if second is first:
         return ""
@@ -147,7 +147,7 @@ def _runner_up(plans: list[Plan]) -> str:
 
 
 def ranking_json(recipe: Recipe, ranking: Ranking, plans: list[Plan]) -> str:
-    """The same for programs: a list, best first, of what to change in the recipe and the plan that follows."""
+    """Return the same as JSON: a list, best first, of changes to the recipe and the resulting plans."""
     ways = [
         {"change": planning_ranking.changes(recipe, fit.recipe), "plan": plan.model_dump()}
         for fit, plan in zip(ranking.fits, plans, strict=False)
@@ -156,7 +156,7 @@ def ranking_json(recipe: Recipe, ranking: Ranking, plans: list[Plan]) -> str:
 
 
 def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], console: Console) -> None:
-    """Each run, measured over planned; and the factors that follow."""
+    """Show each run, measured over planned, and the resulting factors."""
     table = Table(title="measured, of what was planned", title_justify="left")
     for column in ("run", "shape", "peak GiB", "planned", "memory", "speed", ""):
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""Local files and folders that a recipe names, which a cluster's pods do not have: found, counted, replaced by addresses."""
+"""Local files and folders of a recipe, which pods do not have: finding them, their size, and replacing them by addresses."""
 
 import os
 import re
@@ -15,14 +15,14 @@ from flytune.recipe.recipe import Recipe
 from flytune.schema import dotted
 
 LIMIT_GIB = 20.0
-"""Upper limit of one submission's uploads, in GiB; where more is needed, the variable LIMIT_VARIABLE says how much."""
+"""Upper limit of one submission's uploads, in GiB; the environment variable LIMIT_VARIABLE sets another one."""
 LIMIT_VARIABLE = "FLYTUNE_UPLOAD_GIB"
 LARGEST_FILE_GIB = 5
 """Largest file that S3 takes by a signed address, in GiB."""
 
 Location = tuple[int | str, ...]
 Change = Callable[[Location, str, str], str]
-"""Function of a path's place in the recipe, its field, and the path; it returns what is put there."""
+"""Function of a path's place in the recipe, its field, and the path; it returns the replacement."""
 
 
 class Local(NamedTuple):
@@ -47,7 +47,7 @@ def found(content: Any, limit_gib: float = LIMIT_GIB) -> list[Local]:
     """List all that the content of a recipe, or of a sweep's changes to one, names on this machine, each once.
 
     Raises:
-        RecipeError: all mistakes at once: what is missing, is no data or model, or is too large.
+        RecipeError: all mistakes at once: paths that do not exist, are no data or model, or are too large.
     """
     made: dict[tuple[str, str], Local] = {}
     problems: list[str] = []
@@ -69,11 +69,11 @@ def found(content: Any, limit_gib: float = LIMIT_GIB) -> list[Local]:
     return list(made.values())
 
 
-def whole(path: str, key: str, limit_gib: float = LIMIT_GIB) -> Local:
-    """Return a file or folder with all that is in it, given as an input of its own.
+def complete(path: str, key: str, limit_gib: float = LIMIT_GIB) -> Local:
+    """Return a file or folder with all its content, given as an input of its own.
 
     Raises:
-        RecipeError: it is not there, or too large.
+        RecipeError: it does not exist, or is too large.
     """
     place = _place(path)
     files = {"": place} if place.is_file() else harness_tasks.all_files(place)
@@ -124,7 +124,7 @@ def refuse(recipe: Recipe, where: str) -> None:
 
 
 def is_local(field: str, path: str) -> bool:
-    """Tell whether it is a path of this machine: no address, no id of the hub, and not below what pods have mounted."""
+    """Return whether it is a path of this machine: no address, no id of the hub, and not below a folder that pods mount."""
     if "://" in path and not path.startswith("file://"):
         return False
     place = _place(path)

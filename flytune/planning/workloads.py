@@ -1,4 +1,4 @@
-"""A recipe's step on a shape, as the closed forms of memory and of speed take it; and what it is forecast to take."""
+"""The workload of a recipe on a shape, and the estimated time of its step."""
 
 from dataclasses import replace
 
@@ -11,36 +11,31 @@ from flytune.hardware.shapes import Shape
 from flytune.models.geometry import Geometry
 from flytune.planning.calibration import load_factors
 from flytune.recipe.recipe import Recipe
-from flytune.sharding.base import Strategy
+from flytune.sharding import ShardingBase
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 _PARTS = (
     "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
     "optimizer", "data",
 )  # fmt: skip
-"""Of a StepTime, which add up to its seconds."""
+"""Fields of a StepTime that add up to its seconds."""
 
 
 def workload(
-    recipe: Recipe, geometry: Geometry, strategy: Strategy, shape: Shape, micro_batch: int, accumulation: int
+    recipe: Recipe, geometry: Geometry, sharding: ShardingBase, shape: Shape, micro_batch: int, accumulation: int
 ) -> Workload:
-    """One step of a recipe on a shape."""
-    method, sharding, model = recipe.method.name, recipe.sharding.name, recipe.model
-    precision = (
-        "fsdp" if sharding == "fsdp" else "pure" if strategy.load_dtype(recipe) == model.dtype == "float32" else "autocast"
-    )
-    if sharding.startswith("zero"):
-        precision = "pure"  # DeepSpeed computes in the dtype of its own 16-bit weights
-    optimizer = strategy.optimizer(recipe)
+    """Return one step of a recipe on a shape."""
+    method, model = recipe.method.name, recipe.model
+    optimizer = sharding.optimizer(recipe)
     return Workload(
         geometry=geometry,
         method=method,
-        sharding=strategy.counted_as,
+        layout=sharding.estimated_as,
         gpus=shape.world_size,
         nodes=shape.nodes,
         gpu_memory_gib=shape.gpu_memory_gib,
-        weight_dtype=strategy.load_dtype(recipe),  # type: ignore[arg-type]  # a str in Strategy
-        precision=precision,  # type: ignore[arg-type]
+        weight_dtype=sharding.load_dtype(recipe),  # type: ignore[arg-type]  # a str in ShardingBase
+        precision=sharding.precision(recipe),
         compute_dtype=model.dtype,
         optimizer=Optimizer(
             optimizer,
@@ -57,31 +52,30 @@ def workload(
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
         attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
-        loss="chunked",
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
-        kbit_float32=method == "qlora" and sharding != "fsdp",
+        kbit_float32=method == "qlora" and sharding.prepares_kbit,
         on_cpu=not shape.is_gpu,
-        profile="flytune",
+        network_gbs=shape.fabric.gbs,
     )
 
 
 def time_of(workload: Workload, shape: Shape) -> StepTime | None:
-    """The forecast of one optimizer step; None on a CPU, and on a GPU that accelerators.yaml has no row of."""
+    """Return the estimated time of one optimizer step; None on a CPU, and for a GPU without a row in accelerators.yaml."""
     if not shape.is_gpu:
         return None
     try:
-        told = step_time.step(workload, accelerator_named(shape.accelerator))
+        found = step_time.step(workload, accelerator_named(shape.accelerator))
     except RecipeError:
         return None
     if not (measured := load_factors().get(shape.name)):
-        return told
-    slower = {name: getattr(told, name) / measured.speed for name in (*_PARTS, "hidden")}
-    return replace(told, **slower, utilization=told.utilization * measured.speed)
+        return found
+    slower = {name: getattr(found, name) / measured.speed for name in (*_PARTS, "hidden")}
+    return replace(found, **slower, utilization=found.utilization * measured.speed)
 
 
 def parts_of(time: StepTime) -> dict[str, float]:
-    """Seconds of a step by part; those that take none are left out."""
+    """Return the seconds of a step by part, without parts that take none."""
     return {name: getattr(time, name) for name in _PARTS if getattr(time, name) > 0}
 
 

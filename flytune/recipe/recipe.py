@@ -30,11 +30,10 @@ from flytune.recipe.sections import (
 from flytune.schema import Strict, dotted, load_yaml, mistakes
 
 _PLANNED = "the planner says it; write training.global_batch_size"
-_SHARDED = "write sharding: fsdp, zero3 ...; the rest follows from it"
+_SHARDED = "write sharding: NAME; the rest follows from it"
 ELSEWHERE = {
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), _SHARDED),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "device_map"), _SHARDED),
     "gradient_accumulation_steps": _PLANNED,
-    "device_map": "write sharding: device_map",
     "max_memory": "it follows from the shape",
     "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
     "quantization_config": "write method: qlora",

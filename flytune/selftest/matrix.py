@@ -15,14 +15,16 @@ from flytune.schema import Record, Strict
 from flytune.selftest import compare, shapes
 from flytune.selftest.processes import Nodes, RankFailed
 from flytune.selftest.runs import Layout, Pair, Rows, Trials, plain_pair
-from flytune.sharding import STRATEGIES, pair_problem, strategy_of
+from flytune.sharding import SHARDINGS, pair_problem, sharding_of
 
 # How far a run may be from plain training; docs/equality.md says why, and what was seen.
 TOLERANCES = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4}
 # Also trained on packed rows, and held against the same chats unpacked.
 PACKED = [
     Pair(method, sharding, rows="packed")
-    for method, sharding in (("full", "none"), ("full", "ddp"), ("lora", "zero3"), ("lora", "fsdp"), ("qlora", "none"))
+    for method in get_args(Method.model_fields["name"].annotation)
+    for sharding, kind in SHARDINGS.items()
+    if method in kind.packed_selftests
 ]
 # Of a failing rank's traceback.
 LINES_SHOWN = 8
@@ -86,7 +88,7 @@ def all_pairs() -> list[Pair]:
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )
-    pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(STRATEGIES, offloads, methods)]
+    pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)]
     return [*pairs, *PACKED]
 
 
@@ -101,7 +103,7 @@ def pairs_named(names: str) -> list[Pair]:
     if unknown := [name for name in wanted if name not in known]:
         raise RecipeError(
             f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, as in full/zero2 "
-            f"or full/zero3/cpu (or {PACKED[0]}), of the shardings {', '.join(STRATEGIES)}"
+            f"or full/zero3/cpu (or {PACKED[0]}), of the shardings {', '.join(SHARDINGS)}"
         )
     return [known[name] for name in wanted]
 
@@ -143,10 +145,10 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
         return Cell.of(pair, state="refused", words="refused", reason=problem)
     shape = shapes.shape_for(recipe, trials.shapes)
     if shape is None:
-        misfit = f"{pair}: {pair.sharding} {strategy_of(recipe).misfit(recipe, trials.shapes[0])}"
+        misfit = f"{pair}: {pair.sharding} {sharding_of(recipe).misfit(recipe, trials.shapes[0])}"
         lacking = shapes.lacks(recipe, trials.shapes)
         return Cell.of(pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit)
-    layouts = trials.layouts(pair, shape.nodes * strategy_of(recipe).processes(shape))
+    layouts = trials.layouts(pair, shape.nodes * sharding_of(recipe).processes(shape))
     distances = []
     for layout in layouts[1:] if pair == plain_pair(pair) else layouts:
         try:

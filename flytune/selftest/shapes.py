@@ -8,7 +8,7 @@ from pathlib import Path
 from flytune.hardware.shapes import GIB, Shape
 from flytune.recipe.recipe import Recipe
 from flytune.selftest import processes as selftest_processes
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 CPU_RANKS = 2
 
@@ -49,12 +49,12 @@ def _devices() -> tuple[list[tuple[str, float]], bool]:
 
 
 def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
-    """The first of this machine's shapes that the recipe's strategy can run on."""
-    return next((shape for shape in here if strategy_of(recipe).misfit(recipe, shape) is None), None)
+    """The first of this machine's shapes that the recipe's sharding can run on."""
+    return next((shape for shape in here if sharding_of(recipe).misfit(recipe, shape) is None), None)
 
 
 def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
-    """What this machine would have to have for the recipe's strategy to run on it; None if no machine would do."""
+    """What this machine would have to have for the recipe's sharding to run on it; None if no machine would do."""
     gpu = here[0].model_copy(update={"accelerator": "GPU", "gpu_memory_gib": 80.0})
     machines = {
         "needs NVMe": here[0].model_copy(update={"nvme": True}),
@@ -63,4 +63,4 @@ def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
         "needs a GPU and NVMe": gpu.model_copy(update={"processes": 1, "nvme": True}),
         "needs GPUs and NVMe": gpu.model_copy(update={"processes": 2, "nvme": True}),
     }
-    return next((words for words, shape in machines.items() if strategy_of(recipe).misfit(recipe, shape) is None), None)
+    return next((words for words, shape in machines.items() if sharding_of(recipe).misfit(recipe, shape) is None), None)

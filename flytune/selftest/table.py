@@ -8,7 +8,7 @@ from rich.table import Table
 
 from flytune.console import tables
 from flytune.selftest.matrix import TOLERANCES, Cell, Matrix
-from flytune.sharding import STRATEGIES
+from flytune.sharding import SHARDINGS
 
 _STYLES = {"equal": "green", "differs": "bold red", "failed": "bold red", "refused": "dim", "lacking": "yellow"}
 WIDTH = 120
@@ -23,7 +23,7 @@ def show(matrix: Matrix, console: Console) -> None:
         table.add_column(name)
     for sharding, offload, rows in dict.fromkeys(row[:3] for row in cells):
         # An offload that the sharding does not have is told once, below.
-        if offload in STRATEGIES[sharding].offloads:
+        if offload in SHARDINGS[sharding].offloads:
             name = sharding + f", offload {offload}" * (offload != "none") + f", {rows}" * (rows != "chats")
             table.add_row(name, *(_words(cells.get((sharding, offload, rows, method))) for method in methods))
     tables.show(table, console)

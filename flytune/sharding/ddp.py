@@ -1,16 +1,19 @@
-"""Distributed data parallel: every process holds everything, gradients are averaged in buckets."""
+"""Distributed data parallel: every process holds all states, gradients are averaged in buckets."""
 
 from typing import Any
 
 from flytune.hardware.shapes import Shape
 from flytune.recipe.recipe import Recipe
-from flytune.sharding.base import Strategy
+from flytune.sharding.base import ShardingBase
+from flytune.sharding.layout import Layout
 
 
-class DistributedDataParallel(Strategy):
+class DistributedDataParallel(ShardingBase):
     """torch.nn.parallel.DistributedDataParallel, as the Trainer wraps it."""
 
-    name = counted_as = "ddp"
+    name = "ddp"
+    estimated_as = Layout(name="ddp", copies_gradients=True)
+    packed_selftests = ("full",)
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "needs two processes or more, and the shape has one"

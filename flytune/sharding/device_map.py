@@ -5,13 +5,15 @@ from typing import Any, ClassVar
 from flytune.hardware.shapes import Shape
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import Plan
-from flytune.sharding.base import Strategy
+from flytune.sharding.base import ShardingBase
+from flytune.sharding.layout import Layout
 
 
-class DeviceMap(Strategy):
-    """Naive model parallelism: one GPU works at a time, each holds a run of layers."""
+class DeviceMap(ShardingBase):
+    """Naive model parallelism: each GPU holds some consecutive layers, and one GPU computes at a time."""
 
-    name = counted_as = "device_map"
+    name = "device_map"
+    estimated_as = Layout(name="device_map", data_parallel=False, pipelined=True)
     refuses: ClassVar = {
         "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
         "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
@@ -27,17 +29,14 @@ class DeviceMap(Strategy):
     def processes(self, shape: Shape) -> int:
         return 1
 
-    def gpus_per_process(self, shape: Shape) -> int:
-        return shape.processes
-
     def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
         if shape.processes == 1:
             return super().load_arguments(recipe, plan, shape)
         return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights)}
 
     def ready(self, trainer: Any, recipe: Recipe) -> None:
-        # TRL computes the loss where the head lies, past accelerate's hook that would bring it back; the Trainer wants it on
-        # its own device, and accelerate puts a head that is not tied to the embedding on the last GPU.
+        # TRL computes the loss on the head's device and bypasses accelerate's hook, which would move the loss back. The Trainer
+        # needs it on its own device, but accelerate puts a head that is not tied to the embedding on the last GPU.
         head = trainer.model.get_output_embeddings().to(trainer.args.device)
         if hook := getattr(head, "_hf_hook", None):
             hook.execution_device = trainer.args.device

@@ -1,30 +1,41 @@
-"""FSDP2: parameters, gradients and optimizer states are sharded over the processes, each parameter along its rows."""
+"""FSDP2: parameters, gradients and optimizer states sharded over the processes, each parameter by rows."""
 
 import functools
 from typing import Any
 
 from flytune.hardware.shapes import Shape
 from flytune.recipe.recipe import Recipe
-from flytune.sharding.base import Strategy
+from flytune.sharding.base import Precision, ShardingBase
+from flytune.sharding.layout import Layout
 
-# Layers that are gathered while one computes; more hide slower networks and cost as many gathered layers.
 PREFETCHED_LAYERS = 1
+"""Layers that are gathered while one computes; more would hide slower networks, and hold as many more gathered layers."""
 
 
-class FullyShardedDataParallel(Strategy):
+class FullyShardedDataParallel(ShardingBase):
     """torch.distributed.fsdp.fully_shard, applied to each decoder layer."""
 
-    name, counted_as = "fsdp", "fsdp2"
+    name = "fsdp"
+    estimated_as = Layout(
+        name="fsdp2", shards_optimizer=True, shards_gradients=True, shards_parameters=True, gathers_in_backward=True
+    )
     offloads = ("none", "cpu")
     no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
+    saves_full_weights = False
     async_checkpoint = True
-    saves_whole = False
+    # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
+    prepares_kbit = False
+    traceable = True
+    packed_selftests = ("lora",)
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "shards over processes, and the shape has one"
 
+    def precision(self, recipe: Recipe) -> Precision:
+        return "policy"
+
     def reads_slices(self, recipe: Recipe) -> bool:
-        # bitsandbytes quantizes whole matrices only.
+        # bitsandbytes quantizes only complete matrices.
         return recipe.method.name != "qlora"
 
     def quant_storage(self, recipe: Recipe) -> str:
@@ -37,18 +48,18 @@ class FullyShardedDataParallel(Strategy):
             "fsdp": True,
             "fsdp_config": {
                 "state_dict_type": "SHARDED_STATE_DICT",
-                # `shard` has done it when the Trainer would.
+                # `shard` has already wrapped the model.
                 "auto_wrap_policy": "NO_WRAP",
                 "cpu_offload": offload,
-                # The Trainer's own checkpointing is used, as under every sharding: this one draws another dropout when it
-                # computes a layer again, and renames modules, so that PEFT finds no adapter to save.
+                # All shardings use the Trainer's checkpointing: FSDP's draws another dropout when it recomputes a layer, and
+                # renames modules, so that PEFT finds no adapter to save.
                 "activation_checkpointing": False,
             },
             # Each layer is compiled in `shard`.
             "torch_compile": False,
-            # Gradients that wait for the last micro batch would be whole ones, on every GPU.
+            # Gradients that are not reduced until the last micro batch would take their full size on every GPU.
             "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": recipe.method.name == "full"}},
-            # Norms of gradients that lie in host memory are reduced there.
+            # Norms of gradients in host memory are reduced there, by gloo.
             "ddp_backend": backend,
         }
 
@@ -58,8 +69,8 @@ class FullyShardedDataParallel(Strategy):
         from accelerate import PartialState
         from accelerate.utils import DistributedType
 
-        # Accelerate runs FSDP on accelerators only, and turns it into DDP elsewhere without a word. For the tests and the
-        # laptop it is told that there are several; `check` sees whether it believed it.
+        # Accelerate runs FSDP on accelerators only, and silently uses DDP elsewhere. For tests and laptops, this makes it
+        # believe that there are several; `check` verifies the result.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
     def shard(self, trainer: Any, recipe: Recipe) -> None:
@@ -70,7 +81,7 @@ class FullyShardedDataParallel(Strategy):
         dtype = getattr(torch, recipe.model.dtype)
         offload = CPUOffloadPolicy(pin_memory=accelerator.device.type == "cuda")
         policies: dict[str, Any] = {
-            # bfloat16 sums of many ranks' gradients lose what is small: they are reduced in float32.
+            # Reduced in float32: bfloat16 sums of many ranks' gradients lose small values.
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
             "offload_policy": offload if recipe.sharding.offload == "cpu" else OffloadPolicy(),
         }
@@ -83,7 +94,7 @@ class FullyShardedDataParallel(Strategy):
         tied = head is not None and head.weight is embedding.weight
         if not tied:
             fully_shard(embedding, **policies)
-        # The head is used by TRL's loss outside its own forward: the norm before it gathers both.
+        # TRL's loss uses the head outside its forward: one unit with the norm before it gathers both.
         tail = [module for module in (_last_norm(model), embedding if tied else None, head) if module is not None]
         fully_shard(tail, reshard_after_forward=False, **policies)
         fully_shard(model, **policies)
@@ -93,16 +104,16 @@ class FullyShardedDataParallel(Strategy):
 
     def ready(self, trainer: Any, recipe: Recipe) -> None:
         if recipe.sharding.offload == "cpu":
-            # Gradients in host memory are kept and zeroed: page-locked memory is slow to get.
+            # Gradients in host memory are kept and zeroed: page-locked memory is slow to allocate.
             trainer.model.zero_grad = functools.partial(trainer.model.zero_grad, set_to_none=False)
         for index, parameter in enumerate(trainer.model.parameters()):
             local = parameter.to_local()
             if not local.numel():
-                # Accelerate finds the optimizer's parameters by address, and all empty shards have the address 0.
+                # Accelerate identifies the optimizer's parameters by address, and all empty shards have the address 0.
                 parameter._local_tensor.data_ptr = functools.partial(int, -1 - index)
 
     def before_gather(self, model: Any) -> None:
-        # The root and the head keep the whole parameters of the last forward pass, in the dtype it computed in.
+        # The root and the head keep the full parameters of the last forward pass, in its compute dtype.
         for module in model.modules():
             if hasattr(module, "reshard"):
                 module.reshard()
@@ -113,14 +124,14 @@ class FullyShardedDataParallel(Strategy):
     def check(self, trainer: Any) -> str | None:
         from torch.distributed.tensor import DTensor
 
-        whole = [name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)]
+        full = [name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)]
         if not trainer.is_fsdp_enabled:
             return "the Trainer does not know of it"
-        return f"{whole[0]} and {len(whole) - 1} more parameters are whole on every process" if whole else None
+        return f"{full[0]} and {len(full) - 1} more parameters are not sharded" if full else None
 
 
 def _last_norm(model: Any) -> Any:
-    """The norm between the last decoder layer and the head, a child of the decoder."""
+    """Return the norm between the last decoder layer and the head, a child of the decoder."""
     decoder = model.get_decoder()
     norms = [child for child in decoder.children() if "norm" in type(child).__name__.lower()]
     return norms[-1] if norms else None

@@ -2,13 +2,17 @@
 
 from flytune.hardware.shapes import Shape
 from flytune.recipe.recipe import Recipe
-from flytune.sharding.base import Strategy
+from flytune.sharding.base import ShardingBase
+from flytune.sharding.layout import Layout
 
 
-class NoSharding(Strategy):
+class NoSharding(ShardingBase):
     """One process, one device."""
 
-    name = counted_as = "none"
+    name = "none"
+    estimated_as = Layout(name="none", data_parallel=False)
+    traceable = True
+    packed_selftests = ("full", "qlora")
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         if shape.world_size > 1:

@@ -8,14 +8,15 @@ from typing import Any
 from flytune.hardware.shapes import Shape
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import Plan
-from flytune.sharding.base import Strategy
+from flytune.sharding.base import Precision, ShardingBase
+from flytune.sharding.layout import Layout
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
 _SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}
 
 
-class Zero(Strategy):
-    """One stage."""
+class Zero(ShardingBase):
+    """A stage of DeepSpeed ZeRO."""
 
     stage: int
     no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
@@ -32,13 +33,17 @@ class Zero(Strategy):
         # DeepSpeed makes the float32 master weights itself.
         return recipe.model.dtype
 
+    def precision(self, recipe: Recipe) -> Precision:
+        # DeepSpeed computes in the dtype of its own 16-bit weights.
+        return "pure"
+
     def config(self, recipe: Recipe) -> dict[str, Any]:
-        """The DeepSpeed configuration; `auto` values are the Trainer's to fill in."""
+        """Return the DeepSpeed configuration; the Trainer fills in `auto` values."""
         name = f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json"
         config = dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
         for part in config["zero_optimization"].values():
             if isinstance(part, dict) and part.get("device") == "nvme":
-                # Not in the file: in a pod TMPDIR is the scratch disk, and is known there alone.
+                # Not in the file: TMPDIR is the scratch disk, whose path only the pod knows.
                 part["nvme_path"] = f"{tempfile.gettempdir()}/flytune-nvme"
         return config
 
@@ -55,7 +60,7 @@ class Zero(Strategy):
             return
         import deepspeed
 
-        # DeepSpeed would compile its shared-memory op now (18 s; a stale lock hangs for ever), and look for MPI.
+        # Otherwise DeepSpeed compiles its shared-memory op here (18 s; a stale lock hangs forever) and looks for MPI.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # zero.Init, which shards the model at load, needs the process group.
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
@@ -66,27 +71,38 @@ class Zero(Strategy):
 
 
 class Zero1(Zero):
-    """Optimizer states."""
+    """Partitioned optimizer states."""
 
-    name, counted_as, stage, offloads = "zero1", "zero1", 1, ("none", "cpu")
+    name, stage, offloads = "zero1", 1, ("none", "cpu")
+    estimated_as = Layout(name="zero1", deepspeed=True, shards_optimizer=True)
 
 
 class Zero2(Zero):
-    """Optimizer states and gradients."""
+    """Partitioned optimizer states and gradients."""
 
-    name, counted_as, stage, offloads = "zero2", "zero2", 2, ("none", "cpu")
+    name, stage, offloads = "zero2", 2, ("none", "cpu")
+    estimated_as = Layout(name="zero2", deepspeed=True, shards_optimizer=True, shards_gradients=True)
 
 
 class Zero3(Zero):
-    """Optimizer states, gradients and parameters."""
+    """Partitioned optimizer states, gradients and parameters."""
 
-    name, counted_as, stage, offloads = "zero3", "zero3", 3, ("none", "cpu", "nvme")
+    name, stage, offloads = "zero3", 3, ("none", "cpu", "nvme")
+    estimated_as = Layout(
+        name="zero3",
+        deepspeed=True,
+        shards_optimizer=True,
+        shards_gradients=True,
+        shards_parameters=True,
+        gathers_in_backward=True,
+    )
+    packed_selftests = ("lora",)
 
     def quant_storage(self, recipe: Recipe) -> str:
         return recipe.model.dtype
 
     def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
-        # A device map is refused: zero.Init says where parameters go.
+        # transformers refuses a device map here: zero.Init places the parameters.
         return {}
 
     def gather(self, parameter: Any) -> Any:

@@ -50,7 +50,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
 
     recipe, shape, saver, stopper, recorder = run.recipe, run.shape, run.saver, run.stopper, run.recorder
     loading.quiet()
-    devices.settle_allocator()
+    devices.configure_allocator()
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     elif recipe.sharding.offload != "none":

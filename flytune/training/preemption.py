@@ -97,7 +97,7 @@ class Stopper:
     def _ends_budget(self, step: int, agreed: Agreed) -> bool:
         if self._budget is None or agreed.spent < self._budget.seconds:
             return False
-        self.stopped_early = f"{self._budget.words(step, agreed.spent)}; the model is exported and evaluated as it is"
+        self.stopped_early = f"{self._budget.describe(step, agreed.spent)}; the model is exported and evaluated as it is"
         log.warning("%s", self.stopped_early)
         return True
 

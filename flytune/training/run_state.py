@@ -10,8 +10,8 @@ from flytune.hardware.shapes import Shape
 from flytune.planning import budget
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import Plan
-from flytune.sharding import strategy_of
-from flytune.sharding.base import Strategy
+from flytune.sharding import sharding_of
+from flytune.sharding.base import ShardingBase
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
@@ -31,7 +31,7 @@ class RunState:
     shape: Shape
     dataset: Path
     """Folder of the prepared data set."""
-    sharding: Strategy
+    sharding: ShardingBase
     saver: Saver
     stopper: Stopper
     watch: Watch
@@ -53,7 +53,7 @@ class RunState:
         Raises:
             DataError: the data set is incomplete, or has nothing to score.
         """
-        sharding, scorer = strategy_of(recipe), Scorer(recipe, dataset)
+        sharding, scorer = sharding_of(recipe), Scorer(recipe, dataset)
         saver = Saver(recipe, data.read_manifest(dataset).content_sha256, publisher)
         stopper = Stopper(recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour))
         watch = Watch(recipe.training.hang_minutes)

@@ -12,7 +12,7 @@ from flytune.data.collator import tokens_of
 from flytune.errors import TrainingError
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.records.training import STEPS, Step
-from flytune.sharding.base import Strategy
+from flytune.sharding import ShardingBase
 from flytune.training import step_timer, trackers
 from flytune.training.eval_loss import Scorer
 from flytune.training.memory_peaks import Peaks
@@ -21,7 +21,7 @@ from flytune.training.memory_peaks import Peaks
 class Recorder:
     """Recorder of the run's steps as the Trainer logs them; scores the live model between them."""
 
-    def __init__(self, sharding: Strategy, scorer: Scorer, peaks: Peaks) -> None:
+    def __init__(self, sharding: ShardingBase, scorer: Scorer, peaks: Peaks) -> None:
         self.steps: list[Step] = []
         self.sharding, self._scorer, self._peaks = sharding, scorer, peaks
         self._eval_loss: float | None = None

@@ -14,7 +14,7 @@ from flytune.hardware.shapes import Shape
 from flytune.models import host_memory, initial_adapter, loading, sharded_loading
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import SAVE, Plan
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 from flytune.training import callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
@@ -146,7 +146,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
     """Return the SFTConfig that recipe, plan and sharding make together."""
     from trl import SFTConfig
 
-    training, save_steps, sharding = recipe.training, recipe.checkpoints.save_steps, strategy_of(recipe)
+    training, save_steps, sharding = recipe.training, recipe.checkpoints.save_steps, sharding_of(recipe)
     common: dict[str, Any] = {
         "output_dir": str(checkpoints),
         "learning_rate": training.learning_rate,

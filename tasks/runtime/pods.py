@@ -47,13 +47,6 @@ TERMINATION_SECONDS = int(2 * GRACE_SECONDS)
 """From SIGTERM to SIGKILL: ranks have GRACE_SECONDS whatever they train, and their parent as long again to tell Flyte."""
 _SHAPE_LABEL = "flytune-shape"
 _JOB_LABEL = "training.kubeflow.org/job-name"
-_NETWORKS = {
-    "tcp": {},
-    # Huge pages make forks fail (data loaders), and nodes would have to set them aside.
-    "efa": {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"},
-    # Without it, NCCL takes sockets where it finds no device, and says so in its log alone.
-    "infiniband": {"NCCL_NET": "IB"},
-}
 
 
 def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
@@ -65,7 +58,7 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
         resources=_resources(shape, cluster),
         volume_mounts=[V1VolumeMount(name="dshm", mount_path="/dev/shm"), V1VolumeMount(name="scratch", mount_path=SCRATCH)],
     )
-    if shape.network == "infiniband":
+    if shape.fabric.locks_memory:
         container.security_context = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"]))
     by_volcano = cluster.gang_scheduling == "volcano" and shape.is_gpu
     memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=f"{shape.shared_memory_gib}Gi")
@@ -98,15 +91,14 @@ def _resources(shape: Shape, cluster: Cluster) -> V1ResourceRequirements:
     if shape.is_gpu:
         asked["nvidia.com/gpu"] = str(shape.processes)
     if shape.network_devices:
-        device = "vpc.amazonaws.com/efa" if shape.network == "efa" else cluster.infiniband_resource
-        asked[device] = str(shape.network_devices)
+        asked[shape.fabric.resource(cluster)] = str(shape.network_devices)
     return V1ResourceRequirements(requests=asked, limits=dict(asked))
 
 
 def _environment(shape: Shape) -> dict[str, str]:
     offline = {"HF_HUB_OFFLINE": "1"} if shape.is_gpu else {}
     talk = {"NCCL_DEBUG": "WARN"} if shape.is_gpu and shape.nodes > 1 else {}
-    return {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub"} | offline | talk | _NETWORKS[shape.network]
+    return {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub"} | offline | talk | shape.fabric.environment
 
 
 def _scratch(shape: Shape, cluster: Cluster) -> V1Volume:
@@ -135,7 +127,7 @@ def _affinity(shape: Shape, cluster: Cluster) -> V1Affinity:
         # The pod's own value: no other run's pods. Dropped by what is older than Kubernetes 1.31; then all runs of the row.
         match_label_keys=[_JOB_LABEL],
     )
-    if shape.network == "tcp":
+    if not shape.fabric.has_devices:
         preferred = [V1WeightedPodAffinityTerm(weight=100, pod_affinity_term=term)]
         return V1Affinity(pod_affinity=V1PodAffinity(preferred_during_scheduling_ignored_during_execution=preferred))
     return V1Affinity(pod_affinity=V1PodAffinity(required_during_scheduling_ignored_during_execution=[term]))
@@ -161,7 +153,7 @@ def _on_its_devices(execute: Callable[..., Any], shape: Shape) -> Callable[..., 
 
     def compared(**inputs: Any) -> Any:
         if shape.is_gpu:
-            devices.settle_allocator()
+            devices.configure_allocator()
             # In a process of its own: one that has used CUDA cannot be forked, and the self-test forks its ranks.
             with retried(), ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
                 apart.submit(devices.check, shape).result()

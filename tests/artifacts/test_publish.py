@@ -317,7 +317,10 @@ def test_what_the_page_says_works(hub, adapter, model, tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (command,) = re.findall(r"^```\n(flytune .*)\n```", page, re.MULTILINE)
     environment = hub_stand_in.environment(hub, str(tmp_path / "home")) | {"PYTHONPATH": str(ROOT)}
-    for start in (["-c", f"from transformers import AutoModelForCausalLM\n{code}"], ["-m", "flytune.cli", *command.split()[1:]]):
+    for start in (
+        ["-c", f"from transformers import AutoModelForCausalLM\n{code}"],
+        ["-m", "flytune.cli", *command.split()[1:]],
+    ):
         done = subprocess.run([sys.executable, *start], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
     out = tmp_path / "out"

@@ -123,7 +123,7 @@ def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
 def test_recipes_that_ask_for_what_there_is_not(inputs):
     fsdp = recipe_of(inputs, sharding="fsdp", **{"hardware.shape": "cpu-2"})
     assert pair_problem(fsdp) == (
-        "publish.every_save with sharding fsdp: its checkpoints hold each process's part of the weights, and no whole ones; "
+        "publish.every_save with sharding fsdp: its checkpoints hold only each process's part of the weights; "
         "leave it out (the finished run is published), or use one of: none, ddp, zero1, zero2, zero3"
     )
     none = recipe_of(inputs, **{"checkpoints.save_steps": None})

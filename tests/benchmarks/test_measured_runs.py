@@ -4,6 +4,7 @@ import json
 import pytest
 
 from benchmarks import estimates, measured_runs
+from benchmarks.frameworks import HF_4_45, TRANSFORMERS_4_45
 from flytune.errors import DataError
 
 COLUMNS = """
@@ -36,13 +37,9 @@ def test_a_row_is_read_into_a_workload_with_what_was_measured(tmp_path):
     assert run.reserved_on_device
     assert run.outcome == "ok"
     work = run.workload
-    assert (work.tokens, work.weight_dtype, work.precision, work.loss, work.profile) == (
-        4 * 4096,
-        "bfloat16",
-        "autocast",
-        "hf",
-        "transformers_4_45",
-    )
+    assert (work.tokens, work.weight_dtype, work.precision, work.layout.name) == (4 * 4096, "bfloat16", "autocast", "none")
+    assert work.framework == TRANSFORMERS_4_45
+    assert work.framework.loss == HF_4_45
     assert work.optimizer.implementation == "foreach"
     # r x (in + out): q and o are 4096 x 4096, k and v 4096 x 1024, in 32 layers.
     assert work.trained == 32 * 16 * (2 * 8192 + 2 * 5120)

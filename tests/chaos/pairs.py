@@ -20,7 +20,7 @@ from flytune.selftest import processes as selftest_processes
 from flytune.selftest import tiny_model
 from flytune.selftest.matrix import all_pairs
 from flytune.selftest.runs import Pair
-from flytune.sharding import pair_problem, strategy_of
+from flytune.sharding import pair_problem, sharding_of
 from tasks.train import TRAIN
 from tests.chaos import checking
 from tests.chaos.bucket import NAME, Bucket
@@ -89,7 +89,7 @@ def that_run(folder: Path) -> list[Pair]:
     for pair in all_pairs():
         if pair.offload == "none" and pair.rows == "chats":
             recipe = recipe_for(pair, folder, str(folder), 1)
-            if not pair_problem(recipe) and not strategy_of(recipe).misfit(recipe, shape_named(recipe.hardware.shape)):
+            if not pair_problem(recipe) and not sharding_of(recipe).misfit(recipe, shape_named(recipe.hardware.shape)):
                 found.append(pair)
     return found
 

@@ -1,4 +1,4 @@
-"""What closed_form says of FSDP1's frozen units, against the same backward truly run on the CPU."""
+"""The estimate of FSDP1's frozen units, compared with the same backward pass on the CPU."""
 
 import subprocess
 import sys

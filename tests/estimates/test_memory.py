@@ -1,12 +1,14 @@
 import dataclasses
-import typing
 
 import pytest
 
+from benchmarks import frameworks
+from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
 from flytune.estimates import activations, memory
+from flytune.estimates.framework import FLYTUNE
 from flytune.estimates.memory import GIB
-from flytune.estimates.workload import Layout, Optimizer, Workload
+from flytune.estimates.workload import Optimizer, Workload
 from flytune.models.geometry import geometry
 
 MISTRAL = model("Mistral-7B")
@@ -20,7 +22,7 @@ def workload(**changes):
     settings = {
         "geometry": MISTRAL,
         "method": "full",
-        "sharding": "none",
+        "layout": LAYOUTS["none"],
         "gpus": 1,
         "nodes": 1,
         "gpu_memory_gib": 80.0,
@@ -32,7 +34,7 @@ def workload(**changes):
         "micro_batch": 1,
         "checkpointing": "full",
         "attention": "flash",
-        "profile": "transformers",
+        "framework": TRANSFORMERS,
     }
     return Workload(**settings | changes)
 
@@ -55,7 +57,7 @@ def test_the_update_of_a_full_fine_tune_in_16_bits_is_8_bytes_a_parameter_and_2_
 
 
 def test_what_fsdp_trains_under_mixed_precision_is_float32_and_divided():
-    parts = steady(workload(sharding="fsdp1", gpus=4, precision="fsdp", optimizer=FOREACH))
+    parts = steady(workload(layout=LAYOUTS["fsdp1"], gpus=4, precision="policy", optimizer=FOREACH))
     quarter = PARAMETERS / 4
     assert parts == {
         "weights": 4 * quarter,
@@ -66,7 +68,7 @@ def test_what_fsdp_trains_under_mixed_precision_is_float32_and_divided():
 
 
 def test_zero_divides_by_its_stage():
-    one, two, three = (steady(workload(sharding=f"zero{stage}", gpus=8, optimizer=FOREACH)) for stage in (1, 2, 3))
+    one, two, three = (steady(workload(layout=LAYOUTS[f"zero{stage}"], gpus=8, optimizer=FOREACH)) for stage in (1, 2, 3))
     assert one["weights"] == two["weights"] == 2 * PARAMETERS
     assert three["weights"] == 2 * PARAMETERS / 8
     assert one["gradients"] == 2 * PARAMETERS
@@ -79,7 +81,7 @@ def test_zero_divides_by_its_stage():
 
 
 def test_offloaded_optimizer_states_are_not_on_the_gpu():
-    parts = steady(workload(sharding="zero3", offload="cpu", gpus=8))
+    parts = steady(workload(layout=LAYOUTS["zero3"], offload="cpu", gpus=8))
     assert "optimizer" not in parts
     assert "master copies" not in parts
 
@@ -93,7 +95,7 @@ def test_adapters_are_float32_beside_a_16_bit_base():
 
 
 def test_ddp_copies_the_gradients_into_buckets():
-    parts = steady(lora(sharding="ddp", gpus=2))
+    parts = steady(lora(layout=LAYOUTS["ddp"], gpus=2))
     assert parts["buckets"] == parts["adapters"]
 
 
@@ -123,28 +125,28 @@ def test_at_the_loss_there_are_the_checkpoints_and_the_logits_of_all_tokens():
 @pytest.mark.parametrize(
     ("changes", "each"),
     [
-        ({"profile": "transformers_4_45"}, 12),
-        ({"loss": "foak"}, 10),
-        ({"loss": "foak", "profile": "transformers_4_45"}, 8),
-        ({"loss": "fp32_logits", "profile": "composer"}, 4),
+        ({"framework": TRANSFORMERS_4_45}, 12),
+        ({"framework": with_loss(TRANSFORMERS, "foak")}, 10),
+        ({"framework": with_loss(TRANSFORMERS_4_45, "foak")}, 8),
+        ({"framework": with_loss(frameworks.COMPOSER, "fp32_logits")}, 4),
         # A batch of one needs no copy to shift its labels by a token.
         ({"micro_batch": 1}, 10),
     ],
 )
 def test_losses_differ_by_the_code_that_makes_them(changes, each):
     work = lora(**{"micro_batch": 2} | changes)
-    norm = (4 if work.loss == "foak" else 6) * HIDDEN
+    norm = (4 if work.framework.fused_kernels else 6) * HIDDEN
     assert activations.count(work).loss == work.tokens * (each * VOCABULARY + norm)
 
 
 def test_a_chunked_loss_has_no_logits_of_all_tokens():
-    work = lora(profile="flytune", loss="chunked")
+    work = lora(framework=FLYTUNE)
     assert activations.count(work).loss == work.tokens * 4 * HIDDEN
 
 
 def test_a_layer_at_work_by_hand():
-    """Adapters on q, k, v and o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of h."""
-    found = activations.count(lora(loss="liger"))
+    """Adapters: q, k, v, o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of h."""
+    found = activations.count(lora(framework=with_loss(TRANSFORMERS, "liger")))
     norms, attention, mlp, adapters = 2 * 2, 2 * (1 + 1 + 0.5), 2 * 3 * 3.5, 4 * (2 + 1)
     assert found.kept == 1024 * HIDDEN * (norms + attention + mlp + adapters)
     # Gradients of the MLP's three intermediates, of the residual stream and of what the norm gave.
@@ -171,30 +173,37 @@ def test_an_optimizer_in_backward_holds_no_gradients_at_once():
 
 
 def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
-    """Why LoRA of 70B is 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
+    """LoRA of 70B takes 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
     published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
     published |= {"sequence_length": 2048}
-    older = memory.memory(lora(sharding="fsdp1", **published))
-    newer = memory.memory(lora(sharding="fsdp2", profile="flytune", loss="chunked", **published))
+    older = memory.memory(lora(layout=LAYOUTS["fsdp1"], **published))
+    newer = memory.memory(lora(layout=LAYOUTS["fsdp2"], framework=FLYTUNE, **published))
     assert 72e9 < older.allocated < 80e9
     assert newer.allocated < 60e9
 
 
 def test_qlora_of_70b_fits_on_eight_gpus_of_16_gb():
     work = lora(
-        method="qlora", quantization="nf4_double", geometry=model("Llama-2-70b"), gpus=8, sharding="fsdp2", profile="flytune"
+        method="qlora",
+        quantization="nf4_double",
+        geometry=model("Llama-2-70b"),
+        gpus=8,
+        layout=LAYOUTS["fsdp2"],
+        framework=FLYTUNE,
     )
-    assert memory.memory(dataclasses.replace(work, loss="chunked")).needed < 14 * GIB
+    assert memory.memory(work).needed < 14 * GIB
 
 
 def test_7b_in_full_fits_on_24_gpus_of_16_gb_with_offload():
-    work = workload(geometry=model("Llama-2-7b"), sharding="zero3", offload="cpu", gpus=24, nodes=3)
+    work = workload(geometry=model("Llama-2-7b"), layout=LAYOUTS["zero3"], offload="cpu", gpus=24, nodes=3)
     assert memory.memory(work).needed < 14 * GIB
 
 
 def test_405b_on_64_gpus_is_within_a_tenth_of_what_was_published():
-    work = workload(geometry=model("Llama-3.1-405B"), sharding="fsdp2", offload="cpu", gpus=64, nodes=8, precision="fsdp")
-    work = dataclasses.replace(work, profile="torch", sequence_length=4096)
+    work = workload(
+        geometry=model("Llama-3.1-405B"), layout=LAYOUTS["fsdp2"], offload="cpu", gpus=64, nodes=8, precision="policy"
+    )
+    work = dataclasses.replace(work, framework=frameworks.TORCH, sequence_length=4096)
     assert memory.memory(work).allocated == pytest.approx(52.9e9, rel=0.1)
 
 
@@ -214,13 +223,13 @@ def test_reserved_is_between_what_is_allocated_and_the_gpu():
         assert table.on_device(80 * GIB) == reserved + 0.55 * GIB
 
 
-@pytest.mark.parametrize("sharding", typing.get_args(Layout))
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_every_pair_has_a_table_that_grows_with_the_batch(sharding, method):
+def test_every_pair_has_a_table_that_grows_with_the_batch(layout, method):
     needs = []
     for micro_batch in (1, 2, 8):
         quantization = "nf4_double" if method == "qlora" else "none"
-        changes = {"sharding": sharding, "gpus": 1 if sharding == "none" else 8, "micro_batch": micro_batch}
+        changes = {"layout": layout, "gpus": 1 if layout == LAYOUTS["none"] else 8, "micro_batch": micro_batch}
         make = workload if method == "full" else lora
         table = memory.memory(make(method=method, quantization=quantization, **changes))
         assert all(size > 0 for parts in table.phases.values() for size in parts.values())
@@ -228,7 +237,7 @@ def test_every_pair_has_a_table_that_grows_with_the_batch(sharding, method):
     assert needs == sorted(needs)
 
 
-def test_a_head_is_adapted_or_trained_whole():
+def test_a_head_is_adapted_or_fully_trained():
     adapted, whole = lora(lora_targets=("lora_head",)), lora(lora_targets=("head", "embedding"))
     assert adapted.trained == 16 * (HIDDEN + VOCABULARY)
     assert whole.trained == 2 * HIDDEN * VOCABULARY

@@ -6,11 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import throughput
+from benchmarks.frameworks import COMPOSER, HF, LAYOUTS, TRANSFORMERS
 from benchmarks.measured_runs import MeasuredRun, model
 from flytune.errors import RecipeError
 from flytune.estimates.communication import communication_bytes, link_rate
 from flytune.estimates.flops import flops, product_seconds
-from flytune.estimates.step_time import cost, likely, step
+from flytune.estimates.framework import FLYTUNE
+from flytune.estimates.step_time import likely, step
 from flytune.estimates.workload import Optimizer, Workload
 from flytune.hardware.accelerators import accelerator_named, load_accelerators
 from flytune.hardware.shapes import load_shapes
@@ -19,7 +21,7 @@ A100 = accelerator_named("A100-80GB")
 LLAMA = Workload(
     geometry=model("Llama-2-7b"),
     method="full",
-    sharding="none",
+    layout=LAYOUTS["none"],
     gpus=1,
     nodes=1,
     gpu_memory_gib=80,
@@ -31,6 +33,7 @@ LLAMA = Workload(
     micro_batch=1,
     checkpointing="full",
     attention="flash",
+    framework=replace(FLYTUNE, loss=HF),
 )
 LORA = replace(LLAMA, method="lora", lora_r=16, lora_targets=("q", "v"), precision="autocast")
 PARTS = ("forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching")
@@ -50,7 +53,7 @@ def test_operations_of_llama_2_7b_by_hand():
     assert counts.forward == 2 * (LAYERS + HEAD) * TOKENS + ATTENTION
     # All but the last product of each layer; checkpointing with reentry computes that one too.
     assert counts.recomputation == 2 * (LAYERS - 32 * 4096 * 11008) * TOKENS + ATTENTION
-    assert flops(replace(LLAMA, profile="transformers")).recomputation == 2 * LAYERS * TOKENS + ATTENTION
+    assert flops(replace(LLAMA, framework=TRANSFORMERS)).recomputation == 2 * LAYERS * TOKENS + ATTENTION
     assert counts.input_gradients == 2 * (LAYERS + HEAD) * TOKENS + 2.5 * ATTENTION
     assert counts.weight_gradients == 2 * (LAYERS + HEAD) * TOKENS
     assert counts.adapters == 0
@@ -102,25 +105,25 @@ def test_narrow_products_are_slower():
     ],
 )
 def test_bytes_between_gpus(sharding, micro, once):
-    workload = replace(LLAMA, sharding=sharding, gpus=4, profile="transformers")
+    workload = replace(LLAMA, layout=LAYOUTS[sharding], gpus=4, framework=TRANSFORMERS)
     assert communication_bytes(workload) == (0.75 * micro * 6_738_415_616, 0.75 * once * 6_738_415_616)
 
 
 def test_gathered_weights_of_qlora_are_packed_and_only_adapters_are_reduced():
-    qlora = replace(LORA, method="qlora", quantization="nf4", sharding="fsdp2", gpus=4)
+    qlora = replace(LORA, method="qlora", quantization="nf4", layout=LAYOUTS["fsdp2"], gpus=4)
     rest = 6_738_415_616 - LAYERS
     adapters = 32 * 2 * 16 * 8192
     assert communication_bytes(qlora)[0] == pytest.approx(0.75 * (2 * (0.5 * LAYERS + 2 * rest) + 4 * adapters))
 
 
 def test_a_ring_over_nodes_is_as_fast_as_its_slowest_link():
-    one = replace(LLAMA, sharding="fsdp1", gpus=8)
+    one = replace(LLAMA, layout=LAYOUTS["fsdp1"], gpus=8)
     assert link_rate(one, A100) == 0.8 * 300e9
     assert link_rate(replace(one, gpus=16, nodes=2), A100) == 0.8 * 50e9
 
 
 def test_the_parts_of_a_step_add_up():
-    for workload in (LLAMA, replace(LORA, sharding="fsdp2", gpus=8, offload="cpu", accumulation=3, micro_batch=2)):
+    for workload in (LLAMA, replace(LORA, layout=LAYOUTS["fsdp2"], gpus=8, offload="cpu", accumulation=3, micro_batch=2)):
         found = step(workload, A100)
         assert found.seconds == pytest.approx(sum(getattr(found, part) for part in PARTS))
         assert all(getattr(found, part) >= 0 for part in (*PARTS, "hidden"))
@@ -130,12 +133,12 @@ def test_the_parts_of_a_step_add_up():
 
 
 def test_offload_moves_time_to_the_host():
-    sharded = replace(LLAMA, sharding="fsdp2", gpus=8, nodes=1)
+    sharded = replace(LLAMA, layout=LAYOUTS["fsdp2"], gpus=8, nodes=1)
     there = step(replace(sharded, offload="cpu"), A100)
     assert there.offload > 0 == step(sharded, A100).offload
     # 7 numbers of 2 bytes a parameter at 200 GB/s, for all eight GPUs of the node.
     assert there.optimizer == pytest.approx(6_738_415_616 * 14 / 200e9)
-    assert step(replace(sharded, sharding="zero3", offload="nvme"), A100).optimizer > there.optimizer
+    assert step(replace(sharded, layout=LAYOUTS["zero3"], offload="nvme"), A100).optimizer > there.optimizer
 
 
 def test_a_paged_optimizer_pays_only_where_its_states_do_not_fit():
@@ -144,7 +147,7 @@ def test_a_paged_optimizer_pays_only_where_its_states_do_not_fit():
 
 
 def test_gpus_of_device_map_take_turns():
-    four = step(replace(LLAMA, sharding="device_map", gpus=4), A100)
+    four = step(replace(LLAMA, layout=LAYOUTS["device_map"], gpus=4), A100)
     assert four.tokens == step(LLAMA, A100).tokens // 4
 
 
@@ -180,14 +183,14 @@ def test_larger_batches_take_longer_and_are_no_less_efficient(workload, name):
 
 
 @settings(max_examples=60, deadline=None)
-@given(workloads, gpus, st.sampled_from(["ddp", "zero2", "fsdp1", "fsdp2"]), st.integers(2, 64))
-def test_more_gpus_never_slow_the_computing_of_one(workload, name, sharding, count):
+@given(workloads, gpus, st.sampled_from([LAYOUTS[name] for name in ("ddp", "zero2", "fsdp1", "fsdp2")]), st.integers(2, 64))
+def test_more_gpus_never_slow_the_computing_of_one(workload, name, layout, count):
     gpu = accelerator_named(name)
-    alone, together = step(workload, gpu), step(replace(workload, sharding=sharding, gpus=count), gpu)
+    alone, together = step(workload, gpu), step(replace(workload, layout=layout, gpus=count), gpu)
     assert together.computing <= alone.computing * (1 + 1e-9)
-    if sharding != "ddp":
+    if layout.shards_optimizer:
         # DeepSpeed keeps float32 beside 16-bit weights, so that two GPUs may hold as many bytes as one did.
-        assert together.optimizer <= alone.optimizer * (1 if sharding.startswith("fsdp") else 2) + 1e-12
+        assert together.optimizer <= alone.optimizer * (1 if layout.fsdp else 2) + 1e-12
 
 
 @settings(max_examples=60, deadline=None)
@@ -212,12 +215,7 @@ def test_the_likely_range_holds_what_is_told():
         found = step(workload, A100)
         low, high = likely(workload, found)
         assert low < found.tokens_per_second < high
-    assert low < 0.6 * found.tokens_per_second, "few tokens are told less surely"
-
-
-def test_cost_is_time_by_price():
-    assert cost(step_seconds=7.2, steps=1000, price_per_hour=30.0).hours == pytest.approx(2.0)
-    assert cost(step_seconds=7.2, steps=1000, price_per_hour=30.0).price == pytest.approx(60.0)
+    assert low < 0.6 * found.tokens_per_second, "few tokens are estimated less precisely"
 
 
 def test_every_gpu_shape_of_the_cluster_has_its_figures():
@@ -227,7 +225,8 @@ def test_every_gpu_shape_of_the_cluster_has_its_figures():
 
 
 def test_an_unknown_accelerator_is_named():
-    with pytest.raises(RecipeError, match=r"accelerators\.yaml: no row B300, so the time of a step cannot be told; add its"):
+    said = r"accelerators\.yaml: no row B300, so the time of a step cannot be estimated; add its"
+    with pytest.raises(RecipeError, match=said):
         accelerator_named("B300")
 
 
@@ -266,7 +265,7 @@ def measured(row: str, **changes) -> MeasuredRun:
 
 def test_the_benchmark_leaves_out_what_it_cannot_tell_and_says_so():
     runs = [measured("1"), measured("2", tokens_per_second=None), measured("3", workload=None), measured("4", gpu="TPU")]
-    rows, unknown = throughput.tell(runs)
+    rows, unknown = throughput.estimated(runs)
     assert [row.run.row for row in rows] == ["1"]
     assert [run.row for run in unknown] == ["4"]
     assert rows[0].error == pytest.approx(step(LLAMA, A100).tokens_per_second / 3000 - 1)
@@ -285,18 +284,18 @@ def test_a_third_of_the_rows_is_held_out():
 def test_published_throughputs_are_met():
     # Rows of llm-foundry's and fms-acceleration's tables: tokens a second of one GPU.
     mpt = replace(
-        LLAMA, geometry=model("mpt-7b"), sharding="fsdp1", gpus=8, weight_dtype="float32", precision="fsdp",
-        sequence_length=2048, micro_batch=6, checkpointing="none", loss="fp32_logits", profile="composer",
+        LLAMA, geometry=model("mpt-7b"), layout=LAYOUTS["fsdp1"], gpus=8, weight_dtype="float32", precision="policy",
+        sequence_length=2048, micro_batch=6, checkpointing="none", framework=COMPOSER,
     )  # fmt: skip
     assert step(mpt, A100).tokens_per_second == pytest.approx(4641, rel=0.1)
     assert step(mpt, accelerator_named("H100")).tokens_per_second == pytest.approx(10643, rel=0.1)
-    mistral = replace(LLAMA, geometry=model("Mistral-7B"), micro_batch=4, profile="transformers")
+    mistral = replace(LLAMA, geometry=model("Mistral-7B"), micro_batch=4, framework=TRANSFORMERS)
     mistral = replace(mistral, optimizer=Optimizer("adamw_torch", implementation="foreach"))
     assert step(mistral, A100).tokens_per_second == pytest.approx(3063, rel=0.1)
 
 
 def test_a_row_that_is_told_badly_has_a_reason_or_says_that_it_has_none():
-    rows, _ = throughput.tell([measured("1", note="wall time includes eval"), measured("2", workload=LORA)])
+    rows, _ = throughput.estimated([measured("1", note="wall time includes eval"), measured("2", workload=LORA)])
     assert rows[0].reason == "wall time of the whole run, with evaluations and saves in it"
     assert rows[1].reason == "not explained"
     assert throughput.worst(rows, 1).row_count == 1

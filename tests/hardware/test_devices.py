@@ -1,4 +1,4 @@
-"""What a GPU row promises, compared with what torch sees; GPUs that this machine has not are a stand-in's (FakeCuda)."""
+"""The promises of a GPU row, compared with the GPUs that torch finds; FakeCuda is a stand-in for GPUs."""
 
 import subprocess
 import sys

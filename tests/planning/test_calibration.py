@@ -1,4 +1,4 @@
-"""What runs teach the planner: comparisons, factors, the file, and the plans that use them."""
+"""Calibration by runs: comparisons, factors, the file, and the plans that use them."""
 
 import pytest
 

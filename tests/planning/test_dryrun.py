@@ -29,7 +29,7 @@ CPU = Profile(kernels="cpu")
 
 
 def truly(recipe, dataset):
-    """Peaks of a real run on this rank: {phase: bytes}, named as DryRun's."""
+    """Return the peaks of a real run on this rank: {phase: bytes}, named as DryRun's."""
     from transformers import TrainerCallback
 
     shape = next(shape for shape in load_shapes() if shape.name == recipe.hardware.shape)
@@ -132,7 +132,7 @@ def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     content["training"]["activation_checkpointing"] = True
     dry = dryrun.run(Recipe.model_validate(content), tmp_path, world_size=64, micro_batch=1)
     hidden, layer, vocabulary = 16384, 3.189e9, 128256
-    # A 64th of float32 weights, gradients and two moments, each parameter's rows rounded up, lies on the host.
+    # A 64th of float32 weights, gradients and two moments, each parameter's rows rounded up, is on the host.
     parameters = 2 * layer + 2 * vocabulary * hidden
     assert dry.host_bytes == pytest.approx(16 * parameters / 64, rel=0.01)
     assert set(dry.kinds) == {"gathered parameters", "activations", "communication buffers", "temporaries"}

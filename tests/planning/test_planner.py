@@ -17,7 +17,7 @@ from flytune.models import geometry as models_geometry
 from flytune.planning import candidates, planner, requirements
 from flytune.recipe.recipe import Recipe
 from flytune.records.plan import STEP
-from flytune.sharding import ONE_PROCESS, STRATEGIES, pair_problem, route, strategy_of
+from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, sharding_of
 from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
 
@@ -38,7 +38,7 @@ def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
 def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
     recipe = recipe_of(sharding=sharding, training={"learning_rate": 1e-4, "global_batch_size": batch})
     shape = shape_of(nodes=nodes, processes=processes)
-    found = candidates.on(recipe, shape, models_geometry.geometry(SMALL, "a/b"))
+    found = candidates.best_fit(recipe, shape, models_geometry.geometry(SMALL, "a/b"))
     world = nodes * processes
     if world == 1 or batch % world:
         assert isinstance(found, str)
@@ -84,11 +84,11 @@ def test_pairs_that_cannot_work_are_refused_with_the_nearest_that_can(method, sh
 
 def test_each_method_has_the_shardings_that_were_promised():
     works = {
-        method: {name for name in STRATEGIES if pair_problem(recipe_of(method=method, sharding=name)) is None}
+        method: {name for name in SHARDINGS if pair_problem(recipe_of(method=method, sharding=name)) is None}
         for method in ("full", "lora", "qlora")
     }
     assert works["full"] == works["lora"] == {"none", "ddp", "zero1", "zero2", "zero3", "fsdp"}
-    assert works["qlora"] == set(STRATEGIES)
+    assert works["qlora"] == set(SHARDINGS)
 
 
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
@@ -96,8 +96,8 @@ def test_8_bit_optimizers_are_refused_where_states_are_sharded(sharding):
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": "paged_adamw_8bit"}
     with pytest.raises(RecipeError, match=f"training.optim: paged_adamw_8bit with sharding {sharding}: .*; use auto"):
         plan_of(sharding=sharding, training=training)
-    assert STRATEGIES[sharding].optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
-    assert STRATEGIES["ddp"].optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
+    assert SHARDINGS[sharding]().optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
+    assert SHARDINGS["ddp"]().optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
 
 
 def test_a_full_fine_tune_of_quantized_weights_is_refused():
@@ -132,7 +132,7 @@ def test_checkpoints_on_the_disk():
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
     recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
     shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=64)
-    said = candidates.on(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
+    said = candidates.best_fit(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
     assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
 
 
@@ -169,7 +169,7 @@ def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus(
     plan = planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
     assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
-    arguments = strategy_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
+    arguments = sharding_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
     assert set(arguments["max_memory"]) == set(range(8))
     table = plan.memory.phases[plan.memory.peak_phase]
     # What is not weights stays free, and a tenth of the GPU.
@@ -198,7 +198,9 @@ def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
 
 def test_offload_needs_what_it_offloads_to():
     zero3_nvme = {"name": "zero3", "offload": "nvme"}
-    slow_disk = candidates.on(recipe_of(sharding=zero3_nvme), shape_of(processes=8), models_geometry.geometry(LLAMA_8B, "x"))
+    slow_disk = candidates.best_fit(
+        recipe_of(sharding=zero3_nvme), shape_of(processes=8), models_geometry.geometry(LLAMA_8B, "x")
+    )
     assert slow_disk == "zero3 offloads to NVMe, and the shape's disk is none"
     on_gpu = plan_of(LLAMA_8B, sharding="zero3", hardware={"shape": "h100-8"})
     offloaded = plan_of(LLAMA_8B, sharding=zero3_nvme, hardware={"shape": "h100-8"})
@@ -339,7 +341,7 @@ def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
 
 
 class RefusingHub(http.server.BaseHTTPRequestHandler):
-    """Stands in for the hub: answers as it does for a gated, and for an unknown, repository."""
+    """A stand-in for the hub: it answers as the hub does for gated and for unknown repositories."""
 
     def do_HEAD(self):
         self.send_response(403 if "gated" in self.path else 401)
@@ -445,9 +447,9 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     told = r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write evaluation\.shape: a"
     with pytest.raises(DoesNotFit, match=told):
         on("l4-1")
-    # In 16 bits some of it may lie in host memory, which is told.
+    # In 16 bits, part of it may be in host memory; a warning says so.
     lora = recipe.method.model_copy(update={"name": "lora"})
     assert on("a10g-8", method=lora).name == "a10g-8"
     assert not caplog.text
     assert on("t4-8", method=lora).name == "t4-8"
-    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest lies in host memory", caplog.text)
+    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text)

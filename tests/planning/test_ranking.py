@@ -23,8 +23,8 @@ def test_the_first_is_the_best_of_everything_that_fits(by):
     recipe = recipe_of(training=TRAINING, sharding="fsdp")
     best = math.inf
     # Counted anew, without the search: every sharding, offload, checkpointing, shape and micro batch.
-    for name, strategy in planning_ranking.STRATEGIES.items():
-        for offload in strategy.offloads:
+    for name, sharding in planning_ranking.SHARDINGS.items():
+        for offload in sharding.offloads:
             for checkpointing in (True, False):
                 change = {
                     "sharding": {"name": name, "offload": offload},
@@ -100,7 +100,7 @@ def test_samples_that_are_too_long_are_shortened_before_the_method_changes():
     said = planning_ranking.change_that_fits(recipe, [shape_named("l4-1")], GEOMETRY)
     assert said == "it would fit with data.max_length: 8192 (on l4-1, $0.81 an hour)"
     twice = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_length": 16384})})
-    assert isinstance(candidates.on(twice, shape_named("l4-1"), GEOMETRY), str)
+    assert isinstance(candidates.best_fit(twice, shape_named("l4-1"), GEOMETRY), str)
 
 
 def test_hours_and_price_follow_from_the_samples():
@@ -151,7 +151,7 @@ def test_a_tight_plan_is_taken_only_where_none_fits_well(length, tight):
     training = {"learning_rate": 1e-4, "global_batch_size": 64}
     recipe = recipe_of(sharding="ddp", method="lora", data={"path": "x", "max_length": length}, training=training)
     fits = [fit for fit in candidates.each(recipe, shape_named("a10g-8"), GEOMETRY) if isinstance(fit, candidates.Fit)]
-    found = candidates.on(recipe, shape_named("a10g-8"), GEOMETRY)
+    found = candidates.best_fit(recipe, shape_named("a10g-8"), GEOMETRY)
     assert found.is_tight is tight
     larger = [fit for fit in fits if fit.workload.micro_batch > found.workload.micro_batch]
     assert all(fit.share > (1 if tight else 0.9) for fit in larger)

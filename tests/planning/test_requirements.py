@@ -1,4 +1,4 @@
-"""What a run needs of each resource in each phase, and the verdict that follows; and the dry run that confirms it."""
+"""Requirements of a run by resource and phase, and the verdict that follows; and the dry run that confirms it."""
 
 import json
 import sys
@@ -174,7 +174,7 @@ def test_a_plan_that_the_dry_run_refuses_takes_fewer_samples(small_model, monkey
     plan, traced = planner.make(recipe), []
 
     def run(recipe, folder, world_size, micro_batch):
-        """Stands in for the dry run: says that two samples and more do not fit."""
+        """A stand-in for the dry run, by which two samples and more do not fit."""
         traced.append(micro_batch)
         size = 30 * GIB if micro_batch > 1 else GIB
         return confirm.DryRun(

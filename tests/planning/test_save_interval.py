@@ -72,12 +72,12 @@ def test_a_plan_says_what_saving_and_interruptions_cost():
     assert found.hours_lost_each == pytest.approx(each)
     assert found.share_lost == pytest.approx(100 / 1100 + 0.1 * each)
     assert lost("auto").share_lost < found.share_lost
-    assert save_interval.words(found).startswith("an interruption is expected every 10.0 hours; saving every 17 minutes, ")
+    assert save_interval.describe(found).startswith("an interruption is expected every 10.0 hours; saving every 17 minutes, ")
 
 
 def test_a_plan_without_checkpoints_says_what_an_interruption_loses():
     found = lost(None)
     assert (found.interval_seconds, found.hours_lost_each, found.share_lost) == (None, None, 0.0)
-    assert "loses the whole run: checkpoints.save_steps is not set (auto: a save every" in save_interval.words(found)
-    assert save_interval.words(lost(None, interruptions_per_hour=0.0)) == "no interruption is expected"
-    assert save_interval.words(lost("auto", interruptions_per_hour=0.0)) == "no interruption is expected"
+    assert "loses the whole run: checkpoints.save_steps is not set (auto: a save every" in save_interval.describe(found)
+    assert save_interval.describe(lost(None, interruptions_per_hour=0.0)) == "no interruption is expected"
+    assert save_interval.describe(lost("auto", interruptions_per_hour=0.0)) == "no interruption is expected"

@@ -1,4 +1,4 @@
-"""What a submission uploads of the laptop's files, once; what the recipe that runs says instead; what is refused before.
+"""Uploads of the laptop's files at submission, once each; the addresses that the recipe has instead; what is refused before.
 
 tests/support/flyteadmin.py stands for the control plane; pyflyte and flytekit's FlyteRemote are the real ones.
 """

@@ -1,15 +1,16 @@
-"""What a recipe's step is forecast to take, from the recipe as it stands."""
+"""Workloads of recipes, and the estimated time of their steps."""
 
 import io
 
 import pytest
 from rich.console import Console
 
+from benchmarks.frameworks import LAYOUTS
 from flytune.hardware.shapes import shape_named
 from flytune.models import geometry as models_geometry
 from flytune.planning import planner, table, workloads
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 from tests.support.paths import ROOT
 
 
@@ -39,21 +40,21 @@ def test_every_recipe_for_gpus_has_a_forecast_that_adds_up(name):
     [
         (
             "llama-3.1-8b-qlora",
-            {"precision": "autocast", "quantization": "nf4_double", "kbit_float32": True, "sharding": "device_map"},
+            {"precision": "autocast", "quantization": "nf4_double", "kbit_float32": True, "layout": LAYOUTS["device_map"]},
         ),
-        ("llama-3.3-70b-qlora-fsdp", {"precision": "fsdp", "quantization": "nf4_double", "kbit_float32": False}),
+        ("llama-3.3-70b-qlora-fsdp", {"precision": "policy", "quantization": "nf4_double", "kbit_float32": False}),
         ("qwen3-1.7b-full", {"precision": "autocast", "weight_dtype": "float32", "compute_dtype": "bfloat16"}),
-        ("qwen2.5-7b-full-zero3", {"precision": "pure", "weight_dtype": "bfloat16", "sharding": "zero3"}),
-        ("llama-3.1-405b-full-fsdp-cpu", {"sharding": "fsdp2", "offload": "cpu", "weight_dtype": "float32", "gpus": 64}),
+        ("qwen2.5-7b-full-zero3", {"precision": "pure", "weight_dtype": "bfloat16", "layout": LAYOUTS["zero3"]}),
+        ("llama-3.1-405b-full-fsdp-cpu", {"layout": LAYOUTS["fsdp2"], "offload": "cpu", "weight_dtype": "float32", "gpus": 64}),
         ("llama-2-70b-lora-fsdp", {"lora_r": 8, "lora_targets": ("q", "k", "v", "o", "gate", "up", "down"), "method": "lora"}),
     ],
 )
 def test_a_recipe_is_the_workload_that_training_makes_of_it(name, fields):
     recipe = recipe_named(name)
-    geometry, strategy = geometry_of(recipe), strategy_of(recipe)
+    geometry, sharding = geometry_of(recipe), sharding_of(recipe)
     plan = planner.make(recipe, geometry=geometry)
     shape = shape_named(plan.shape)
-    made = workloads.workload(recipe, geometry, strategy, shape, plan.per_device_train_batch_size, 2)
+    made = workloads.workload(recipe, geometry, sharding, shape, plan.per_device_train_batch_size, 2)
     assert {field: getattr(made, field) for field in fields} == fields
     assert (made.micro_batch, made.accumulation, made.sequence_length) == (
         plan.per_device_train_batch_size,
@@ -80,7 +81,7 @@ def test_the_command_line_shows_time_and_price():
 
 def test_a_cpu_and_an_unknown_gpu_have_none():
     recipe = recipe_named("qwen3-1.7b-full")
-    geometry, strategy = geometry_of(recipe), strategy_of(recipe)
+    geometry, sharding = geometry_of(recipe), sharding_of(recipe)
     for accelerator in ("cpu", "B300"):
         shape = shape_named("a100-80gb-1").model_copy(update={"accelerator": accelerator})
-        assert workloads.time_of(workloads.workload(recipe, geometry, strategy, shape, 1, 1), shape) is None
+        assert workloads.time_of(workloads.workload(recipe, geometry, sharding, shape, 1, 1), shape) is None

@@ -132,7 +132,7 @@ def test_a_misspelt_key_is_recognised(key, position):
         ("training", "gradient_accumulation_steps", "the planner says it; write training.global_batch_size"),
         ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
         ("method", "merge", "a run stores the adapter alone"),
-        ("sharding", "fsdp_config", "write sharding: fsdp"),
+        ("sharding", "fsdp_config", "write sharding: NAME; the rest follows from it"),
     ],
 )
 def test_keys_of_other_tools_are_answered_with_what_a_recipe_says_instead(section, key, said):

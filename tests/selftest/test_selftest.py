@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,14 @@ from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
 from flytune.selftest.matrix import Cell, Distance, Matrix
 from flytune.selftest.runs import STEPS, Pair, Run, Trials
-from flytune.sharding import STRATEGIES, pair_problem
+from flytune.sharding import SHARDINGS, pair_problem
 from tests.support.paths import ROOT
 from tests.support.stages import training_result
 
 OFFERED = [
     pair
     for pair in matrix.all_pairs()
-    if pair.method not in STRATEGIES[pair.sharding].refuses and pair.offload in STRATEGIES[pair.sharding].offloads
+    if pair.method not in SHARDINGS[pair.sharding].refuses and pair.offload in SHARDINGS[pair.sharding].offloads
 ]
 
 
@@ -48,7 +49,7 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 
 
 def test_every_combination_is_a_cell():
-    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 3 * len(STRATEGIES) + len(matrix.PACKED)
+    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 3 * len(SHARDINGS) + len(matrix.PACKED)
 
 
 def test_layouts_cut_one_global_batch(trials):
@@ -77,8 +78,8 @@ def test_the_run_is_one_that_shows_mistakes(trials):
 
 def broken(monkeypatch, method, change):
     """Makes ddp do something else at the start of training: ranks are forks, so they do it too."""
-    real = getattr(STRATEGIES["ddp"], method)
-    monkeypatch.setattr(STRATEGIES["ddp"], method, lambda *given: change(real, *given))
+    real = getattr(SHARDINGS["ddp"], method)
+    monkeypatch.setattr(SHARDINGS["ddp"], method, lambda sharding, *given: change(partial(real, sharding), *given))
 
 
 def no_token_average(real, recipe, shape):

@@ -4,7 +4,7 @@ from flytune.hardware.shapes import Shape, shape_named
 from flytune.models import geometry as models_geometry
 from flytune.planning import planner, workloads
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 from tests.support.recipes import content
 
 LLAMA_8B = models_geometry.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
@@ -22,7 +22,7 @@ def plan_of(config=SMALL, **changes):
 
 def workload_of(recipe, config=LLAMA_8B, shape=None, micro_batch=1):
     shape = shape or shape_named("h100-8")
-    return workloads.workload(recipe, models_geometry.geometry(config, "a/b"), strategy_of(recipe), shape, micro_batch, 1)
+    return workloads.workload(recipe, models_geometry.geometry(config, "a/b"), sharding_of(recipe), shape, micro_batch, 1)
 
 
 def shape_of(**changes):

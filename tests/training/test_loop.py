@@ -12,7 +12,7 @@ from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.records.training import TrainingResult
-from flytune.sharding import STRATEGIES, pair_problem
+from flytune.sharding import SHARDINGS, pair_problem
 from flytune.training import loop, step_log, trainer
 from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints import clear
@@ -34,7 +34,7 @@ def pairs():
     recipe = {"name": "r", "model": {"name_or_path": "a"}, "data": {"path": "b"}}
     recipe |= {"training": {"learning_rate": 1e-4, "global_batch_size": 4}}
     for method in ("full", "lora", "qlora"):
-        for sharding in STRATEGIES:
+        for sharding in SHARDINGS:
             if pair_problem(Recipe.model_validate(recipe | {"method": method, "sharding": sharding})) is None:
                 yield method, sharding
 
@@ -312,13 +312,13 @@ def test_a_wrong_number_of_processes_is_refused(inputs, tmp_path):
 
 
 def unsharded(recipe, inputs, out):
-    strategy = STRATEGIES[recipe.sharding.name]
+    strategy = SHARDINGS[recipe.sharding.name]
     if recipe.sharding.name == "zero2":
-        strategy.arguments = STRATEGIES["ddp"].arguments
+        strategy.arguments = SHARDINGS["ddp"].arguments
     # Without the switch, and without our own `shard`, accelerate wraps the model in DDP.
-    strategy.before_load = lambda device_type: None
-    strategy.reads_slices = lambda recipe: False
-    strategy.shard = strategy.ready = lambda trainer, recipe: None
+    strategy.before_load = lambda self, device_type: None
+    strategy.reads_slices = lambda self, recipe: False
+    strategy.shard = strategy.ready = lambda self, trainer, recipe: None
     fit(recipe, inputs, out)
 
 

@@ -1,8 +1,8 @@
 """The dry run: peak memory of a training step from the real model code, without weights and without a GPU.
 
 The model, PEFT's adapters, FSDP2 at the true number of processes, checkpointing, TRL's loss, clipping and AdamW run on
-tensors that have sizes and no memory (torch's FakeTensorMode), while a ledger writes down which storages live. What cannot
-be run so comes from the closed form in flytune/memory.py.
+tensors that have sizes and no memory (torch's FakeTensorMode), while a ledger records the lifetime of storages. Recipes that
+cannot be run so are planned by the closed form (flytune/estimates/memory.py).
 """
 
 import os
@@ -14,20 +14,20 @@ from pathlib import Path
 from flytune.errors import RecipeError
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
 from flytune.recipe.recipe import Recipe
-from flytune.sharding import strategy_of
+from flytune.sharding import SHARDINGS, sharding_of
 
 __all__ = ["Case", "DryRun", "Profile", "Storage", "refusal", "run"]
 
-SHARDINGS = ("none", "fsdp")
-
 
 def refusal(recipe: Recipe) -> str | None:
-    """Why there is no dry run of a recipe; None where there is one."""
+    """Return why a recipe has no dry run; None if it has one."""
     if recipe.method.name == "qlora":
         return "4-bit layers (bitsandbytes) do not run on fake tensors"
-    if recipe.sharding.name not in SHARDINGS:
-        return f"sharding {recipe.sharding.name} does not run on fake tensors; {' and '.join(SHARDINGS)} do"
-    if "8bit" in strategy_of(recipe).optimizer(recipe):
+    sharding = sharding_of(recipe)
+    if not sharding.traceable:
+        able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
+        return f"sharding {sharding.name} does not run on fake tensors; {able} do"
+    if "8bit" in sharding.optimizer(recipe):
         return "8-bit optimizers (bitsandbytes) do not run on fake tensors"
     if recipe.training.torch_compile:
         return "compiled layers are other operations than the ones written down"
@@ -35,15 +35,15 @@ def refusal(recipe: Recipe) -> str | None:
 
 
 def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile: Profile | None = None) -> DryRun:
-    """Bytes of one rank in each phase of training, and what they are of at the peak; in seconds, of which ten are imports.
+    """Return bytes of one rank in each phase of training, and by kind at the peak; it takes seconds, of which ten are imports.
 
-    A process of its own does it: libraries are patched there, and a process group of ranks that do not exist is started.
+    It runs in a subprocess, which patches libraries and starts a process group of ranks that do not exist.
 
     Args:
         config: folder with the base model's config.json.
-        world_size: processes, as the strategy starts them.
+        world_size: number of processes of all nodes.
         micro_batch: samples of recipe.data.max_length tokens in one forward pass.
-        profile: what another framework does otherwise.
+        profile: differences of another framework.
 
     Raises:
         RecipeError: the recipe has no dry run (see `refusal`), or its model cannot be built from `config`.
@@ -57,7 +57,7 @@ def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile
         input=case.model_dump_json(),
         capture_output=True,
         text=True,
-        # Compiling parts of the loss and of the hooks would take a third of the time, and gain nothing without arithmetic.
+        # Compiling parts of the loss and of the hooks would take a third of the time, without any benefit for fake tensors.
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
     )
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Answers the Case that it reads from standard input: `flytune.planning.dryrun.run` starts it as a process of its own."""
+"""Subprocess of `flytune.planning.dryrun.run`: it reads a Case from standard input and writes the DryRun to standard output."""
 
 import gc
 import sys
@@ -7,7 +7,7 @@ import warnings
 from flytune.planning.dryrun import trace
 from flytune.planning.dryrun.case import Case
 
-# What was imported stays, and a step makes millions of short-lived objects without cycles.
+# Imported modules stay, and a step makes millions of short-lived objects without cycles.
 warnings.simplefilter("ignore")
 case = Case.model_validate_json(sys.stdin.read())
 gc.disable()

@@ -1,6 +1,6 @@
-"""A ledger of storages: which memory torch holds, from when to when, by which operation of which module.
+"""A ledger of storages: their sizes and lifetimes, and the operation and module that allocated them.
 
-It sees what operations return, so it counts what torch's allocator is asked for, and not what a kernel uses inside.
+It records the results of operations, so it counts requests to torch's allocator, and not the memory inside of a kernel.
 """
 
 import weakref
@@ -33,25 +33,25 @@ class Life:
 
 @dataclass
 class Ledger:
-    """Writes down each storage that lives while `watch` is open.
+    """Record of all storages that are allocated within `watch`.
 
-    Storages that are older are not in it; those that outlive it are alive at its end.
+    Older storages are not in it; storages that outlive it are alive at its end.
     """
 
     rounding: int = 1
-    """Sizes are multiples of it: 512 for CUDA's caching allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize)."""
+    """Unit of sizes, in bytes: 512 for CUDA's caching allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize)."""
     lives: list[Life] = field(default_factory=list)
     stages: list[tuple[str, int]] = field(default_factory=list)
-    """What was done from which time on."""
+    """Names of stages with their start times."""
     module: str = ""
-    """Path of the module whose forward or backward runs, or ran last."""
+    """Path of the module whose forward or backward pass runs, or ran last."""
     now: int = 0
     paused: bool = False
     _open: dict[int, tuple[Life, Any]] = field(default_factory=dict)
 
     @contextmanager
     def watch(self, fake: bool = False) -> Iterator[None]:
-        """Within it, everything that this thread allocates is written down; `fake` tensors have sizes and no memory."""
+        """Record all allocations of this thread; `fake` tensors have sizes and no memory."""
         import torch
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -62,7 +62,7 @@ class Ledger:
             self._resized(storage, size)
             return storage
 
-        # FSDP frees and allocates what it gathers by resizing storages, which is no operation that a mode would see.
+        # FSDP frees and allocates gathered parameters by resizing storages, which is no operation that a mode gets.
         def unwatched(*arguments: Any) -> Any:
             self.paused = True
             try:
@@ -72,7 +72,7 @@ class Ledger:
 
         with (
             mock.patch.object(torch.UntypedStorage, "resize_", resize_),
-            # DTensor asks for an operation's shape by running it on fake tensors of the whole size.
+            # DTensor finds the shape of an operation's result by running it on fake tensors of the full size.
             mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unwatched),
             _on_fake(self) if fake else _on_real(self),
         ):
@@ -80,7 +80,7 @@ class Ledger:
 
     @contextmanager
     def paths(self, model: Any) -> Iterator[None]:
-        """Within it, storages are written down with the module that was at work, in forward and in backward."""
+        """Record storages with the module that runs, in forward and in backward."""
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
         names = {module: name for name, module in model.named_modules()}
@@ -103,18 +103,18 @@ class Ledger:
                 handle.remove()
 
     def stage(self, name: str) -> None:
-        """From here on `name` is done."""
+        """Begin the stage `name`."""
         self.stages.append((name, self.now))
 
     def mark(self, tensors: Iterable[Any], kind: str) -> None:
-        """Says what the storages of `tensors` are; DTensors by what this process holds of them."""
+        """Set the kind of the storages of `tensors`; of DTensors, of their local shards."""
         for tensor in tensors:
             entry = self._open.get(local(tensor).untyped_storage()._cdata)
             if entry:
                 entry[0].kind = kind
 
     def add(self, tensors: Iterable[Any], operation: str) -> None:
-        """Writes down storages that are older than `watch`."""
+        """Record the storages of `tensors` that are not recorded yet."""
         for tensor in tensors:
             storage = local(tensor).untyped_storage()
             if storage._cdata not in self._open and storage.nbytes():
@@ -125,7 +125,7 @@ class Ledger:
         return entry[0].kind if entry else None
 
     def ran(self, operation: Any, arguments: Any, output: Any) -> None:
-        """Writes down the storages that an operation has made."""
+        """Record the storages that an operation has allocated."""
         if self.paused:
             return
         tensors = [tensor for tensor in (output if isinstance(output, (tuple, list)) else (output,)) if _has_memory(tensor)]
@@ -136,7 +136,7 @@ class Ledger:
             self.mark((tensor for tensor in used if not self.kind_of(tensor)), COMMUNICATION)
 
     def totals(self, without: Iterable[str] = ()) -> list[int]:
-        """Bytes alive after each entry, `without` these kinds."""
+        """Return the bytes alive after each entry, `without` these kinds."""
         changes = [0] * (self.now + 1)
         left_out = set(without)
         for life in self.lives:
@@ -150,12 +150,12 @@ class Ledger:
         return [life for life in self.lives if life.born <= time and (life.died is None or life.died > time)]
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """Each stage with its first and last time; the last stage is still open."""
+        """List each stage with its first and last time; the last stage has not ended."""
         times = [*(start for _, start in self.stages[1:]), self.now]
         yield from ((name, start, end) for (name, start), end in zip(self.stages, times, strict=True))
 
-    def settle(self) -> None:
-        """Gives a kind to each storage that has none: forward's survivors are activations, all else is temporary."""
+    def assign_kinds(self) -> None:
+        """Give a kind to each storage that has none: activations if it outlives forward, else temporary."""
         for name, start, end in self.spans():
             if name.endswith(FORWARD):
                 for life in self.alive(end):
@@ -191,24 +191,24 @@ class Ledger:
 def _has_memory(value: Any) -> bool:
     import torch
 
-    # To ask a fake tensor for its device is an operation.
+    # Reading the device of a fake tensor is an operation.
     return isinstance(value, torch.Tensor) and (hasattr(value, "fake_device") or value.device.type != "meta")
 
 
 def local(tensor: Any) -> Any:
-    """What this process holds of a DTensor; any other tensor as it is."""
+    """Return the local shard of a DTensor, and any other tensor as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def _on_real(ledger: Ledger) -> Any:
-    """A mode that writes down what operations on real tensors return."""
+    """Return a mode that records the results of operations on real tensors."""
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if any(issubclass(kind, DTensor) for kind in types):
-                # It comes back with the local tensors that it is made of.
+                # DTensor runs the operation again on its local tensors.
                 return NotImplemented
             output = func(*args, **(kwargs or {}))
             ledger.ran(func, args, output)
@@ -218,7 +218,7 @@ def _on_real(ledger: Ledger) -> Any:
 
 
 def _on_fake(ledger: Ledger) -> Any:
-    """A FakeTensorMode that writes down what it returns: one mode is faster than two."""
+    """Return a FakeTensorMode that records results: one mode is faster than two."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -236,7 +236,7 @@ def _on_fake(ledger: Ledger) -> Any:
                 output = super().dispatch(func, types, args, kwargs)
             finally:
                 self.inside -= 1
-            # What a shape is found out with, inside of an operation, is not what its kernel does.
+            # Operations inside of an operation only find the shape of its result.
             if not self.inside:
                 ledger.ran(func, args, output)
             return output

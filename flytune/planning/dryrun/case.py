@@ -1,4 +1,4 @@
-"""What a dry run is asked, and what it answers."""
+"""Input and result of a dry run."""
 
 from typing import Literal
 
@@ -7,22 +7,22 @@ from flytune.schema import Record, Strict
 
 
 class Profile(Strict):
-    """What a framework does in a step; by default what Flytune's training does."""
+    """Differences between frameworks in a step; the defaults are Flytune's."""
 
     kernels: Literal["cuda", "cpu"] = "cuda"
-    """Whose memory is predicted: CUDA's kernels and allocator, or a CPU's to the byte."""
+    """Device whose memory is predicted: CUDA with its kernels and allocator, or a CPU, to the byte."""
     loss: Literal["chunked", "full"] = "chunked"
     """TRL's, which never builds all logits, or the one of transformers, which does."""
     weight_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """That the base model is loaded in; the strategy's when not set."""
+    """Dtype in which the base model is loaded; the sharding's if not set."""
     autocast: bool = True
-    """Whether the forward pass runs under autocast where model.dtype is a 16-bit type."""
+    """True if the forward pass runs under autocast where model.dtype is a 16-bit type."""
     fixed_length: bool = True
-    """Whether every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
+    """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
 
 
 class Case(Strict):
-    """One question."""
+    """Input of one dry run."""
 
     recipe: Recipe
     config: str
@@ -33,27 +33,27 @@ class Case(Strict):
 
 
 class Storage(Strict):
-    """One storage at the peak."""
+    """A storage at the peak."""
 
     bytes: int
     kind: str
     module: str
-    """Path of the module that was at work when it was allocated."""
+    """Path of the module that ran when it was allocated."""
     operation: str
 
 
 class DryRun(Record):
-    """Bytes of torch's allocator on one rank (rank 0); CUDA's and NCCL's own are not in it, nor is fragmentation."""
+    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL, and without fragmentation."""
 
     phases: dict[str, int]
-    """Peak in each: load (what stays of it), then of the first and of a steady step forward, backward and optimizer."""
+    """Peak of each phase: load (its remaining bytes); forward, backward and optimizer of the first and of a steady step."""
     kinds: dict[str, int]
-    """At the peak."""
+    """Bytes at the peak, by kind."""
     peak_bytes: int
     peak_phase: str
     peak_module: str
     largest: list[Storage]
     """The ten largest at the peak."""
     host_bytes: int
-    """What is offloaded: parameters, gradients and optimizer states."""
+    """Bytes of offloaded parameters, gradients and optimizer states."""
     seconds: float

@@ -1,4 +1,4 @@
-"""The second engine: a plan's GPU memory from the model's own code on tensors without memory (flytune/planning/dryrun)."""
+"""Confirmation of a plan's GPU memory by the dry run."""
 
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates.memory import GIB
@@ -14,7 +14,7 @@ _NOT_ALLOCATED = ("CUDA context", "NCCL", "fragmentation")
 
 
 def confirmed(recipe: Recipe, plan: Plan) -> Plan:
-    """The plan with GPU memory as the dry run tells it, at its micro batch or the largest smaller one that fits.
+    """Return the plan with the dry run's GPU memory, at its micro batch or the largest smaller one that fits.
 
     Raises:
         RecipeError: the recipe has no dry run; the message says why (4-bit layers, DeepSpeed).
@@ -22,7 +22,7 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
     """
     shape = shape_named(plan.shape)
     if not shape.is_gpu:
-        raise RecipeError(f"--dry-run: {plan.shape} has no GPU, and the dry run tells GPU memory")
+        raise RecipeError(f"--dry-run: {plan.shape} has no GPU, and the dry run is for GPU memory")
     folder = config_file(recipe.model).parent
     fits = candidates.each(recipe, shape, read_geometry(recipe.model))
     assert not isinstance(fits, str), "it has a plan"
@@ -34,26 +34,26 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
         if need.share <= 1:
             changes = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": fit.workload.accumulation}
             return plan.model_copy(
-                update=changes | {"needs": [need, *fit.needs[1:]], "reasons": [*plan.reasons, _said(fit, traced)]}
+                update=changes | {"needs": [need, *fit.needs[1:]], "reasons": [*plan.reasons, _describe(fit, traced)]}
             )
     raise DoesNotFit(
         f"recipe {recipe.name}: {plan.shape}: {-need.margin_bytes / GIB:.1f} GiB of {need.resource} missing by the dry run, "
-        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), where the closed form had it fit: shard "
-        "or offload more, or lower data.max_length"
+        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), although it fits by the closed form: "
+        "shard or offload more, or lower data.max_length"
     )
 
 
-def _need(told: Need, traced: DryRun) -> Need:
-    beside = {phase: {name: table[name] for name in _NOT_ALLOCATED if name in table} for phase, table in told.phases.items()}
+def _need(planned: Need, traced: DryRun) -> Need:
+    beside = {phase: {name: table[name] for name in _NOT_ALLOCATED if name in table} for phase, table in planned.phases.items()}
     first = max(size for phase, size in traced.phases.items() if phase.startswith("first step"))
-    phases = dict(told.phases)
+    phases = dict(planned.phases)
     phases[LOAD] = {"parameters": traced.phases["load"]} | beside[LOAD]
     phases[FIRST_STEP] = {"all of the step's peak": first} | beside[FIRST_STEP]
     phases[STEP] = traced.kinds | beside[STEP]
-    return told.model_copy(update={"phases": phases, "engine": "dry run"})
+    return planned.model_copy(update={"phases": phases, "engine": "dry run"})
 
 
-def _said(fit: Fit, traced: DryRun) -> str:
+def _describe(fit: Fit, traced: DryRun) -> str:
     table = fit.needs[0].phases[STEP]
     closed = sum(size for name, size in table.items() if name not in _NOT_ALLOCATED)
     return (

@@ -1,4 +1,4 @@
-"""What CUDA's kernels allocate, where a CPU's would allocate something else; for fake tensors, so nothing is computed."""
+"""Allocations of CUDA's kernels where a CPU's differ, for fake tensors: nothing is computed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ HEAD_BLOCK = 32
 
 @contextmanager
 def cuda() -> Iterator[None]:
-    """Within it, attention without a mask is FlashAttention's, and TRL's loss runs as its Triton kernels do."""
+    """Replace attention without a mask by FlashAttention's allocations, and TRL's loss by those of its Triton kernels."""
     from transformers.integrations import sdpa_attention
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from trl.kernels import chunked_logprob
@@ -26,7 +26,7 @@ def cuda() -> Iterator[None]:
         return flash.apply(query, key, value), None
 
     class Compact:
-        """TRL scores trained positions alone: at worst a copy of all."""
+        """TRL's selection of trained positions: at worst a copy of all."""
 
         @staticmethod
         def apply(hidden: Any, weight: Any, bias: Any, targets: Any, *rest: Any) -> Any:
@@ -42,7 +42,7 @@ def cuda() -> Iterator[None]:
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
         with (
-            # In Triton a tile is folded in place; its products are added by a matrix multiplication with float32 output.
+            # In Triton a tile is reduced in place; its products are added by a matrix multiplication with float32 output.
             mock.patch.object(chunked_logprob, "_forward_tile", nothing),
             mock.patch.object(chunked_logprob, "_backward_tile", nothing),
             mock.patch.object(chunked_logprob, "_addmm_fp32", nothing),
@@ -79,7 +79,7 @@ def _flash_attention() -> Any:
             buffers.append(query.new_empty(batch, rounded, heads, _up(size, HEAD_BLOCK), dtype=torch.float32))
             gradients = [torch.empty_like(tensor) for tensor in (query, key, value)]
             if key.shape[1] != heads:
-                # Of each query's head; summed over those that share a key.
+                # Gradients for each query's head, which are then summed over heads that share a key.
                 buffers += [query.new_empty(batch, length, heads, size) for _ in range(2)]
             del buffers
             return tuple(gradients)

@@ -1,6 +1,6 @@
 """One training step of the real model, layers, adapters and FSDP2, on fake tensors: sizes without memory or arithmetic.
 
-It patches libraries while it runs, and starts a fake process group: call it in a process of its own (dryrun.run).
+It patches libraries while it runs, and starts a fake process group: call it in a subprocess (dryrun.run).
 """
 
 import time
@@ -15,7 +15,7 @@ from flytune.models import host_memory, loading, sharded_loading
 from flytune.planning.dryrun import cuda_kernels
 from flytune.planning.dryrun.allocations import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger, local
 from flytune.planning.dryrun.case import Case, DryRun, Storage
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 
 # Sizes of blocks that CUDA's caching allocator hands out are multiples of it (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
@@ -23,7 +23,7 @@ LARGEST = 10
 
 
 def trace(case: Case) -> DryRun:
-    """Builds the model as training does, and takes one step."""
+    """Build the model as training does, and run one step."""
     started = time.monotonic()
     on_cuda = case.profile.kernels == "cuda"
     ledger = Ledger(CUDA_BLOCK if on_cuda else 1)
@@ -40,7 +40,7 @@ def trace(case: Case) -> DryRun:
 
 @contextmanager
 def _fake_group(world_size: int) -> Iterator[None]:
-    """A process group of which this process is rank 0 and the others do not exist."""
+    """Start a process group in which this process is rank 0 and the others do not exist."""
     if world_size == 1:
         yield
         return
@@ -52,7 +52,7 @@ def _fake_group(world_size: int) -> Iterator[None]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     mesh = init_device_mesh("cpu", (world_size,))
     try:
-        # A mesh reads its ranks, which a fake one would not have.
+        # A mesh reads its ranks, which a fake group does not have.
         with mock.patch.object(_fsdp_init, "init_device_mesh", return_value=mesh):
             yield
     finally:
@@ -61,13 +61,13 @@ def _fake_group(world_size: int) -> Iterator[None]:
 
 @contextmanager
 def _masks(case: Case) -> Iterator[None]:
-    """Within it, attention gets the masks that it gets in training: those of fake tensors cannot depend on values."""
+    """Give attention the masks that it gets in training: masks of fake tensors cannot depend on values."""
     from transformers import masking_utils
 
     if case.recipe.data.packing and not _is_flash(case):
         yield
     elif _is_flash(case):
-        # It is told of borders, and makes no mask of them.
+        # It gets the borders of samples, and makes no mask of them.
         with mock.patch.dict(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, sdpa=lambda *_, **__: None):
             yield
     else:
@@ -81,7 +81,7 @@ def _is_flash(case: Case) -> bool:
 
 
 def _local_model(case: Case) -> Any:
-    # FlashAttention's package need not be here: kernels.cuda() puts its buffers into sdpa's place.
+    # FlashAttention's package is not needed: cuda_kernels.cuda() replaces sdpa by its buffers.
     sdpa = {"attn_implementation": "sdpa"} if _is_flash(case) else {}
     return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa)
 
@@ -92,8 +92,8 @@ def _build(case: Case) -> Any:
     from peft import get_peft_model
     from trl.trainer.utils import add_fused_lm_head
 
-    recipe, strategy = case.recipe, strategy_of(case.recipe)
-    base = model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or strategy.load_dtype(recipe))
+    recipe, sharding = case.recipe, sharding_of(case.recipe)
+    base = model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or sharding.load_dtype(recipe))
     model.config.use_cache = False
     if recipe.method.name != "full":
         with torch.device("meta"):
@@ -106,7 +106,7 @@ def _build(case: Case) -> Any:
         if recipe.method.name != "full":
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable()
-    strategy.shard(SimpleNamespace(model=model, accelerator=SimpleNamespace(device=torch.device("cpu"))), recipe)
+    sharding.shard(SimpleNamespace(model=model, accelerator=SimpleNamespace(device=torch.device("cpu"))), recipe)
     return model.train()
 
 
@@ -125,9 +125,9 @@ def _step(case: Case, model: Any, ledger: Ledger) -> None:
 
 
 def _update(case: Case, trained: list[Any], ledger: Ledger) -> None:
-    """Clips and takes AdamW's step as the Trainer does: fused, or as torch does it on the device (on CUDA: foreach).
+    """Clip gradients and run AdamW's step as the Trainer does: fused, or torch's default on the device (CUDA: foreach).
 
-    On what this process holds of each parameter: DTensor would do the same with it, more slowly.
+    It uses the local shard of each parameter: DTensor would do the same, more slowly.
     """
     import torch
 
@@ -137,7 +137,7 @@ def _update(case: Case, trained: list[Any], ledger: Ledger) -> None:
         parameters[-1].grad = local(parameter.grad)
     on_cuda = case.profile.kernels == "cuda"
     torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=on_cuda)
-    fused = "fused" in strategy_of(case.recipe).optimizer(case.recipe)
+    fused = "fused" in sharding_of(case.recipe).optimizer(case.recipe)
     optimizer = torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else on_cuda)
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
@@ -157,7 +157,7 @@ def _batch(case: Case) -> dict[str, Any]:
 
 
 def _loss(case: Case, model: Any, batch: dict[str, Any]) -> Any:
-    """The loss as TRL's compute_loss makes it, or as the model does."""
+    """Return the loss as TRL's compute_loss computes it, or as the model does."""
     import torch
     from accelerate.utils.operations import convert_to_fp32
 
@@ -175,8 +175,8 @@ def _loss(case: Case, model: Any, batch: dict[str, Any]) -> Any:
 
 
 def _result(case: Case, ledger: Ledger, seconds: float) -> DryRun:
-    """Peaks of the step that was taken, and of the next: it does the same, and the optimizer's states are there before it."""
-    ledger.settle()
+    """Return the peaks of the step that ran, and of the next, which is the same but has optimizer states from the start."""
+    ledger.assign_kinds()
     host = {PARAMETERS, GRADIENTS, OPTIMIZER} if case.recipe.sharding.offload == "cpu" else set[str]()
     states = 0 if host else sum(life.bytes for life in ledger.lives if life.kind == OPTIMIZER)
     first, steady = ledger.totals(host), [total + states for total in ledger.totals(host | {OPTIMIZER})]

@@ -15,7 +15,7 @@ from flytune import __version__
 from flytune.errors import StorageError
 from flytune.recipe.recipe import Recipe
 from flytune.records.training import STEPS
-from flytune.sharding import strategy_of
+from flytune.sharding import sharding_of
 from flytune.storage import failure
 from flytune.training import trackers
 from flytune.training.checkpoints import paths, staging
@@ -189,7 +189,7 @@ class Saver:
         # DeepSpeed makes this folder on the first node only.
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with self._async_save.saving() if strategy_of(self.recipe).async_checkpoint else nullcontext():
+            with self._async_save.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext():
                 write()
             if self.args.process_index == 0:
                 shutil.copy(recorder.file, folder / STEPS)

@@ -1,0 +1,98 @@
+"""Behaviour of a training framework from which memory and step time follow."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Memory and bandwidth of the code that computes the loss. Bytes are those of one token in one forward pass."""
+
+    keeps_norm: bool = True
+    """True if the input and the output of the last norm are kept beside what follows."""
+    per_hidden: float = 0.0
+    """Bytes per entry of hidden_size while the loss is computed."""
+    per_word: float = 0.0
+    """Bytes per vocabulary entry while the loss is computed."""
+    shift_per_word: float = 0.0
+    """Bytes per vocabulary entry of the copy that shifts logits by a token; a batch of one needs none (already contiguous)."""
+    moved_per_word: float
+    """Bytes through GPU memory per vocabulary entry, forward and backward."""
+    cpu_tiles: bool = False
+    """True if a CPU computes it in tiles of logits, which need memory of their own."""
+
+
+CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, cpu_tiles=True)
+"""TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of all logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterKernels:
+    """Bytes that one token moves through LoRA beside one linear layer, forward, for each of its inputs and outputs."""
+
+    inputs: float
+    outputs: float
+    float32: bool = False
+    """True if its products are in float32, without tensor cores (torch's default for them)."""
+
+
+AUTOCAST_ADAPTERS = AdapterKernels(inputs=14, outputs=12)
+"""The input is cast to the adapter's float32 and back (2+4+4+2) and read (2); B's result is written (2), scaled (4) and added
+(2+2+2)."""
+FUSED_ADAPTERS = AdapterKernels(inputs=2, outputs=6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """Differences between training frameworks. The defaults are those of plain torch."""
+
+    loss: Loss
+    fused_kernels: bool = False
+    """True if norms, rotations and, beside a quantized base, adapters are each one fused kernel."""
+    attention_share: float = 1.0
+    """Speed of its attention kernel as a share of FlashAttention-2's."""
+    adapters: AdapterKernels = AUTOCAST_ADAPTERS
+    """LoRA's kernels."""
+    pure_adapters: AdapterKernels = AUTOCAST_ADAPTERS
+    """LoRA's kernels without autocast."""
+    float32_adapters: bool = True
+    """True if adapters are float32 (PEFT's autocast_adapter_dtype), not in the dtype of the base."""
+    float32_copies: bool = False
+    """True if layers that are fully trained beside adapters (PEFT's modules_to_save) are float32."""
+    shared_adapter_inputs: bool = False
+    """True if adapters of one input share its copy and its dropout mask; PEFT makes one for each adapter."""
+    upcasts: bool = False
+    """True if trained parameters become float32 under FSDP with mixed precision."""
+    prepares_kbit: bool = False
+    """True if every 4-bit model is prepared for training: parameters that are not quantized are stored in float32."""
+    reentrant: bool = False
+    """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
+    prefetches: bool = True
+    """True if FSDP gathers the next layer while one is at work in backward."""
+    gathers_adapters: bool = False
+    """True if FSDP wraps linear layers one by one, so that adapters and frozen weights are gathered as one full unit."""
+    reduces_stored_dtype: bool = False
+    """True if gradients of a full fine-tune are reduced in the dtype of the stored weights."""
+    fsdp_reduces_float32: bool = False
+    """True if FSDP reduces gradients in float32."""
+    offloads_parameters: bool = False
+    """True if ZeRO-3 with offload also keeps parameters in host memory."""
+    evaluated_row: float = 0.0
+    """Bytes per token and vocabulary entry of one evaluated sample."""
+    data_seconds: float = 0.0
+    """Seconds per token to read and collate batches between steps."""
+
+
+FLYTUNE = Framework(
+    loss=CHUNKED,
+    float32_copies=True,
+    upcasts=True,
+    prepares_kbit=True,
+    fsdp_reduces_float32=True,
+    # deepspeed_configs/ have offload_param.
+    offloads_parameters=True,
+    # Logits in bfloat16, and the float32 copy that accelerate makes of them (training/eval_loss.py).
+    evaluated_row=6.0,
+    # Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096.
+    data_seconds=1e-6,
+)
+"""Flytune's own training loop."""

@@ -1,0 +1,82 @@
+"""A sharding is one file in flytune/sharding and one line in flytune/recipe/sections.py: no other code compares its name."""
+
+import ast
+import re
+from typing import get_args
+
+import pytest
+
+from flytune.recipe.sections import Sharding
+from tests.support.paths import ROOT
+
+NAMES = set(get_args(Sharding.model_fields["name"].annotation))
+# Prefixes and layouts of the same families.
+WORDS = (NAMES - {"none"}) | {"zero", "fsdp1", "fsdp1_grad_op", "fsdp2", "fsdp2_grad_op"}
+# The same words with other meanings; the words of a file, and what they mean there.
+OTHER_MEANINGS = {
+    "flytune/recipe/recipe.py": {"fsdp", "device_map"},  # keys of transformers' arguments, which recipes do not have
+    "flytune/planning/dryrun/allocations.py": {"fsdp"},  # the namespace of torch's operators
+}
+TOPS = ("flytune", "images", "tasks", "workflows")
+FILES = sorted(
+    path for top in TOPS for path in (ROOT / top).rglob("*.py") if not path.is_relative_to(ROOT / "flytune" / "sharding")
+)
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def keys_in(tree):
+    """List the strings that are keys of dictionaries: from_pretrained has an argument device_map."""
+    for node in ast.walk(tree):
+        yield from node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
+
+
+def names_in(source):
+    """List the names of shardings among the string literals of a source, and what is compared with "none", with lines."""
+    tree = ast.parse(source)
+    keys = set(keys_in(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in WORDS and (node.value != "device_map" or node not in keys):
+            yield node.value, node.lineno
+        if isinstance(node, ast.Compare) and re.search(r"sharding(\.name|_name)?$", ast.unparse(node.left)):
+            said = [part.value for right in node.comparators for part in ast.walk(right) if isinstance(part, ast.Constant)]
+            yield from ((name, node.lineno) for name in said if name in NAMES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_file_outside_the_package_names_a_sharding(path):
+    source = path.read_text(encoding="utf-8")
+    allowed = OTHER_MEANINGS.get(name_of(path), set())
+    found = [(word, line) for word, line in names_in(source) if word not in allowed]
+    if name_of(path) == "flytune/recipe/sections.py":
+        # The one line: the values of `sharding:` in a recipe.
+        assert {word for word, _ in found} == NAMES - {"none"}
+        assert len({line for _, line in found}) == 1
+    else:
+        assert found == [], f"{name_of(path)}: say it by an attribute of ShardingBase or Layout"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if name == "fsdp": pass',
+        'name.startswith("zero")',
+        'name in ("fsdp1", "zero3")',
+        'if recipe.sharding.name == "none": pass',
+        'if sharding in ("none", "other"): pass',
+        'if "device_map" == name: pass',
+    ],
+)
+def test_a_name_is_found(source):
+    assert list(names_in(source))
+
+
+def test_other_words_are_no_names():
+    assert not list(names_in('load(**{"device_map": "cpu"}); options["device_map"] = 1; offload == "none"; x = "none"'))
+
+
+def test_exceptions_are_used():
+    for name, words in OTHER_MEANINGS.items():
+        assert words <= {word for word, _ in names_in((ROOT / name).read_text(encoding="utf-8"))}
