@@ -131,13 +131,13 @@ def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path)
 
 def test_nothing_is_overwritten(artifacts, tmp_path):
     (tmp_path / "merged").mkdir()
-    with pytest.raises(ExportError, match="merged: is there already; a merged model is written into a new folder"):
+    with pytest.raises(ExportError, match="merged: exists already; a merged model is written into a new folder"):
         merge.merge(artifacts["lora"][1], tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())
 
 
 def test_a_model_that_was_trained_whole_has_nothing_to_merge(artifacts, tmp_path):
-    with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole is not merged"):
+    with pytest.raises(ExportError, match="has no adapter; it is a complete model, which needs no merging"):
         merge.merge(artifacts["full"][1], tmp_path / "merged")
 
 
@@ -148,7 +148,8 @@ def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "_layers", lambda trained: layers)
         with pytest.raises(
-            ExportError, match="lm_head: the adapter changes it alone, but head and embedding are one tensor: keep the adapter"
+            ExportError,
+            match="lm_head: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged",
         ):
             merge._merged(recipe, trained, "the base's weights")
 

@@ -176,7 +176,7 @@ def test_refuses_a_shard_that_is_missing(recipe, dataset, trained, tmp_path):
 
 def test_refuses_stages_that_did_not_finish(recipe, dataset, trained, tmp_path):
     (trained / "training.json").unlink()
-    with pytest.raises(ExportError, match=r"training.json: not there, so what it speaks of is not whole"):
+    with pytest.raises(ExportError, match=r"training.json: missing, so its folder is incomplete"):
         store(recipe, dataset, trained, tmp_path / "out")
     (trained / "training.json").write_text("{}")
     with pytest.raises(ExportError, match=r"training.json: not a TrainingResult \(.* mistakes\)"):

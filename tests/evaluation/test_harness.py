@@ -164,7 +164,7 @@ def test_mistakes_are_told_all_at_once(base, own, tmp_path):
     assert text.startswith("recipe tiny: 3 mistakes")
     assert re.search(r"tasks: chose: unknown to the harness; did you mean .*choose", text)
     assert "tasks: code runs code that the model writes" in text
-    assert "tasks: choose is asked twice, by both and by choose" in text
+    assert "tasks: choose is named twice, by both and by choose" in text
     assert "not read: bad.yaml (" in refused(base, own, ["bad"])
     assert "evaluation.include_path:" in refused(base, tmp_path / "none", ["choose"])
 
@@ -177,7 +177,7 @@ def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
     ]
     assert "did you mean hellaswag" in refused(base, own, ["helaswag"])
     assert "humaneval runs code" in refused(base, own, ["humaneval"])
-    assert "mmlu_astronomy is asked twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
+    assert "mmlu_astronomy is named twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
 
 
 def test_data_that_is_not_there_is_told(base, own, trained):
@@ -269,7 +269,7 @@ from flytune import harness, harness_data
 from flytune.recipe.recipe import Recipe
 recipe, where, folder = Recipe.from_yaml(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 if where == "cpu":
-    harness_data.keep(recipe, folder)
+    harness_data.download(recipe, folder)
 else:
     (job,) = harness.jobs(recipe)
     result = harness.run(recipe, Path(sys.argv[4]), job, folder)
@@ -320,16 +320,17 @@ def test_an_answer_comes_back_as_it_was(base, own, kind, answer):
     "guard", [{"task": "choose"}, {"task": "choose", "metric": "acc"}, {"task": "choose", "metric": "acc,none"}]
 )
 def test_a_guard_of_what_is_measured(base, own, guard):
-    harness_data.keep(asking(base, own, ["both"], must_not_fall=[guard]), None)
+    harness_data.download(asking(base, own, ["both"], must_not_fall=[guard]), None)
 
 
 @pytest.mark.parametrize("guard", [{"task": "chose"}, {"task": "choose", "metric": "accuracy"}])
 def test_a_guard_of_what_is_not_measured_is_refused_before_training(base, own, guard):
     recipe = asking(base, own, ["both"], must_not_fall=[guard])
     with pytest.raises(
-        RecipeError, match=rf"must_not_fall: {' '.join(guard.values())}: not among what .* measures: .*choose \(acc"
+        RecipeError,
+        match=rf"must_not_fall: {' '.join(guard.values())}: not measured by evaluation.tasks, which measures: .*choose \(acc",
     ):
-        harness_data.keep(recipe, None)
+        harness_data.download(recipe, None)
 
 
 def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
@@ -341,7 +342,7 @@ def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
     recipe = asking(base, folder, ["gone"])
     assert len(run.jobs(recipe)) == 1
     with pytest.raises(RecipeError, match=r"evaluation\.tasks: gone: cannot be loaded: .*none\.jsonl"):
-        harness_data.keep(recipe, None)
+        harness_data.download(recipe, None)
 
 
 def test_chats_without_a_template_are_refused_before_training(base, own, tmp_path):
@@ -349,8 +350,8 @@ def test_chats_without_a_template_are_refused_before_training(base, own, tmp_pat
     (bare / "chat_template.jinja").unlink()
     recipe = asking(bare, own, ["both"], apply_chat_template=True)
     with pytest.raises(DataError, match=r"data\.chat_template: the tokenizer of .*bare has no chat template"):
-        harness_data.keep(recipe, None)
-    harness_data.keep(asking(base, own, ["both"], apply_chat_template=True), None)
+        harness_data.download(recipe, None)
+    harness_data.download(asking(base, own, ["both"], apply_chat_template=True), None)
 
 
 def test_tasks_of_one_s_own_are_read_by_yaml_1_2_and_the_harness_s_own_as_it_does(base, own, tmp_path):

@@ -236,7 +236,7 @@ def test_a_trained_folder_that_is_not_whole(missing, name, base, dataset, tmp_pa
     for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
         if file != missing:
             (tmp_path / "model" / file).write_text("{}")
-    with pytest.raises(ExportError, match=rf"not a whole full export: no {name.replace('*', '.')}; train again"):
+    with pytest.raises(ExportError, match=rf"not a complete full export: no {name.replace('*', '.')}; train again"):
         evaluation_score.score(recipe_for(base, "full"), tmp_path, dataset)
 
 
@@ -281,12 +281,12 @@ def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
     for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
         tensors.pop(name)
     save_file(tensors, file, metadata={"format": "pt"})
-    manifest.seal(recipe, file.parent, None)
+    manifest.write_manifest(recipe, file.parent, None)
     with pytest.raises(ExportError, match="cannot be loaded: Found missing adapter keys"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
 
-def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_path):
+def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_path, monkeypatch):
     from safetensors.torch import load_file, save_file
 
     recipe = recipe_for(base, "full")
@@ -295,12 +295,16 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
     first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
     tensors[first], tensors[second] = tensors[second], tensors[first]
     save_file(tensors, file, metadata={"format": "pt"})
-    manifest.seal(recipe, file.parent, None)
+    manifest.write_manifest(recipe, file.parent, None)
+    exported = loading.exported_model(recipe, tmp_path)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"),
+    ):
+        # The prompts alone would refuse it already.
+        patch.setattr(gate, "_check_answers", lambda recipe, trained, model: None)
+        gate.check(recipe, tmp_path, dataset, lambda: exported)
     (tmp_path / probe.PROBE).unlink()
-    model = loading.exported_model(recipe, tmp_path)
-    rows = scoring.heldout_rows(dataset, scoring.GATE_SAMPLES)
-    with pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"):
-        gate.check_loss(recipe, tmp_path, dataset, *scoring.heldout_loss(model, rows, 0, 4))
     with pytest.raises(ExportError, match="probe.safetensors: missing, cut short or damaged"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
@@ -314,7 +318,7 @@ def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base,
     other = evaluation_score.score(recipe, artifact, write_dataset(tmp_path / "other", base, heldout=6))
     fewer = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_samples": 3})})
     assert (again.samples, other.samples, evaluation_score.score(fewer, artifact, dataset).samples) == (8, 6, 3)
-    # On the same samples, the loss is held against the live model's.
+    # On the same samples, the loss is compared with the live model's.
     told = json.loads((artifact / "training.json").read_text())
     (artifact / "training.json").write_text(json.dumps(told | {"heldout_loss": told["heldout_loss"] + 1}))
     with pytest.raises(ExportError, match="the exported model's loss on the first 8 held-out samples is"):
@@ -327,7 +331,7 @@ def test_weights_that_diverged(base, dataset, tmp_path):
     recipe = recipe_for(base, "full")
     file = write_trained(tmp_path, recipe, dataset, steps=1) / "model" / "model.safetensors"
     save_file({name: tensor * 1e20 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    manifest.seal(recipe, file.parent, None)
+    manifest.write_manifest(recipe, file.parent, None)
     with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
@@ -335,9 +339,9 @@ def test_weights_that_diverged(base, dataset, tmp_path):
 def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):
     monkeypatch.setattr(evaluation_score, "score", in_which_process)
     monkeypatch.delitem(sys.modules, "trl", raising=False)
-    assert evaluation_score.score_afresh(None, None, None) == os.getpid()
+    assert evaluation_score.score_in_subprocess(None, None, None) == os.getpid()
     monkeypatch.setitem(sys.modules, "trl", math)
-    assert evaluation_score.score_afresh(None, None, None) != os.getpid()
+    assert evaluation_score.score_in_subprocess(None, None, None) != os.getpid()
     monkeypatch.setattr(evaluation_score, "score", end_at_once)
-    with pytest.raises(ExportError, match="the process that evaluates ended without a word"):
-        evaluation_score.score_afresh(None, None, None)
+    with pytest.raises(ExportError, match="the process that evaluates ended without an error message"):
+        evaluation_score.score_in_subprocess(None, None, None)

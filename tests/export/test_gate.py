@@ -77,8 +77,7 @@ def copied(runs, tmp_path):
 
 
 def pass_the_gate(recipe, trained, inputs):
-    gate.check_files(recipe, trained, inputs / "dataset")
-    gate.check_answers(recipe, trained, loading.exported_model(recipe, trained))
+    gate.check(recipe, trained, inputs / "dataset", lambda: loading.exported_model(recipe, trained))
 
 
 @pytest.mark.parametrize(
@@ -159,12 +158,12 @@ def swapped_shards(folder):
     first.rename(aside)
     second.rename(first)
     aside.rename(second)
-    return f"{first.name}: model.layers.3.* says that it lies in {second.name}"
+    return f"{first.name}: model.layers.3.* says that it is in {second.name}"
 
 
 def missing_file(folder):
     shard(folder, 3).unlink()
-    return "model-00003-of-00005.safetensors: stands in model.safetensors.index.json but is not there"
+    return "model-00003-of-00005.safetensors: listed in model.safetensors.index.json but missing"
 
 
 def truncated_shard(folder):
@@ -261,7 +260,7 @@ def test_a_planted_fault_is_caught_by_name(method, sharding, size, fault, copied
     folder = trained / ("model" if method == "full" else "adapter")
     said = fault(folder)
     # As if the exporter itself had made it so: the manifest agrees.
-    manifest.seal(recipe, folder, None)
+    manifest.write_manifest(recipe, folder, None)
     with pytest.raises(ExportError, match=f"{said}.*; nothing was stored"):
         pass_the_gate(recipe, trained, inputs)
 
@@ -290,7 +289,7 @@ def added_byte(folder):
 
 def lost_file(folder):
     (folder / "generation_config.json").unlink()
-    return "model/generation_config.json: stands in export.json but is not there"
+    return "model/generation_config.json: listed in export.json but missing"
 
 
 def no_manifest(folder):
@@ -333,16 +332,16 @@ def test_a_bias_that_its_base_has_all_zero_may_stay_so(tmp_path):
         (lambda logits: logits[:, 1:], "the live model answered from 4[0-9]* tokens, the exported one from"),
     ],
 )
-def test_other_answers(changed, said, runs, monkeypatch):
+def test_other_answers(changed, said, runs, inputs, monkeypatch):
     recipe, trained = runs("lora", "none", None)
     live = probe.Answers.read(trained / probe.PROBE)
     found = dataclasses.replace(live, logits=changed(live.logits))
     monkeypatch.setattr(probe, "ask", lambda model, prompts: found)
     with pytest.raises(ExportError, match=said):
-        gate.check_answers(recipe, trained, None)
+        pass_the_gate(recipe, trained, inputs)
     monkeypatch.setattr(probe, "ask", lambda model, prompts: dataclasses.replace(live, loss=live.loss + 0.01))
     with pytest.raises(ExportError, match="loss on the 16 fixed prompts is 0.01 nats away"):
-        gate.check_answers(recipe, trained, None)
+        pass_the_gate(recipe, trained, inputs)
 
 
 def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def run(store, file, folder, shards=3, keep=None, **generation):
     keep = str(keep or folder / "keep")
     answered = [folder / "answered" / part.file for part in parts]
     for part, out in zip(parts, answered, strict=True):
-        if not batch.answered(part, keep, out):
+        if not batch.find_answers(part, keep, out):
             batch.answer_part(part, folder / "split" / part.file, store / "short", {"long": store / "long"}, keep, out)
     return parts, prompts.join(folder / "split", parts, answered, folder / "out")
 
@@ -151,7 +151,7 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
 
 
 def test_a_whole_model_answers(store, base, tmp_path):
-    speakers = batch.Speakers(store / "whole", {})
+    speakers = batch.InferenceModel(store / "whole", {})
     asked = [{"row": {"prompt": "The sum is"}, "where": "x:1"}, {"row": {"messages": question(1)}, "where": "x:2"}]
     first, second = speakers.answers(asked, Generation(max_new_tokens=6))
     model = speakers.model
@@ -159,10 +159,10 @@ def test_a_whole_model_answers(store, base, tmp_path):
     alone = said_alone(model, tokenizer, tokenizer("The sum is")["input_ids"], 6, [tokenizer.eos_token_id])
     assert (first.text, first.prompt_tokens, first.answer_tokens, first.finish_reason) == alone
     assert second.answer_tokens > 0
-    with pytest.raises(ExportError, match="base: a model that was trained whole has no base beside it"):
+    with pytest.raises(ExportError, match="base: the artifact is a complete model, without its base"):
         speakers.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
-    with pytest.raises(ExportError, match="whole: a model that was trained whole; a: adapters go onto the base"):
-        batch.Speakers(store / "whole", {"a": store / "short"})
+    with pytest.raises(ExportError, match="whole: a complete model; a: adapters need the base that they were trained on"):
+        batch.InferenceModel(store / "whole", {"a": store / "short"})
 
 
 def test_parquet_comes_back_as_parquet(store, tmp_path):
@@ -182,7 +182,7 @@ def test_parquet_comes_back_as_parquet(store, tmp_path):
 
 def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypatch):
     file, keep = write(tmp_path / "prompts.jsonl", rows(9)), tmp_path / "keep"
-    answers, asked = batch.Speakers.answers, []
+    answers, asked = batch.InferenceModel.answers, []
 
     def failing(self, lines, generation):
         asked.append([line["number"] for line in lines])
@@ -190,7 +190,7 @@ def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypat
             raise OSError("the node is gone")
         return answers(self, lines, generation)
 
-    monkeypatch.setattr(batch.Speakers, "answers", failing)
+    monkeypatch.setattr(batch.InferenceModel, "answers", failing)
     with pytest.raises(OSError, match="the node is gone"):
         run(store, file, tmp_path / "first", keep=keep)
     assert len(list(keep.iterdir())) == 1
@@ -208,8 +208,8 @@ def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypat
     (tmp_path / "elsewhere").mkdir()
     run(store, write(tmp_path / "elsewhere" / "changed.jsonl", lines), tmp_path / "changed", keep=keep)
     assert asked == [[1, 4, 7]]
-    prompts.forget(parts, str(keep))
-    assert not {prompts.kept_name(part) for part in parts} & {path.name for path in keep.iterdir()}
+    prompts.remove_answers(parts, str(keep))
+    assert not {prompts.answers_name(part) for part in parts} & {path.name for path in keep.iterdir()}
 
 
 def test_keys_change_with_all_that_answers_depend_on(tmp_path):
@@ -231,12 +231,12 @@ def test_keys_change_with_all_that_answers_depend_on(tmp_path):
         ({"text": "x"}, r"prompts.jsonl:2: neither prompt nor messages; there are text"),
         ({"prompt": ""}, r"prompts.jsonl:2: prompt is empty"),
         ({"prompt": 3}, r"prompts.jsonl:2: prompt must be a string, found int 3"),
-        ({"prompt": "x", "adapter": "lang"}, r"prompts.jsonl:2: adapter 'lang': none of that name; there are long, base"),
-        ({"prompt": "x", "answer": "y"}, r"prompts.jsonl:2: column answer is there already, and the answers bring one"),
+        ({"prompt": "x", "adapter": "lang"}, r"prompts.jsonl:2: adapter 'lang': no adapter of that name; there are long, base"),
+        ({"prompt": "x", "answer": "y"}, r"prompts.jsonl:2: column answer exists already, and the answers add one"),
         ({"messages": []}, r"prompts.jsonl:2: messages must be a list"),
         (
             {"messages": [*question(1), {"role": "assistant", "content": "4"}]},
-            r"prompts.jsonl:2: messages end with the assistant's: nothing is asked",
+            r"prompts.jsonl:2: messages end with the assistant's turn, so there is nothing to answer",
         ),
     ],
 )
@@ -270,7 +270,7 @@ def test_settings_that_cannot_be(tmp_path):
         Generation(max_new_token=3, temperature=-1)
     assert "max_new_token: unknown key; did you mean max_new_tokens?" in str(error.value)
     file = write(tmp_path / "prompts.jsonl", [{"prompt": "x"}])
-    with pytest.raises(RecipeError, match="shards 0: it takes 1 to 900"):
+    with pytest.raises(RecipeError, match="shards 0: must be 1 to 900"):
         prompts.split(file, 0, [], Generation(), "m", tmp_path / "out")
     with pytest.raises(DataError, match=r"prompts: empty.jsonl has no rows"):
         prompts.split(write(tmp_path / "empty.jsonl", []), 2, [], Generation(), "m", tmp_path / "out")
@@ -284,18 +284,18 @@ def test_rows_that_would_not_come_back_as_they_were(tmp_path):
     assert [part.rows for part in prompts.split(file, 1, [], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")] == [1]
     table = tmp_path / "prompts.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"], "picture": [b"\x00\xff"]}), table)
-    with pytest.raises(DataError, match=r"column picture holds bytes, which would not come back as they were; leave it out"):
+    with pytest.raises(DataError, match=r"column picture has bytes, which JSON cannot store; remove it"):
         prompts.split(table, 1, [], Generation(), "m", tmp_path / "bytes")
 
 
 def test_columns_that_parquet_cannot_hold(tmp_path):
     file = write(tmp_path / "answers.jsonl", [{"a": 1}, {"a": "x"}])
-    with pytest.raises(DataError, match="no Parquet file can hold these columns .* give the prompts as JSON Lines"):
+    with pytest.raises(DataError, match="Parquet cannot store these columns .* give the prompts as JSON Lines"):
         prompts._to_parquet(file)
 
 
 def test_drawn_answers_follow_from_the_seed(store):
-    speakers = batch.Speakers(store / "short", {})
+    speakers = batch.InferenceModel(store / "short", {})
     asked = [{"row": {"prompt": f"The sum of {index} and"}, "where": f"x:{index}"} for index in range(4)]
     first, again, other = (
         [answer.text for answer in speakers.answers(asked, Generation(temperature=1.5, top_p=0.95, seed=seed))]
@@ -305,7 +305,7 @@ def test_drawn_answers_follow_from_the_seed(store):
 
 
 def test_answers_end_at_the_template_s_marker_and_the_model_s_own(store):
-    speakers = batch.Speakers(store / "short", {})
+    speakers = batch.InferenceModel(store / "short", {})
     tokenizer = speakers.voices["artifact"].tokenizer
     end, text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
     tokenizer.eos_token = "<|endoftext|>"
@@ -320,7 +320,7 @@ def test_answers_end_at_the_template_s_marker_and_the_model_s_own(store):
 
 
 def test_a_batch_that_does_not_fit_says_what_to_do(store, monkeypatch):
-    speakers = batch.Speakers(store / "short", {})
+    speakers = batch.InferenceModel(store / "short", {})
 
     def full(**inputs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
@@ -331,7 +331,7 @@ def test_a_batch_that_does_not_fit_says_what_to_do(store, monkeypatch):
 
 
 def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
-    speakers = batch.Speakers(store / "short", {})
+    speakers = batch.InferenceModel(store / "short", {})
     voice = speakers.voices["artifact"]
     plain = voice.tokens({"messages": question(1)}, "x:1")
     named = batch._Voice(voice.tokenizer, "Be brief.", voice.ends).tokens({"messages": question(1)}, "x:1")
@@ -347,7 +347,7 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_workflow_goes_on_after_a_shard_that_failed(store, tmp_path, monkeypatch):
-    lines, asked, answers = rows(7), [], batch.Speakers.answers
+    lines, asked, answers = rows(7), [], batch.InferenceModel.answers
 
     def failing(self, lines, generation):
         asked.append([line["number"] for line in lines])
@@ -366,7 +366,7 @@ def test_the_workflow_goes_on_after_a_shard_that_failed(store, tmp_path, monkeyp
             keep=str(tmp_path / "keep"),
         )
 
-    monkeypatch.setattr(batch.Speakers, "answers", failing)
+    monkeypatch.setattr(batch.InferenceModel, "answers", failing)
     with pytest.raises(OSError, match="the node is gone"):
         execution()
     found = execution()
