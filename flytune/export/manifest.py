@@ -13,7 +13,7 @@ from flytune.records.export import Export
 from flytune.schema import Record, Strict
 
 MANIFEST = "export.json"
-"""File name of the manifest, written last: next to model/ or adapter/; in the root of an artifact, whose root has the weights."""
+"""File name of the manifest, written last: next to model/ or adapter/; in an artifact, next to the weights."""
 _PROGRESS = "export.partial.json"
 
 

@@ -207,6 +207,6 @@ def test_the_command_combines(store, tmp_path, capsys):
     assert cli.main(command) == 0
     assert "both: 0.7 x short (r 8) + 0.3 x long (r 8), by cat, r 16; not evaluated" in capsys.readouterr().out
     assert cli.main(command) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert cli.main([*command[:1], str(tmp_path / "b"), *command[2:4], "--how", "svd", "--rank", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["r"] == 4

@@ -162,6 +162,6 @@ def test_the_command_prints_both(artifacts, tmp_path, capsys, monkeypatch):
     assert "16-bit weights" in said.replace("dequantized 4-bit weights", "")
     assert said.count("kept") == 1
     assert cli.main(["merge", str(artifacts["qlora"][1]), "--out", str(tmp_path / "merged")]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert cli.main(["merge", str(artifacts["lora"][1]), "--out", str(tmp_path / "lora"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["candidates"][0]["onto"] == "the base's weights"

@@ -350,7 +350,7 @@ def test_publish_to_an_address_that_is_none(stored):
 
 
 def test_publish_what_is_not_whole(tmp_path):
-    with pytest.raises(ExportError, match=r"artifact.json: not there"):
+    with pytest.raises(ExportError, match=r"artifact.json: missing"):
         build.publish(tmp_path, str(tmp_path / "out"), "tiny")
 
 

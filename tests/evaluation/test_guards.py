@@ -75,7 +75,7 @@ def test_what_was_not_measured_does_not_hold():
 
 
 def test_a_guard_without_tasks_is_a_mistake_of_the_recipe():
-    with pytest.raises(RecipeError, match="must_not_fall guards what evaluation.tasks asks, and it asks nothing"):
+    with pytest.raises(RecipeError, match="must_not_fall needs the scores of evaluation.tasks, which has no tasks"):
         recipe_for(Path("models/base"), "full", **{"evaluation.must_not_fall": [{"task": "gsm8k"}]})
 
 

@@ -54,7 +54,7 @@ def question(index):
 
 
 def rows(count=14):
-    """Chats and plain text, of all lengths, for three speakers."""
+    """Chats and plain text, of all lengths, for three model."""
     made = []
     for index in range(count):
         row = {"id": f"q{index}", "adapter": (None, "long", "base")[index % 3]}
@@ -151,16 +151,16 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
 
 
 def test_a_whole_model_answers(store, base, tmp_path):
-    speakers = batch.InferenceModel(store / "whole", {})
+    model = batch.InferenceModel(store / "whole", {})
     asked = [{"row": {"prompt": "The sum is"}, "where": "x:1"}, {"row": {"messages": question(1)}, "where": "x:2"}]
-    first, second = speakers.answers(asked, Generation(max_new_tokens=6))
-    model = speakers.model
-    tokenizer = speakers.voices["artifact"].tokenizer
+    first, second = model.answers(asked, Generation(max_new_tokens=6))
+    model = model.model
+    tokenizer = model.formats["artifact"].tokenizer
     alone = said_alone(model, tokenizer, tokenizer("The sum is")["input_ids"], 6, [tokenizer.eos_token_id])
     assert (first.text, first.prompt_tokens, first.answer_tokens, first.finish_reason) == alone
     assert second.answer_tokens > 0
     with pytest.raises(ExportError, match="base: the artifact is a complete model, without its base"):
-        speakers.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
+        model.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
     with pytest.raises(ExportError, match="whole: a complete model; a: adapters need the base that they were trained on"):
         batch.InferenceModel(store / "whole", {"a": store / "short"})
 
@@ -295,54 +295,54 @@ def test_columns_that_parquet_cannot_hold(tmp_path):
 
 
 def test_drawn_answers_follow_from_the_seed(store):
-    speakers = batch.InferenceModel(store / "short", {})
+    model = batch.InferenceModel(store / "short", {})
     asked = [{"row": {"prompt": f"The sum of {index} and"}, "where": f"x:{index}"} for index in range(4)]
     first, again, other = (
-        [answer.text for answer in speakers.answers(asked, Generation(temperature=1.5, top_p=0.95, seed=seed))]
+        [answer.text for answer in model.answers(asked, Generation(temperature=1.5, top_p=0.95, seed=seed))]
         for seed in (1, 1, 2)
     )
     assert first == again != other
 
 
 def test_answers_end_at_the_template_s_marker_and_the_model_s_own(store):
-    speakers = batch.InferenceModel(store / "short", {})
-    tokenizer = speakers.voices["artifact"].tokenizer
+    model = batch.InferenceModel(store / "short", {})
+    tokenizer = model.formats["artifact"].tokenizer
     end, text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
     tokenizer.eos_token = "<|endoftext|>"
-    speakers.model.generation_config = None
-    assert models_generation.end_markers(tokenizer, speakers.model) == sorted([end, text])
+    model.model.generation_config = None
+    assert models_generation.end_markers(tokenizer, model.model) == sorted([end, text])
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} words\n{% endfor %}"
-    assert models_generation.end_markers(tokenizer, speakers.model) == [text]
+    assert models_generation.end_markers(tokenizer, model.model) == [text]
     from transformers import GenerationConfig
 
-    speakers.model.generation_config = GenerationConfig(eos_token_id=[7, 9])
-    assert models_generation.end_markers(tokenizer, speakers.model) == sorted({text, 7, 9})
+    model.model.generation_config = GenerationConfig(eos_token_id=[7, 9])
+    assert models_generation.end_markers(tokenizer, model.model) == sorted({text, 7, 9})
 
 
 def test_a_batch_that_does_not_fit_says_what_to_do(store, monkeypatch):
-    speakers = batch.InferenceModel(store / "short", {})
+    model = batch.InferenceModel(store / "short", {})
 
     def full(**inputs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(speakers.model, "generate", full)
+    monkeypatch.setattr(model.model, "generate", full)
     with pytest.raises(OutOfMemory, match="batch_size 8: 1 prompts of 3 tokens and their answers do not fit"):
-        models_generation.answer(speakers.model, speakers.voices["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2])
+        models_generation.answer(model.model, model.formats["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2])
 
 
 def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
-    speakers = batch.InferenceModel(store / "short", {})
-    voice = speakers.voices["artifact"]
-    plain = voice.tokens({"messages": question(1)}, "x:1")
-    named = batch._Voice(voice.tokenizer, "Be brief.", voice.ends).tokens({"messages": question(1)}, "x:1")
-    assert voice.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    model = batch.InferenceModel(store / "short", {})
+    form = model.formats["artifact"]
+    plain = form.tokens({"messages": question(1)}, "x:1")
+    named = batch._PromptFormat(form.tokenizer, "Be brief.", form.ends).tokens({"messages": question(1)}, "x:1")
+    assert form.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
     assert named[-len(plain) :] == plain
-    voice.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    form.tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError, match="x:1: the chat template refuses the messages: no"):
-        voice.tokens({"messages": question(1)}, "x:1")
-    voice.tokenizer.chat_template = None
+        form.tokens({"messages": question(1)}, "x:1")
+    form.tokenizer.chat_template = None
     with pytest.raises(DataError, match="x:1: messages, but the model's tokenizer has no chat template; give a prompt"):
-        voice.tokens({"messages": question(1)}, "x:1")
+        form.tokens({"messages": question(1)}, "x:1")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -129,9 +129,9 @@ def test_a_misspelt_key_is_recognised(key, position):
 @pytest.mark.parametrize(
     ("section", "key", "said"),
     [
-        ("training", "gradient_accumulation_steps", "the planner says it; write training.global_batch_size"),
+        ("training", "gradient_accumulation_steps", "the planner computes it; write training.global_batch_size"),
         ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
-        ("method", "merge", "a run stores the adapter alone"),
+        ("method", "merge", "a run stores only the adapter"),
         ("sharding", "fsdp_config", "write sharding: fsdp"),
     ],
 )
