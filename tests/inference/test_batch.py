@@ -54,7 +54,7 @@ def question(index):
 
 
 def rows(count=14):
-    """Chats and plain text, of all lengths, for three model."""
+    """Return chats and plain text of all lengths, for the artifact, an adapter and the base."""
     made = []
     for index in range(count):
         row = {"id": f"q{index}", "adapter": (None, "long", "base")[index % 3]}
@@ -86,7 +86,7 @@ def said_alone(model, tokenizer, prompt, count, ends):
 
 
 def expected(store, lines, more_ends=()):
-    """What each row's speaker says, loaded by itself and asked one by one."""
+    """Return the answer to each row of its model, loaded alone and given one prompt at a time."""
     tokenizer = AutoTokenizer.from_pretrained(store / "short")
     models = {}
     for name, folder in ((None, "short"), ("long", "long")):
@@ -151,16 +151,16 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
 
 
 def test_a_whole_model_answers(store, base, tmp_path):
-    model = batch.InferenceModel(store / "whole", {})
+    loaded = batch.InferenceModel(store / "whole", {})
     asked = [{"row": {"prompt": "The sum is"}, "where": "x:1"}, {"row": {"messages": question(1)}, "where": "x:2"}]
-    first, second = model.answers(asked, Generation(max_new_tokens=6))
-    model = model.model
-    tokenizer = model.formats["artifact"].tokenizer
+    first, second = loaded.answers(asked, Generation(max_new_tokens=6))
+    model = loaded.model
+    tokenizer = loaded.formats["artifact"].tokenizer
     alone = said_alone(model, tokenizer, tokenizer("The sum is")["input_ids"], 6, [tokenizer.eos_token_id])
     assert (first.text, first.prompt_tokens, first.answer_tokens, first.finish_reason) == alone
     assert second.answer_tokens > 0
     with pytest.raises(ExportError, match="base: the artifact is a complete model, without its base"):
-        model.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
+        loaded.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
     with pytest.raises(ExportError, match="whole: a complete model; a: adapters need the base that they were trained on"):
         batch.InferenceModel(store / "whole", {"a": store / "short"})
 
@@ -259,7 +259,7 @@ def test_a_prompt_that_is_too_long_is_told_or_set_aside(store, tmp_path):
     assert [line["row"] for line in read(tmp_path / "some" / "out")] == [2, 3]
     bad = [json.loads(line) for line in (tmp_path / "some" / "out" / "bad_rows.jsonl").read_text().splitlines()]
     assert [row["line"] for row in bad] == [1, 2]
-    assert "are more than the 1,024 that the model can see" in bad[1]["reason"]
+    assert "are more than the model's context of 1,024" in bad[1]["reason"]
     write(file, [{"prompt": "The sum " * 700}])
     with pytest.raises(DataError, match=r"prompts.jsonl:1: [\d,]+ tokens and 12 of an answer \(max_new_tokens\) are more than"):
         run(store, file, tmp_path / "none", shards=1)
