@@ -143,7 +143,7 @@ class Method(Strict):
     target_modules: str | list[str] = "all-linear"
     """Layers with an adapter: `all-linear`, a regular expression, or a list of names."""
     adapter: str | None = None
-    """An adapter to train further (folder or fsspec address of an artifact) instead of a new one; its r and so on must be equal."""
+    """An adapter to train further (folder or fsspec address of an artifact) instead of a new one; r and the rest must match."""
 
     @model_validator(mode="after")
     def _adapter_fields(self) -> Self:
