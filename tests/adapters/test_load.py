@@ -1,4 +1,4 @@
-"""Several adapters on one base, and several made one: each must compute what it computes alone."""
+"""Several adapters on one base, and combined ones: each computes the same as alone."""
 
 import json
 import shutil

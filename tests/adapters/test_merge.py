@@ -1,4 +1,4 @@
-"""Merging on a tiny model, with the real 4-bit format: what is written, and that what was measured is what was written."""
+"""Merging of a tiny model's adapters, with the real 4-bit format: the written model is the measured one."""
 
 import json
 
@@ -20,7 +20,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def artifacts(base, tmp_path_factory):
-    """An artifact's recipe and adapter, by method; trained far enough to differ from its base."""
+    """Artifacts with recipe and adapter, by method; trained enough to differ from their base."""
     dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
     made = {}
     for method in ("lora", "qlora", "full"):
@@ -65,12 +65,12 @@ def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifact
     assert kept.divergence < 1e-8 < 1e-5 < other.divergence
     model, logits = reloaded(tmp_path / "merged")
     assert not hasattr(model, "quantization_method"), "no 4-bit model any more"
-    # What was measured is what was written.
+    # The written model is the measured one.
     divergence = probe.divergence(trained_logits(recipe, artifact), logits)
     assert float(divergence.mean()) == pytest.approx(kept.divergence, abs=1e-9)
 
 
-def test_the_merged_folder_is_whole(artifacts, base, tmp_path):
+def test_the_merged_folder_is_complete(artifacts, base, tmp_path):
     made = merge.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
     files = {path.name for path in (tmp_path / "new" / "merged").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "merge.json"} <= files
@@ -136,7 +136,7 @@ def test_nothing_is_overwritten(artifacts, tmp_path):
     assert not list((tmp_path / "merged").iterdir())
 
 
-def test_a_model_that_was_trained_whole_has_nothing_to_merge(artifacts, tmp_path):
+def test_a_complete_model_has_nothing_to_merge(artifacts, tmp_path):
     with pytest.raises(ExportError, match="has no adapter; it is a complete model, which needs no merging"):
         merge.merge(artifacts["full"][1], tmp_path / "merged")
 

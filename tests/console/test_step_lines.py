@@ -1,4 +1,4 @@
-"""The lines that a run prints while it trains."""
+"""The lines of a training run."""
 
 import pytest
 

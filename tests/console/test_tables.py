@@ -1,4 +1,4 @@
-"""Every table that the command line prints, on narrow and wide terminals and without one: words stay whole, nothing is lost."""
+"""All tables of the command line, on narrow and wide terminals and without one: no word is broken, and nothing is lost."""
 
 import argparse
 import re

@@ -38,13 +38,13 @@ def trained(base, tmp_path_factory):
 
 
 def scored(recipe, trained, out):
-    # As files carry them from pod to pod.
+    # Through JSON, as from pod to pod.
     results = [JobResult.model_validate_json(run.run(recipe, trained, job).model_dump_json()) for job in run.jobs(recipe)]
     return run.combine(recipe, results, out)
 
 
-def told_by_the_harness(model, tokenizer, own, tasks, **arguments):
-    """lm-evaluation-harness as everybody runs it."""
+def scores_of_the_harness(model, tokenizer, own, tasks, **arguments):
+    """Return the scores of lm-evaluation-harness, run directly."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_
     tuned = loading.exported_model(recipe, trained[method])
     arguments = {"num_fewshot": 2, "limit": 7}
     for side, model in (("base", AutoModelForCausalLM.from_pretrained(base)), ("tuned", tuned)):
-        expected = told_by_the_harness(model, tokenizer, own, tasks, **arguments)
+        expected = scores_of_the_harness(model, tokenizer, own, tasks, **arguments)
         for score in scores:
             name, _, filtered = score.metric.partition(",")
             assert getattr(score, side) == pytest.approx(expected[score.task][score.metric], abs=1e-6)
@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_
     assert text.base != text.tuned, "both sides came from one model"
 
 
-def test_parts_put_together_are_the_whole(base, own, trained, tmp_path):
+def test_combined_parts_equal_one_part(base, own, trained, tmp_path):
     tasks = [{"name": "both", "num_fewshot": 3}, "answer"]
     whole, parts = (
         scored(asking(base, own, tasks, "lora", task_shards=shards), trained["lora"], tmp_path / str(shards))
@@ -96,7 +96,7 @@ def test_parts_put_together_are_the_whole(base, own, trained, tmp_path):
     assert all(score.base_stderr is not None for score in whole)
 
 
-def test_a_part_shows_the_examples_that_the_whole_shows(base, own):
+def test_a_part_has_the_examples_of_the_complete_task(base, own):
     class Lm:
         pass
 
@@ -159,7 +159,7 @@ def refused(base, own, tasks) -> str:
     return str(caught.value)
 
 
-def test_mistakes_are_told_all_at_once(base, own, tmp_path):
+def test_mistakes_are_reported_all_at_once(base, own, tmp_path):
     text = refused(base, own, ["chose", "code", "both", "choose"])
     assert text.startswith("recipe tiny: 3 mistakes")
     assert re.search(r"tasks: chose: unknown to the harness; did you mean .*choose", text)
@@ -180,7 +180,7 @@ def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
     assert "mmlu_astronomy is named twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
 
 
-def test_data_that_is_not_there_is_told(base, own, trained):
+def test_missing_data_is_reported(base, own, trained):
     recipe = asking(base, own, ["lost"])
     with pytest.raises(
         RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: data_files: no\.jsonl"

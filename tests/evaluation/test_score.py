@@ -44,7 +44,7 @@ def scored(request, base, dataset, tmp_path_factory):
 
 
 def by_hand(model, row) -> list[float]:
-    """The loss of each labelled token, in float64, from a forward pass of its own."""
+    """Return the loss of each labelled token, in float64, from a separate forward pass."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0].double()
     return [
@@ -71,8 +71,8 @@ def test_padding_and_batches_change_nothing(base, rows):
         assert numpy.abs(alone - together).max() < 1e-3
 
 
-def test_nothing_that_the_last_layers_index_with_lies_on_the_device_of_the_tokens(base, rows):
-    """A model over several GPUs: transformers' forward indexes the last GPU's states with what is given as logits_to_keep."""
+def test_indexes_of_the_last_layers_are_not_on_the_device_of_the_tokens(base, rows):
+    """For a model over several GPUs, transformers' forward indexes the last GPU's states with logits_to_keep."""
     given = []
 
     class Watched(torch.nn.Module):
@@ -111,7 +111,7 @@ def test_the_first_token_and_untrained_rows_are_not_scored(base):
     assert nll[0] == 0 < nll[1]
 
 
-def test_a_training_model_goes_on_training(base, rows):
+def test_a_model_in_training_mode_stays_in_it(base, rows):
     model = AutoModelForCausalLM.from_pretrained(base).train()
     scoring.heldout_loss(model, rows[:1], 3, 1)
     assert model.training
@@ -138,7 +138,7 @@ def test_training_shows(scored):
     assert metrics.loaded_as == {"full": "float32", "lora": "float32", "qlora": "nf4"}[recipe.method.name]
 
 
-def test_answers_stand_side_by_side(scored):
+def test_answers_are_side_by_side(scored):
     _, _, metrics = scored
     assert len(metrics.answers) == 3
     assert metrics.sample_wins.tuned + metrics.sample_wins.base + metrics.sample_wins.ties == metrics.samples
@@ -199,7 +199,7 @@ def test_interval_is_deterministic_and_paired():
     first, second = scoring.bootstrap(*samples(50)), scoring.bootstrap(*samples(50))
     assert first == second
     points, low, high = first
-    # Base and tuned share what is hard about a sample: their difference is known better than either.
+    # Base and tuned losses of a sample are correlated: their difference is known better than either.
     assert high[2] - low[2] < (high[0] - low[0]) / 2
     assert points[2] == pytest.approx(points[1] - points[0])
 
@@ -231,7 +231,7 @@ def test_perplexity_of_a_huge_loss_is_still_json():
 @pytest.mark.parametrize(
     ("missing", "name"), [("model.safetensors", "model/*.safetensors"), ("config.json", "model/config.json")]
 )
-def test_a_trained_folder_that_is_not_whole(missing, name, base, dataset, tmp_path):
+def test_an_incomplete_trained_folder(missing, name, base, dataset, tmp_path):
     (tmp_path / "model").mkdir()
     for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
         if file != missing:

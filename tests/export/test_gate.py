@@ -1,4 +1,4 @@
-"""The gate on a tiny model's real export: undamaged ones pass, each planted fault is caught by name."""
+"""The gate on real exports of a tiny model: undamaged ones pass, and each planted fault is refused by name."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def fit(recipe, inputs, out, max_file_bytes=None):
 
 @pytest.fixture(scope="module")
 def runs(inputs, tmp_path_factory):
-    """Recipe and trained folder of each run, made when first asked for; nobody may write into them."""
+    """A function that returns recipe and trained folder of a run, made at its first call; read-only."""
     done = {}
 
     def run(method, sharding, max_file_bytes=None, **changes):
@@ -206,7 +206,7 @@ def wrong_base(folder):
 
 
 def untied_head(folder):
-    """The head is written a second time beside the embedding that it is."""
+    """Write the tied head a second time, next to the embedding."""
     embedding = "model.embed_tokens.weight"
 
     def write_twice(tensors):
@@ -231,7 +231,7 @@ def dtype_of_the_configuration(folder):
 
 
 def two_layers_swapped(folder):
-    """All names, shapes and hashes are right; the weights are not those that answered."""
+    """Swap two layers: all names, shapes and hashes are right, but the answers are not."""
     from safetensors.torch import load_file, save_file
 
     one, two = load_file(shard(folder, 2)), load_file(shard(folder, 3))
@@ -259,7 +259,7 @@ def test_a_planted_fault_is_caught_by_name(method, sharding, size, fault, copied
     recipe, trained = copied(method, sharding, size)
     folder = trained / ("model" if method == "full" else "adapter")
     said = fault(folder)
-    # As if the exporter itself had made it so: the manifest agrees.
+    # The manifest agrees, as after a faulty exporter.
     manifest.write_manifest(recipe, folder, None)
     with pytest.raises(ExportError, match=f"{said}.*; nothing was stored"):
         pass_the_gate(recipe, trained, inputs)
@@ -345,7 +345,7 @@ def test_other_answers(changed, said, runs, inputs, monkeypatch):
 
 
 def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
-    """A hub's cache with two commits, the branch on the first."""
+    """The hub's cache has two commits, and the branch points to the first."""
     from huggingface_hub import constants
 
     one, two, cache = "1" * 40, "2" * 40, tmp_path / "models--someone--tiny"
@@ -372,8 +372,8 @@ def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
             gate.check_base(recipe, folder)
 
 
-def crash_and_go_on(recipe, inputs, out, words):
-    """An export that dies in its fourth file, then a second one of the same live trainer; which files were written again."""
+def crash_and_continue(recipe, inputs, out, words):
+    """Interrupt an export in its fourth file, export the same live trainer again, and return the files written again."""
     from flytune.sharding import STRATEGIES
     from flytune.training import step_log
 
@@ -408,10 +408,10 @@ def crash_and_go_on(recipe, inputs, out, words):
     return found
 
 
-def test_an_export_that_was_cut_off_goes_on_with_the_same_weights_only(inputs, tmp_path):
+def test_an_interrupted_export_continues_with_the_same_weights_only(inputs, tmp_path):
     recipe = recipe_for(inputs, "full", "none")
     everything = [f"model-0000{number}" for number in range(1, 6)]
-    found = ranks.run(1, crash_and_go_on, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)])
+    found = ranks.run(1, crash_and_continue, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)])
     assert found == [everything[3:], everything, everything]
 
 
@@ -455,7 +455,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_layouts_of_other_families(family, inputs, tmp_path):
-    """Biases that are zero as in the base, fused experts that are stored one by one, an untied head."""
+    """Zero biases as in the base, fused experts that are stored one by one, an untied head."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Batch inference: the answers are those that a model gives to one prompt alone, in order, whatever the parts and batches."""
+"""Batch inference: for any parts and batches, the answers are those of a model to each prompt alone, in order."""
 
 import importlib
 import json
@@ -68,7 +68,7 @@ def write(path, lines):
 
 
 def said_alone(model, tokenizer, prompt, count, ends):
-    """One prompt, by a plain call."""
+    """Return the answer to one prompt, by a plain call."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         out = model.generate(
@@ -115,7 +115,7 @@ def read(folder):
 
 
 def run(store, file, folder, shards=3, keep=None, **generation):
-    """All of it without Flyte."""
+    """Run split, answer and join without Flyte."""
     generation = Generation(**{"max_new_tokens": 12, "batch_size": 4, **generation})
     artifacts = {"artifact": store / "short", "long": store / "long"}
     models = catalog.fingerprint({name: path / "artifact.json" for name, path in artifacts.items()})
@@ -129,7 +129,7 @@ def run(store, file, folder, shards=3, keep=None, **generation):
 
 
 def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_path, monkeypatch):
-    # So little trained a model hardly ever ends an answer; a full stop does it here.
+    # A model with so little training hardly ever ends an answer; a full stop ends it here.
     markers, stop = models_generation.end_markers, AutoTokenizer.from_pretrained(store / "short").convert_tokens_to_ids(".")
     monkeypatch.setattr(batch, "end_markers", lambda *arguments: [*markers(*arguments), stop])
     lines = rows()
@@ -150,7 +150,7 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
     assert read(tmp_path / "one" / "out") == found
 
 
-def test_a_whole_model_answers(store, base, tmp_path):
+def test_a_complete_model_answers(store, base, tmp_path):
     loaded = batch.InferenceModel(store / "whole", {})
     asked = [{"row": {"prompt": "The sum is"}, "where": "x:1"}, {"row": {"messages": question(1)}, "where": "x:2"}]
     first, second = loaded.answers(asked, Generation(max_new_tokens=6))
@@ -202,7 +202,7 @@ def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypat
     del asked[:]
     run(store, file, tmp_path / "again", keep=keep)
     assert asked == []
-    # One row changed, in the second part, and the file has another name and place.
+    # One row changed, in the second part, and the file has another name and folder.
     lines = rows(9)
     lines[4]["messages"] = question(5)
     (tmp_path / "elsewhere").mkdir()
@@ -240,7 +240,7 @@ def test_keys_change_with_all_that_answers_depend_on(tmp_path):
         ),
     ],
 )
-def test_a_bad_row_is_told_with_its_line_or_set_aside(line, said, store, tmp_path):
+def test_a_bad_row_is_reported_with_its_line_or_skipped(line, said, store, tmp_path):
     file = write(tmp_path / "prompts.jsonl", [{"prompt": "a"}, line, {"prompt": "b"}])
     with pytest.raises(DataError, match=said):
         prompts.split(file, 1, ["long"], Generation(), "m", tmp_path / "split")
@@ -250,7 +250,7 @@ def test_a_bad_row_is_told_with_its_line_or_set_aside(line, said, store, tmp_pat
         prompts.split(file, 1, ["long"], Generation(max_bad_fraction=0.1), "m", tmp_path / "few")
 
 
-def test_a_prompt_that_is_too_long_is_told_or_set_aside(store, tmp_path):
+def test_a_prompt_that_is_too_long_is_reported_or_skipped(store, tmp_path):
     file = write(tmp_path / "prompts.jsonl", ["nope", {"prompt": "The sum " * 700}, {"prompt": "The sum is"}, {"prompt": "b"}])
     with pytest.raises(DataError, match=r"2 of 4 rows are bad, more than max_bad_fraction 0.3 allows"):
         run(store, file, tmp_path / "few", shards=2, max_bad_fraction=0.3)
@@ -346,7 +346,7 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_the_workflow_goes_on_after_a_shard_that_failed(store, tmp_path, monkeypatch):
+def test_the_workflow_continues_after_a_shard_that_failed(store, tmp_path, monkeypatch):
     lines, asked, answers = rows(7), [], batch.InferenceModel.answers
 
     def failing(self, lines, generation):
