@@ -21,7 +21,7 @@ def evaluate_model(
     """Base and tuned model on the same held-out tokens, and their answers side by side."""
     with retried(), noted("evaluate"):
         unpack(base)
-        return score.score_afresh(recipe, fetch(trained), fetch(dataset))
+        return score.score_in_subprocess(recipe, fetch(trained), fetch(dataset))
 
 
 EVALUATE: dict[str, Any] = {

@@ -31,7 +31,7 @@ def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: Flyt
     path = fresh("answers.json")
     with retried(), noted("evaluate"):
         unpack(base)
-        score.afresh(run.run, recipe, fetch(trained), job, kept(data)).write(path)
+        score.in_subprocess(run.run, recipe, fetch(trained), job, kept(data)).write(path)
     return FlyteFile(str(path))
 
 

@@ -91,7 +91,7 @@ def answer_prompts(
     out = fresh("answers.jsonl")
     with retried():
         # Before anything is fetched: a part that is done needs no model.
-        if not batch.answered(part, keep, out):
+        if not batch.find_answers(part, keep, out):
             with noted("answer"):
                 unpack(base)
                 others = {name: fetch(found) for name, found in adapters.items()}
@@ -108,7 +108,7 @@ def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[Flyte
         prompts.join(fetch(folder), parts, [Path(file.download()) for file in answered], out)
         stored = uploaded(out)
     try:
-        prompts.forget(parts, keep)
+        prompts.remove_answers(parts, keep)
     except StorageError as error:  # the answers are stored, and must not be lost for it
         log.warning("%s: what was kept of the parts stays there: %s", keep, error)
     return stored

@@ -73,7 +73,7 @@ def hub(hub_cache, monkeypatch):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """This process has not trained, as the pods that evaluate have not: evaluation.afresh starts no other for each model."""
+    """This process has not trained, as the pods that evaluate have not: score.in_subprocess starts no other for each model."""
     monkeypatch.delitem(sys.modules, "trl", raising=False)
 
 

@@ -1,17 +1,17 @@
-"""Several adapters made one, by PEFT's add_weighted_adapter."""
+"""Combining several adapters into one by PEFT's add_weighted_adapter."""
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from flytune.adapters.loading import Adapter, copy_tokenizer, refused, stacked
+from flytune.adapters.loading import Adapter, as_export_error, copy_tokenizer, load_adapters
 from flytune.artifacts import catalog
 from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
-from flytune.records.contents import CONTENTS, Contents, stored
+from flytune.records.contents import CONTENTS, Contents, list_files
 from flytune.schema import Record, Strict
 
 How = Literal[
@@ -21,26 +21,26 @@ _PRUNING = ("ties", "dare")
 
 
 class Source(Strict):
-    """An adapter that went into a combined one."""
+    """An adapter that is part of a combined one."""
 
     address: str
     name: str
-    """Its recipe's."""
+    """Name of its recipe."""
     weight: float
     r: int
     weights_sha256: str
-    """Of its adapter_model.safetensors."""
+    """Hash of its adapter_model.safetensors."""
 
 
 class Combination(Record):
-    """combination.json: what a combined adapter was made from."""
+    """combination.json: the sources and settings of a combined adapter."""
 
     sources: list[Source]
     how: How
     r: int
     density: float | None
     seed: int
-    """Of what dare drops."""
+    """Seed of the values that dare drops."""
     base: str
     revision: str | None
 
@@ -54,29 +54,29 @@ def combine(
     density: float | None = None,
     seed: int = 0,
 ) -> Combination:
-    """One adapter made of several by PEFT's add_weighted_adapter, stored in `out` as an artifact of its own.
+    """Combine several adapters by PEFT's add_weighted_adapter and store the result in `out` as an artifact.
 
-    Its recipe is the first one's with the new rank; combination.json says what it was made from. It is not evaluated.
+    Its recipe is the first adapter's with the new rank; combination.json has its sources. It is not evaluated.
 
     Args:
         addresses: folders or fsspec addresses of two or more artifacts.
-        out: a folder that is not there yet; appears only when it is whole.
-        weights: one for each; 1 when not given.
-        how: cat is exact (the sum of what each adds) and as large as all together; svd is the nearest of rank `r` (the
-            largest of theirs when not given); linear, ties and dare_* add the factors and ask for equal ranks; ties_svd and
+        out: a folder that does not exist; it is created only when its content is complete.
+        weights: one for each adapter; 1 by default.
+        how: cat is exact (the weighted sum of the products), with the sum of all ranks; svd is the nearest product of rank `r`
+            (the largest of theirs by default); linear, ties and dare_* add the factors and need equal ranks; ties_svd and
             dare_*_svd do not.
         density: for ties and dare, the share of values that is kept.
 
     Raises:
-        ExportError: `out` is there; an argument does not go with `how`; bases differ; or PEFT cannot combine them, and why.
+        ExportError: `out` exists; an argument does not match `how`; bases differ; or PEFT cannot combine them, with its reason.
     """
     if out.exists():
-        raise ExportError(f"{out}: is there already; a combined adapter is written into a new folder")
+        raise ExportError(f"{out}: exists already; a combined adapter is written into a new folder")
     adapters = [Adapter.of(address) for address in addresses]
     weights = list(weights or [1.0] * len(adapters))
     _check(adapters, weights, how, r, density)
     named = {f"source{number}": adapter for number, adapter in enumerate(adapters)}
-    model = stacked(named)
+    model = load_adapters(named)
     _add(model, list(named), weights, how, r, density, seed)
     made = Combination(
         sources=[
@@ -102,53 +102,52 @@ def combine(
 
 def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | None, density: float | None) -> None:
     if len(adapters) < 2:
-        raise ExportError(f"{len(adapters)} adapter is nothing to combine; give two or more")
+        raise ExportError(f"{len(adapters)} adapter cannot be combined; give two or more")
     if len(weights) != len(adapters):
         raise ExportError(f"{len(weights)} weights for {len(adapters)} adapters; give one for each, in the same order")
     if how not in get_args(How):
         raise ExportError(f"{how}: unknown; known are {', '.join(get_args(How))}")
     if r is not None and not how.endswith("svd"):
-        raise ExportError(f"r {r}: only svd and *_svd have a choice of rank; {how} has the rank that follows from the adapters")
+        raise ExportError(f"r {r}: only svd and *_svd take a rank; that of {how} follows from the adapters")
     if (density is not None) != how.startswith(_PRUNING):
-        raise ExportError(f"density {density} with {how}: ties and dare take the share of values to keep; no other does")
+        raise ExportError(f"density {density} with {how}: ties and dare need the share of values to keep; others take none")
     if density is not None and not 0 < density <= 1:
-        raise ExportError(f"density {density}: a share of values to keep, in (0, 1]")
+        raise ExportError(f"density {density}: the share of values to keep must be in (0, 1]")
     for adapter in adapters:
-        # add_weighted_adapter gives the new one alpha = r, which is no scale of 1 with rsLoRA, and drops DoRA's magnitudes.
+        # add_weighted_adapter sets alpha = r, which with rsLoRA is not a scale of 1, and drops DoRA's magnitudes.
         if kinds := [kind for kind in ("use_rslora", "use_dora") if adapter.config.get(kind)]:
-            raise ExportError(f"{adapter.folder}: its adapter has {kinds[0]}, which PEFT does not combine right")
+            raise ExportError(f"{adapter.folder}: its adapter has {kinds[0]}, which PEFT does not combine correctly")
 
 
 def _add(model: Any, names: list[str], weights: list[float], how: str, r: int | None, density: float | None, seed: int) -> None:
-    """The combined adapter, on the model as `default`: PEFT saves that one without a folder of its own."""
+    """Add the combined adapter to the model as `default`, the name that PEFT saves without a subfolder."""
     import torch
 
     torch.manual_seed(seed)
-    with refused(f"PEFT cannot combine these adapters by {how}"):
+    with as_export_error(f"PEFT cannot combine these adapters by {how}"):
         model.add_weighted_adapter(
             names, weights, "default", how, svd_rank=r, density=density, svd_full_matrices=False
         )  # fmt: skip
 
 
 def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
-    """Beside `out` first; it gets its name when all of it was read again."""
+    """Write the artifact to a temporary folder, check its tensors, and rename it to `out`."""
     config = model.peft_config["default"]
     config.base_model_name_or_path, config.revision, config.inference_mode = made.base, made.revision, True
     modules = config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
     changes = {"r": made.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
     method = first.recipe.method.model_copy(update=changes)
     of = " + ".join(f"{source.weight:g} x {source.name}" for source in made.sources)
-    recipe = first.on.model_copy(update={"description": f"combined by {made.how}: {of}", "method": method})
+    recipe = first.pinned_recipe.model_copy(update={"description": f"combined by {made.how}: {of}", "method": method})
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        folder = Path(beside) / "artifact"
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        folder = Path(temporary) / "artifact"
         model.save_pretrained(str(folder), selected_adapters=["default"])
         (folder / "README.md").unlink(missing_ok=True)
         copy_tokenizer(first.folder, folder)
         verify(folder, recipe)
-        manifest.listed(recipe, folder, made.revision).write(folder / manifest.MANIFEST)
+        manifest.make_manifest(recipe, folder, made.revision).write(folder / manifest.MANIFEST)
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         made.write(folder / catalog.COMBINATION)
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        Contents(files=[stored(path, path.relative_to(folder).as_posix()) for path in files]).write(folder / CONTENTS)
+        Contents(files=list_files(folder)).write(folder / CONTENTS)
         folder.rename(out)

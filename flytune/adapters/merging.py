@@ -1,4 +1,4 @@
-"""Merging an adapter into its base: what that changes is measured before it is kept."""
+"""Merging an adapter into its base model, with a measurement of the change."""
 
 import gc
 import tempfile
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from flytune.adapters.loading import copy_tokenizer
 from flytune.errors import ExportError
 from flytune.export import gate
+from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.models import base as models_base
 from flytune.models import loading, probe
@@ -20,61 +21,62 @@ Onto = Literal["16-bit weights", "dequantized 4-bit weights", "the base's weight
 
 
 class Candidate(Strict):
-    """One way of merging, held against the trained model: the adapter on the base as it was trained on."""
+    """One way of merging, compared with the trained model: the adapter on the base that it was trained on."""
 
     onto: Onto
     divergence: float
-    """KL(trained || merged) in nats, mean over the tokens of the fixed prompts."""
+    """Mean KL(trained || merged) over the tokens of the fixed prompts, in nats."""
     worst: float
-    """The largest at a token."""
+    """Largest divergence at a token, in nats."""
     agreement: float
-    """Share of tokens after which both expect the same next one."""
+    """Share of tokens after which both models predict the same next token."""
 
 
 class Merge(Record):
-    """merge.json: what was merged, and what it cost."""
+    """merge.json: the merged base, and the divergence of each way of merging."""
 
     base: str
     revision: str | None
     dtype: str
-    """Of the merged weights: the base's."""
+    """Dtype of the merged weights, which is the base's."""
     tokens: int
-    """Of the fixed prompts."""
+    """Number of tokens of the fixed prompts."""
     candidates: list[Candidate]
-    """The first is the one that was kept."""
+    """Measured candidates, nearest first; the first was written."""
 
 
 def merge(artifact: Path, out: Path) -> Merge:
-    """Merges the adapter of `artifact` into its base and writes the nearer candidate to `out`, in the Hugging Face layout.
+    """Merge the adapter of `artifact` into its base and write the nearest candidate to `out`, in the Hugging Face layout.
 
-    An adapter on a 4-bit base has two: onto the 16-bit weights, which it was not trained on, or onto the 4-bit weights made
-    16-bit again, which it was. Each is rounded to the base's dtype before it is measured. In memory are at most the base with
-    its adapter and one merged model.
+    An adapter on a 4-bit base has two candidates: merged into the 16-bit weights, which it was not trained on, or into the
+    dequantized 4-bit weights, which it was trained on. Each is rounded to the base's dtype before it is measured. At most the
+    base with its adapter and one merged model are in memory.
 
     Args:
         artifact: the folder of an adapter's artifact.
-        out: a folder that is not there yet; appears only when it is whole.
+        out: a folder that does not exist; it is created only when its content is complete.
 
     Raises:
-        ExportError: `out` is there; the artifact has no adapter; its base is gone or another one; what was made is not whole.
+        ExportError: `out` exists; the artifact has no adapter; its base is missing or another one; or the merged files fail the
+            checks.
     """
     if out.exists():
-        raise ExportError(f"{out}: is there already; a merged model is written into a new folder")
+        raise ExportError(f"{out}: exists already; a merged model is written into a new folder")
     if not (artifact / "adapter_config.json").is_file():
-        raise ExportError(f"{artifact}: holds no adapter; a model that was trained whole is not merged")
+        raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
     loading.quiet()
     recipe = Recipe.from_yaml(artifact / "recipe.yaml")
     gate.check_base(recipe, artifact)
     verify(artifact, recipe)
     trained = _loaded(recipe, artifact)
-    prompts = probe.tokenized(gate.tokenizer(artifact))
+    prompts = probe.tokenized(tokenizer(artifact))
     expected = [logits for _, logits in probe.logits_of(trained, prompts)]
     ways: list[Onto] = (
         ["16-bit weights", "dequantized 4-bit weights"] if recipe.method.name == "qlora" else ["the base's weights"]
     )
     measured: list[Candidate] = []
     merged: Any = None
-    # The way that is expected to be nearer comes last, so that it need not be built again.
+    # The candidate that is expected to be nearest comes last, so that it need not be built again.
     for onto in ways:
         del merged
         gc.collect()
@@ -104,7 +106,7 @@ def _loaded(recipe: Recipe, artifact: Path) -> Any:
 
 
 def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
-    """The base in its own dtype, with the weights of `trained` added up layer by layer in float32, then rounded once."""
+    """Return the base in its own dtype, with the deltas of `trained` added layer by layer in float32 and rounded once."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +121,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
     ).eval()
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ExportError(
-            f"base model {recipe.model.name_or_path}: does not fit into the GPUs beside the trained model; merge in "
+            f"base model {recipe.model.name_or_path}: does not fit on the GPUs together with the trained model; merge in "
             "host memory (CUDA_VISIBLE_DEVICES= flytune merge ...)"
         )
     head = model.get_output_embeddings()
@@ -129,7 +131,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
             target = model.get_submodule(name).weight
             if delta is not None and target is tied:
                 raise ExportError(
-                    f"{name}: the adapter changes it alone, but head and embedding are one tensor: keep the adapter"
+                    f"{name}: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged"
                 )
             weight = _dequantized(layer) if onto == "dequantized 4-bit weights" else None
             weight = target.float() if weight is None else weight.to(target.device)
@@ -138,7 +140,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
 
 
 def _layers(trained: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Every layer that has weights of its own: its name in the base, the layer, and what its adapter adds, if it has one."""
+    """Yield each adapted or 4-bit layer: its name in the base, the layer, and the delta of its adapter, if it has one."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in trained.get_base_model().named_modules():
@@ -150,7 +152,7 @@ def _layers(trained: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _dequantized(layer: Any) -> Any:
-    """The weights that a 4-bit layer computes with, float32 (out, in); None where it is not in 4 bits."""
+    """Return the weights that a 4-bit layer computes with, float32 (out, in); None for other layers."""
     from bitsandbytes.functional import dequantize_4bit
 
     state = getattr(layer.weight, "quant_state", None)
@@ -172,10 +174,10 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
 
 
 def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> None:
-    """Beside `out` first; it gets its name when all of it was read again."""
+    """Write the model to a temporary folder, check its tensors, and rename it to `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        folder = Path(beside) / "model"
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        folder = Path(temporary) / "model"
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
         made.write(folder / MERGED)

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
 from flytune.data.bad_rows import BAD_ROWS
@@ -18,7 +16,7 @@ from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.models.probe import PROBE
 from flytune.recipe.recipe import Recipe
 from flytune.records.comparison import COMPARISON
-from flytune.records.contents import CONTENTS, Contents, record, stored
+from flytune.records.contents import CONTENTS, Contents, list_files, record
 from flytune.records.dataset import Manifest
 from flytune.records.export import Export
 from flytune.records.metrics import Metrics
@@ -70,9 +68,7 @@ def store(
     records, broken = (recipe, plan, manifest, training, metrics), guards.broken(recipe, metrics)
     (out / "report.html").write_text(page.render(*records, broken=broken, xray=xray.section(dataset)), encoding="utf-8")
     (out / "README.md").write_text(model_card.render(*records, broken=broken), encoding="utf-8")
-    files = [path for path in sorted(out.rglob("*")) if path.is_file()]
-    listed = [stored(path, path.relative_to(out).as_posix()) for path in tqdm(files, desc="hashing the artifact", delay=2)]
-    Contents(files=listed).write(out / CONTENTS)
+    Contents(files=list_files(out, label="hashing the artifact")).write(out / CONTENTS)
     return out
 
 

@@ -1,7 +1,7 @@
-"""The output of a process while it works: progress bars as lines where there is no terminal, and no notices of no use.
+"""Progress bars as lines if there is no terminal, and suppression of useless warnings.
 
-In force in every process that imports flytune: ranks, evaluation and the harness in processes of their own, forked workers,
-pods, the command line. Bars of the libraries (transformers, datasets, huggingface_hub) are tqdm's, as ours are.
+This applies to every process that imports flytune: ranks, subprocesses of evaluation and of the harness, forked workers, pods
+and the command line. The libraries (transformers, datasets, huggingface_hub) use tqdm's bars, as Flytune does.
 """
 
 import atexit
@@ -17,22 +17,23 @@ from tqdm.std import tqdm
 SECONDS = 30.0
 """Seconds between two lines of a bar."""
 _NOTICES = [
-    # transformers and PEFT of each other's older names.
+    # transformers and PEFT, about each other's older names.
     (FutureWarning, ".*is deprecated and will be removed in v6"),
-    # DeepSpeed of torch, and torch of itself.
+    # DeepSpeed about torch, and torch about itself.
     (FutureWarning, "`torch\\.distributed\\.[a-z_]*` is deprecated"),
-    # bitsandbytes of its optimizers on a CPU, which has no memory to page out.
+    # bitsandbytes about its optimizers on a CPU, which has no memory to page out.
     (UserWarning, "Paged optimizers are not supported on CPU"),
 ]
 """Warnings of the pinned libraries about each other: category and message."""
 _LOGGERS = {
-    # A kernel that bitsandbytes does not ship for a CPU: it computes without.
+    # bitsandbytes has no such kernel for a CPU, and computes without it.
     "bitsandbytes.backends.cpu.ops": logging.ERROR,
 }
+"""Loggers of the libraries, and the lowest level that is shown."""
 
 
 def install() -> None:
-    """Change how this process's bars are shown, and what is silent; once, however often it is called."""
+    """Replace the display of this process's bars and suppress warnings; later calls do nothing."""
     if tqdm.display is _display:
         return
     tqdm.__init__ = _init
@@ -41,23 +42,29 @@ def install() -> None:
         warnings.filterwarnings("ignore", message, category)
     for name, level in _LOGGERS.items():
         logging.getLogger(name).setLevel(level)
-    # Of bars that nobody closed: at their own end this module may be gone.
+    # Close bars that are still open: when they are deleted, this module may be gone.
     atexit.register(lambda: [bar.close() for bar in list(tqdm._instances)])
 
 
-_begin, _frame, _end, _erase, _move = tqdm.__init__, tqdm.display, tqdm.close, tqdm.clear, tqdm.moveto
+_tqdm_init, _tqdm_display, _tqdm_close, _tqdm_clear, _tqdm_moveto = (
+    tqdm.__init__,
+    tqdm.display,
+    tqdm.close,
+    tqdm.clear,
+    tqdm.moveto,
+)
 
 
-@functools.wraps(_begin)
+@functools.wraps(_tqdm_init)
 def _init(bar: Any, *arguments: Any, **settings: Any) -> None:
-    """Make the bar; `disable=None`, off without a terminal, is the hub's: there it is lines."""
+    """Create the bar. The hub's `disable=None` hides bars without a terminal; they are shown as lines instead."""
     if settings.get("disable", False) is None:
         settings["disable"] = False
-    _begin(bar, *arguments, **settings)
+    _tqdm_init(bar, *arguments, **settings)
 
 
 def _draws(bar: Any) -> bool:
-    """Return whether the bar is drawn by tqdm: on a terminal, by the first of a node's ranks."""
+    """Return whether tqdm draws the bar: on a terminal, in the first rank of a node."""
     return _is_first() and bool(getattr(bar.fp, "isatty", bool)())
 
 
@@ -66,9 +73,9 @@ def _is_first() -> bool:
 
 
 def _display(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
-    """Draw the bar, or print it as a line: the first one, and one every SECONDS; the last is `_close`'s."""
+    """Draw the bar, or print it as a line: at the start and every SECONDS; `_close` prints the last line."""
     if _draws(bar):
-        return bool(_frame(bar, msg, pos))
+        return bool(_tqdm_display(bar, msg, pos))
     now, before = time.monotonic(), bar.__dict__.get("last_line")
     if before is None or now - before >= SECONDS:
         bar.last_line = now
@@ -78,30 +85,30 @@ def _display(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
 
 
 def _close(bar: Any) -> None:
-    """End the bar; as lines, with its last one where there was a first."""
+    """Close the bar; print its last line if its first was printed."""
     if getattr(bar, "disable", True):
         return
     if _draws(bar):
-        _end(bar)
+        _tqdm_close(bar)
         return
     bar.disable = True
     bar._decr_instances(bar)
     if "last_line" in bar.__dict__:
-        # As tqdm does: the mean rate of all, not the last one.
+        # As in tqdm: the mean rate of the whole run, not the latest one.
         bar._ema_dt = lambda: None
         _print(bar)
 
 
 def _clear(bar: Any, nolock: bool = False) -> None:
-    """Take the bar off a terminal; lines stay."""
+    """Remove the bar from a terminal; printed lines stay."""
     if not bar.disable and _draws(bar):
-        _erase(bar, nolock)
+        _tqdm_clear(bar, nolock)
 
 
 def _moveto(bar: Any, n: int) -> None:
-    """Move a terminal's cursor to another bar's line; lines have no place."""
+    """Move a terminal's cursor to another bar's line; without a terminal, do nothing."""
     if _draws(bar):
-        _move(bar, n)
+        _tqdm_moveto(bar, n)
 
 
 def _print(bar: Any) -> None:

@@ -1,4 +1,4 @@
-"""The lines that a run prints while it trains and is scored: one a logged step, one a held-out score, one at the end."""
+"""Lines of a training run in a terminal or log: one per logged step, one per held-out loss, one at the end."""
 
 import time
 
@@ -8,21 +8,21 @@ from flytune.records.training import Step
 
 
 class StepLines:
-    """Lines of one training run, printed by its first process."""
+    """Printer of the lines of one training run, used by its first process."""
 
     def __init__(self, first_step: int, last_step: int) -> None:
-        """Begin the run after `first_step` steps of earlier attempts; it ends with step `last_step`."""
+        """Start the clock of a run that begins after `first_step` steps and ends with step `last_step`."""
         self._first, self._last, self._started = first_step, last_step, time.monotonic()
 
     def step(self, done: Step) -> None:
-        """Print a logged step, and the held-out loss where the model was scored after it."""
+        """Print a logged step, and the held-out loss if the model was scored after it."""
         mean = (time.monotonic() - self._started) / (done.step - self._first)
-        show(described(done, self._last, mean * (self._last - done.step)))
+        show(format_step(done, self._last, mean * (self._last - done.step)))
         if done.eval_loss is not None:
             show(f"step {done.step}/{self._last}  held-out loss {number(done.eval_loss)}")
 
     def end(self, steps: list[Step]) -> None:
-        """Print the end of training, after the logged `steps` of this attempt."""
+        """Print a summary of the logged `steps` of this attempt."""
         done = steps[-1].step - self._first if steps else 0
         text = f"trained {done} {'step' if done == 1 else 'steps'} in {_clock(time.monotonic() - self._started)}"
         if steps:
@@ -31,16 +31,16 @@ class StepLines:
         show(text)
 
     def score(self, loss: float, samples: int) -> None:
-        """Print the held-out loss of the model as it is exported."""
+        """Print the held-out loss of the model before its export."""
         show(f"held-out loss {number(loss)} on {samples} samples")
 
 
 def show(line: str) -> None:
-    """Print a line as it is, whatever the width of the terminal."""
+    """Print a line without wrapping or markup, for any width of the terminal."""
     Console(soft_wrap=True, highlight=False).print(line, markup=False)
 
 
-def described(done: Step, last_step: int, seconds_left: float) -> str:
+def format_step(done: Step, last_step: int, seconds_left: float) -> str:
     """Return `step 3/16 loss 3.91 grad 1.65 lr 9.9e-4 186 tok/s 6.5 GiB eta 1:40`."""
     parts = [f"step {done.step}/{last_step}", f"loss {number(done.loss)}"]
     if done.grad_norm is not None:
@@ -50,7 +50,7 @@ def described(done: Step, last_step: int, seconds_left: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with two decimals; one that is smaller than 0.1 with three digits."""
+    """Return a number with two decimals, or with three significant digits if it is smaller than 0.1."""
     return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
 
 
@@ -65,7 +65,7 @@ def _gib(done: Step) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Return a time as `1:40`, and as `2:01:40` from an hour on."""
+    """Return a time as `1:40`, or from one hour on as `2:01:40`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

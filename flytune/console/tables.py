@@ -1,4 +1,4 @@
-"""Tables on a console of any width: no word is broken, and nothing is cut off."""
+"""Tables for consoles of any width, without broken words or truncated cells."""
 
 import os
 import sys
@@ -12,18 +12,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 WIDE = 1000
-"""Columns of a console that is no terminal: logs and pipes hold lines of any length."""
+"""Columns of a console that is not a terminal: lines of logs and pipes may have any length."""
 
 
 def console() -> Console:
-    """Return the standard output, as wide as its terminal (or COLUMNS says); without one, WIDE."""
+    """Return the standard output with the width of its terminal or of COLUMNS; otherwise with WIDE."""
     return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE)
 
 
 def show(table: Table, console: Console, below: Sequence[str] = ()) -> None:
-    """Print the table as it is where the console is wide enough, else with more lines a row, each column as wide as its words.
+    """Print the table, with wrapped cells if the console is too narrow.
 
-    Where even the words are too wide, columns named in `below` follow the table, a line a row; then a row is lines of its own.
+    If single words are too wide, the columns named in `below` are printed after the table, one line per row; if that is not
+    enough, each cell is a line.
     """
     if table.title:
         console.print(table.title, style="italic", highlight=False, soft_wrap=True)
@@ -44,7 +45,7 @@ def show(table: Table, console: Console, below: Sequence[str] = ()) -> None:
 
 
 def _fitted(table: Table, console: Console) -> bool:
-    """Return whether all words have room; columns then have the widths that fill the console at most."""
+    """Return whether no word must be broken, and set the widths of the columns accordingly."""
     options = console.options.update(max_width=WIDE)
     if Measurement.get(console, options, table).maximum <= console.width:
         return True
@@ -60,7 +61,7 @@ def _fitted(table: Table, console: Console) -> bool:
 
 
 def _size(table: Table, column: Column, console: Console) -> tuple[int, int]:
-    """Return the size of a column's longest word, and of its longest line."""
+    """Return the widths of a column's longest word and longest line."""
     shown = [column.header, *column.cells, *([column.footer] if table.show_footer else [])]
     sizes = [Measurement.get(console, console.options.update(max_width=WIDE), _text(one)) for one in shown]
     most = max(size.maximum for size in sizes)
@@ -72,6 +73,7 @@ def _text(cell: object) -> Text:
 
 
 def _records(table: Table, console: Console) -> None:
+    """Print each cell as a line `header: cell`, with an empty line before each row."""
     rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
     if table.show_footer:
         rows.append([str(column.footer) for column in table.columns])

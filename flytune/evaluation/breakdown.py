@@ -1,4 +1,4 @@
-"""Where a tuned model is better, and where it is not: held-out loss by source and by length, and answers held side by side."""
+"""Breakdown of an evaluation: held-out loss by source and by length, and which model wins how often."""
 
 import string
 from collections import Counter
@@ -9,19 +9,19 @@ from flytune.models.scoring import Row, bootstrap
 from flytune.records.metrics import Answer, Part, Wins
 
 LENGTHS = 4
-"""Parts that samples are cut into by their length, of about equally many."""
+"""Number of ranges of length, with about equally many samples in each."""
 _FEWEST = 2
-"""Samples of which a part is told: of a single one nothing follows."""
+"""Smallest number of samples of a reported part: a single one has no interval."""
 
 
 def parts(rows: Sequence[Row], sources: Sequence[str], base: Any, tuned: Any, tokens: Any) -> list[Part]:
-    """Base and tuned loss of each source, where there are several, and of short and long samples.
+    """Return base and tuned loss of each source, if there are several, and of each range of lengths.
 
     Args:
-        rows: the held-out samples that were scored.
-        sources: the name of each one's source.
-        base, tuned: negative log-likelihood of each, in nats, shape (samples,).
-        tokens: scored tokens of each, shape (samples,).
+        rows: the scored held-out samples.
+        sources: name of each sample's source.
+        base, tuned: negative log-likelihood of each sample, in nats, shape (samples,).
+        tokens: scored tokens of each sample, shape (samples,).
     """
     import numpy
 
@@ -55,7 +55,7 @@ def _by_source(sources: Sequence[str]) -> Iterator[tuple[str, str, list[int]]]:
 
 def _by_length(lengths: Sequence[int]) -> Iterator[tuple[str, str, list[int]]]:
     ranked = sorted(lengths)
-    # The longest of each part; equal lengths stay together.
+    # The largest length of each range; equal lengths stay together.
     ends = sorted(
         {ranked[len(ranked) * part // LENGTHS - 1] for part in range(1, LENGTHS + 1) if len(ranked) * part >= LENGTHS}
     )
@@ -66,26 +66,26 @@ def _by_length(lengths: Sequence[int]) -> Iterator[tuple[str, str, list[int]]]:
 
 
 def wins(differences: Any) -> Wins:
-    """Of tuned less base, one a sample or answer: how often the tuned model is lower (better), higher, or as good."""
+    """Count the negative (tuned is better), positive and zero values of tuned minus base, one per sample or answer."""
     better, worse = int((differences < 0).sum()), int((differences > 0).sum())
     return Wins(tuned=better, base=worse, ties=len(differences) - better - worse)
 
 
 def answer_wins(answers: Sequence[Answer]) -> Wins:
-    """Whose answer shares more words with the reference, by F1."""
+    """Count the answers of each model that share more words with the reference, by F1."""
     import numpy
 
     return wins(numpy.array([answer.base_f1 - answer.tuned_f1 for answer in answers]))
 
 
 def f1(answer: str, reference: str) -> float:
-    """Of the words that an answer shares with its reference, the harmonic mean of precision and recall; 0 to 1.
+    """Return the F1 score of an answer's words: harmonic mean of precision and recall against the reference, 0 to 1.
 
-    Case and punctuation at the ends of words do not count. Rajpurkar et al., SQuAD (2016), section 6.1, articles not dropped.
+    Case and punctuation at the ends of words are ignored. Rajpurkar et al., SQuAD (2016), section 6.1, articles not dropped.
     """
-    said, meant = _words(answer), _words(reference)
-    shared = (said & meant).total()
-    return 2 * shared / (said.total() + meant.total()) if said or meant else 1.0
+    found, expected = _words(answer), _words(reference)
+    shared = (found & expected).total()
+    return 2 * shared / (found.total() + expected.total()) if found or expected else 1.0
 
 
 def _words(text: str) -> Counter[str]:

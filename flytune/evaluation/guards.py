@@ -1,4 +1,4 @@
-"""What training must not make worse: a recipe's evaluation.must_not_fall, held against what was measured."""
+"""Guards (evaluation.must_not_fall): benchmark scores that training must not make worse."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,18 +11,18 @@ _ROUNDING = 1e-9
 
 
 def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
-    """A sentence for each guard that does not hold; none where all do.
+    """Return a sentence for each broken guard.
 
-    A guard holds as long as the tuned model is worse by its margin at most, whichever way the metric points. The margin is
-    held against the difference itself: standard errors are told, not allowed for.
+    A guard is broken if the tuned model is worse than the base by more than the margin, whether higher or lower is better. The
+    margin is compared with the difference itself: standard errors are reported, but not subtracted.
     """
     return [found for guard in recipe.evaluation.must_not_fall if (found := _fault(guard, metrics.tasks))]
 
 
 def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None]) -> list[str]:
-    """A sentence for each guard that nothing would be held against.
+    """Return a sentence for each guard whose task or metric would not be measured.
 
-    `measured` has the metrics of each task and group; None where they are known only once it has run.
+    `measured` has the metrics of each task and group; None for a task whose metrics are only known after it has run.
     """
     problems = []
     for guard in recipe.evaluation.must_not_fall:
@@ -35,7 +35,7 @@ def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None])
             continue
         there = ", ".join(f"{name} ({', '.join(found)})" for name, found in measured.items() if found)
         name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
-        problems.append(f"evaluation.must_not_fall: {name}: not among what evaluation.tasks measures: {there}")
+        problems.append(f"evaluation.must_not_fall: {name}: not measured by evaluation.tasks, which measures: {there}")
     return problems
 
 
@@ -57,9 +57,9 @@ def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:
     )
 
 
-def _is_meant(asked: str | None, metric: str) -> bool:
-    """Metrics are named with the harness's filter (acc,none), or without."""
-    return asked is None or asked in (metric, metric.partition(",")[0])
+def _is_meant(wanted: str | None, metric: str) -> bool:
+    """Return whether a guard names a metric: with the harness's filter (acc,none) or without."""
+    return wanted is None or wanted in (metric, metric.partition(",")[0])
 
 
 def _number(value: float | None) -> str:

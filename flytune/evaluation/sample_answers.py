@@ -1,4 +1,4 @@
-"""What base and tuned model are asked to go on with."""
+"""Held-out samples and prompts for base and tuned model, and their answers side by side."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,37 +12,39 @@ from flytune.records.metrics import Answer
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked of each model: to rate the held-out rows, and to go on after the prompts."""
+    """The held-out rows that both models are scored on, and the prompts that both answer."""
 
-    wish: Evaluation
+    section: Evaluation
+    """The recipe's evaluation section."""
     rows: list[Row]
     tokenizer: Any
     prompts: list[tuple[list[int], list[int]]]
-    """Prompt and reference answer."""
+    """Tokens of each prompt and of its reference answer."""
     ends: list[int]
     """Tokens that end an answer."""
     pad: int
+    """Token that pads batches."""
 
     @classmethod
-    def of(cls, wish: Evaluation, rows: list[Row], tokenizer: Any) -> "Questions":
-        """Of the held-out rows; the first `sample_answers` of them are prompts."""
+    def of(cls, section: Evaluation, rows: list[Row], tokenizer: Any) -> "Questions":
+        """Return the questions of held-out rows; the first `sample_answers` rows give the prompts."""
         ends = sorted({tokenizer.eos_token_id, *(_end_marker(row, tokenizer) for row in rows)} - {None})
         # Padding is masked in any case; any token will do.
         pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-        prompts = [_prompt(row, tokenizer) for row in rows[: wish.sample_answers]]
-        return cls(wish, rows, tokenizer, prompts, ends, pad)
+        prompts = [_prompt(row, tokenizer) for row in rows[: section.sample_answers]]
+        return cls(section, rows, tokenizer, prompts, ends, pad)
 
     def text(self, tokens: list[int]) -> str:
-        """Tokens for people: no special tokens, no space around."""
+        """Decode tokens for readers, without special tokens and surrounding space."""
         return _text(self.tokenizer, tokens)
 
     def side_by_side(self, base: list[generation.Answer], tuned: list[generation.Answer]) -> list[Answer]:
-        """What both said to each prompt."""
+        """Return the answers of both models to each prompt."""
         pairs = zip(self.prompts, base, tuned, strict=True)
         return [self._answer(*pair) for pair in pairs]
 
-    def _answer(self, asked: tuple[list[int], list[int]], base: generation.Answer, tuned: generation.Answer) -> Answer:
-        prompt, reference = map(self.text, asked)
+    def _answer(self, question: tuple[list[int], list[int]], base: generation.Answer, tuned: generation.Answer) -> Answer:
+        prompt, reference = map(self.text, question)
         return Answer(
             prompt=prompt,
             reference=reference,
@@ -56,7 +58,7 @@ class Questions:
 
 
 def _prompt(row: Row, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What stands before the first trained token, and the trained run that answers it; halves of a plain text."""
+    """Return the tokens before the first trained one and the trained tokens that follow; of a plain text, its halves."""
     input_ids, labels = row["input_ids"], row["labels"]
     start = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
     if not _text(tokenizer, input_ids[:start]):
@@ -67,8 +69,8 @@ def _prompt(row: Row, tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _end_marker(row: Row, tokenizer: Any) -> int | None:
-    """The special token that ends a sample's last answer (<|im_end|>), unless the answer was cut off before it."""
-    # Templates put a line break after it, which is trained on too.
+    """Return the special token that ends a sample's last answer (<|im_end|>), or None if the answer was truncated."""
+    # Templates put a trained line break after it.
     for label in reversed(row["labels"]):
         if label != IGNORED and tokenizer.decode([label]).strip():
             return label if label in tokenizer.added_tokens_decoder else None

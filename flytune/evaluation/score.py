@@ -1,6 +1,6 @@
 """Held-out loss and perplexity of base and tuned model on the same tokens, and their answers side by side.
 
-It runs on the exported files, in a task of its own: what is measured is what will be used, not the live model.
+The tuned model is loaded from the exported files, in a task of its own: the live model is not measured.
 """
 
 import gc
@@ -33,61 +33,62 @@ from flytune.records.metrics import Metrics, Score
 _T = TypeVar("_T")
 
 
-def score_afresh(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
-    """`score`, by `afresh`."""
-    return afresh(score, recipe, trained, dataset)
+def score_in_subprocess(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
+    """Run `score` with `in_subprocess`."""
+    return in_subprocess(score, recipe, trained, dataset)
 
 
-def afresh(function: Callable[..., _T], *arguments: Any) -> _T:
-    """What `function` returns, in a process of its own where this one has trained: what that left must not answer for files.
+def in_subprocess(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Return the result of `function`, run in a new process if this one has trained: leftovers of training must not affect it.
 
-    A pod is such a process already; a local run of one process trains and evaluates in the same one.
+    A pod never trains before it evaluates; a local run does both in one process.
+
+    Raises:
+        ExportError: the new process was killed.
     """
     # Only training imports TRL.
     if "trl" not in sys.modules:
         return function(*arguments)
     import torch
 
-    # What this process keeps of the GPUs' memory, the other one would not have.
+    # GPU memory that this process caches is not free for the new one.
     gc.collect()
     torch.cuda.empty_cache()
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            return fresh.submit(function, *arguments).result()
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
         raise ExportError(
-            "the process that evaluates ended without a word: killed for want of host memory, as a rule; nothing was stored"
+            "the process that evaluates ended without an error message, usually because host memory ran out; nothing was stored"
         ) from None
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
-    """Scores base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
+    """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
-    An adapter's base is loaded once and scored with the adapter switched off.
+    The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off.
 
     Raises:
-        DataError: the data set is not whole, or has no held-out token to score.
-        ExportError: `trained` is not whole, not what was trained, or does not load; or a loss is not finite.
+        DataError: the data set is incomplete, or has no held-out token to score.
+        ExportError: `trained` is incomplete, is not what was trained, or cannot be loaded; or a loss is not finite.
     """
     import numpy
 
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
-    gate.check_files(recipe, trained, dataset)
+    model = gate.check(recipe, trained, dataset, lambda: tuned_model(recipe, trained))
     questions = Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
+    tuned = _measure(model, questions, "tuned model")
     if recipe.method.name == "full":
         # One model in memory at a time.
+        del model
+        gc.collect()
         base = _measure(base_model(recipe), questions, "base model")
-        model = tuned_model(recipe, trained)
     else:
-        model = tuned_model(recipe, trained)
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
-    tuned = _measure(model, questions, "tuned model")
 
-    gate.check_answers(recipe, trained, model)
-    gate.check_loss(recipe, trained, dataset, tuned.nll, tuned.tokens)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     answers = questions.side_by_side(base.answers, tuned.answers)
@@ -112,27 +113,27 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
 @dataclass(frozen=True)
 class _Measured:
     nll: Any
-    """Of each row, summed over its scored tokens, in nats."""
+    """Negative log-likelihood of each row, summed over its scored tokens, in nats."""
     tokens: Any
-    """Scored tokens of each row."""
+    """Number of scored tokens of each row."""
     answers: list[models_generation.Answer]
 
 
 def _measure(model: Any, questions: Questions, label: str) -> _Measured:
-    wish = questions.wish
-    nll, tokens = finite_loss(model, questions.rows, questions.pad, wish.batch_size, label)
+    section = questions.section
+    nll, tokens = finite_loss(model, questions.rows, questions.pad, section.batch_size, label)
     prompts = [prompt for prompt, _ in questions.prompts]
-    generation = Generation(max_new_tokens=wish.max_new_tokens, batch_size=wish.batch_size)
+    generation = Generation(max_new_tokens=section.max_new_tokens, batch_size=section.batch_size)
     with tqdm(total=len(prompts), desc=f"{label}: answers", delay=2) as bar:
         answers = models_generation.answer(model, questions.tokenizer, prompts, generation, questions.ends, bar)
     return _Measured(nll, tokens, answers)
 
 
 def base_model(recipe: Recipe) -> Any:
-    """The base model as it was published.
+    """Load the base model as it was published.
 
     Raises:
-        ExportError: it does not load.
+        ExportError: it cannot be loaded.
     """
     try:
         return loading.base_model(recipe, recipe.model.dtype, device_map=loading.device_map())
@@ -141,18 +142,18 @@ def base_model(recipe: Recipe) -> Any:
 
 
 def tuned_model(recipe: Recipe, trained: Path) -> Any:
-    """The exported model; with method lora and qlora, the base model with the adapter on top.
+    """Load the exported model; for lora and qlora, the base model with the adapter.
 
     Raises:
-        ExportError: it does not load.
+        ExportError: it cannot be loaded.
     """
     from safetensors import SafetensorError
 
-    # What was loaded before goes first.
+    # Free an earlier model first.
     gc.collect()
     try:
         with warnings.catch_warnings():
-            # Otherwise an adapter's tensor that is not there stays at its random start.
+            # Otherwise an adapter's missing tensor keeps its random initial value.
             warnings.filterwarnings("error", message="Found missing adapter keys")
             return loading.exported_model(recipe, trained, device_map=loading.device_map())
     except (UserWarning, OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -182,7 +183,7 @@ def _score(loss: float, low: float, high: float) -> Score:
 
 
 def _perplexity(loss: float) -> float:
-    """exp(loss), at most the largest float: JSON has no infinity."""
+    """Return exp(loss), at most the largest float: JSON has no infinity."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -1,40 +1,62 @@
-"""The gate: whether an export is what was trained. Run on the stored files, by a process that did not write them."""
+"""The gate: checks that an export is the model that was trained, made on the stored files by another process."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from flytune.errors import ExportError
+from flytune.export.folder import tokenizer, trained_folder
 from flytune.export.manifest import MANIFEST
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
 from flytune.models import base as models_base
 from flytune.models import loading, probe
-from flytune.models.scoring import GATE_SAMPLES
+from flytune.models.scoring import GATE_SAMPLES, finite_loss, heldout_rows
 from flytune.recipe.recipe import Recipe
 from flytune.records.dataset import Manifest
 from flytune.records.export import Export
 from flytune.records.training import TrainingResult
 
-# Nats a token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
-# training and evaluation. Seen on the demo's models: docs/measured.md. A tensor that is lost costs whole nats.
+# Nats per token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
+# training and evaluation. Measured on the demo's models: docs/measured.md. A lost tensor costs several nats.
 LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
-# Of the logits' distance (probing.distance), the worst of the prompts. float32: sums in another order. 16 bits: the export
+# Bound on the logits' distance (probe.distance) of the worst prompt. float32: sums in another order. 16 bits: the export
 # rounds weights to 2**-9 (bfloat16) or 2**-12 of themselves, and reloaded layers keep their sums in 16 bits where the live
 # ones kept them in float32. Figures: docs/measured.md.
 LOGIT_BOUND = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
 
 
+def check(recipe: Recipe, trained: Path, dataset: Path, load: Callable[[], Any]) -> Any:
+    """Check an export completely, and return its model.
+
+    `check_files` comes first. `load` is then called, once, for the model that the files hold; its logits on the fixed prompts
+    and its loss on the first held-out samples must be those that training recorded from the live model before the export.
+    An artifact that is evaluated on other samples than those of its own training has no recorded loss to compare with.
+
+    Raises:
+        DataError: the data set is incomplete, or has no held-out token to score.
+        ExportError: names the tensor, file or figure, the expected value, and the value found.
+    """
+    folder = check_files(recipe, trained, dataset)
+    model = load()
+    rows = heldout_rows(dataset, min(GATE_SAMPLES, recipe.evaluation.max_samples))
+    # Padding is masked: any token will do.
+    nll, tokens = finite_loss(model, rows, tokenizer(folder).pad_token_id or 0, recipe.evaluation.batch_size, "tuned model")
+    _check_answers(recipe, trained, model)
+    _check_loss(recipe, trained, dataset, float(nll.sum() / tokens.sum()))
+    return model
+
+
 def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:
-    """Holds the files of an export against its configuration, its manifest, the recipe and the data set's tokenizer.
+    """Compare the files of an export with its configuration, its manifest, the recipe and the data set's tokenizer.
 
     Returns: the folder of the weights.
 
     Raises:
-        ExportError: names the tensor or file, what was expected, and what was found.
+        ExportError: names the tensor or file, the expected value, and the value found.
     """
     folder = trained_folder(recipe, trained)
     if recipe.method.name != "full":
@@ -47,12 +69,27 @@ def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:
     return folder
 
 
-def check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
-    """Holds the answers of the reloaded export against the live model's, as training recorded them before the export.
+def check_base(recipe: Recipe, folder: Path) -> None:
+    """Compare the base model and commit in an adapter's configuration with the recipe's.
 
     Raises:
-        ExportError: they differ by more than rounding to the recipe's dtype can explain; or there is no record.
+        ExportError: they differ.
     """
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    where, model = f"{folder.name}/adapter_config.json", recipe.model
+    if (base := config.get("base_model_name_or_path")) != model.name_or_path:
+        raise ExportError(f"{where}: its base is {base}, the recipe's is {model.name_or_path}; nothing was stored")
+    # A branch is resolved now: if it has moved since training, the evaluation would use another base model.
+    wanted = loading.commit(model)
+    if config.get("revision") != wanted:
+        raise ExportError(
+            f"{where}: trained on revision {config.get('revision')} of {model.name_or_path}, the recipe's is {wanted}; "
+            "name the commit in model.revision; nothing was stored"
+        )
+
+
+def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
+    """Compare the reloaded model's logits and losses on the fixed prompts with those of the live model."""
     from safetensors import SafetensorError
 
     try:
@@ -67,7 +104,7 @@ def check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
         )
     distances, bound = probe.distance(live.logits, found.logits), LOGIT_BOUND[recipe.model.dtype]
     worst = int(distances.argmax())
-    # Not `>`: a distance that is no number is not within the bound.
+    # Not `>`: a NaN distance is not within the bound.
     if not float(distances.max()) <= bound:
         raise ExportError(
             f"{trained.name}: to {probe.PROMPTS[worst]!r} the exported model's logits are {float(distances[worst]):.2g} of "
@@ -82,19 +119,11 @@ def check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
         )
 
 
-def check_loss(recipe: Recipe, trained: Path, dataset: Path, nll: Any, tokens: Any) -> None:
-    """Holds the reloaded export's held-out loss against the live model's, as training.json recorded it before the export.
-
-    `nll` and `tokens` are those of the reloaded model, in stored order: summed nats and scored tokens of each sample. Of an
-    artifact that is evaluated on other samples than it was when it was stored, there is nothing to hold this against.
-
-    Raises:
-        ExportError: they differ by more than rounding the weights to the recipe's dtype can explain.
-    """
+def _check_loss(recipe: Recipe, trained: Path, dataset: Path, found: float) -> None:
+    """Compare the reloaded model's loss on the first held-out samples with the live model's in training.json."""
     live = TrainingResult.read(trained / "training.json").heldout_loss
-    if live is None or _asked(trained, dataset, recipe) != _asked(dataset, dataset, recipe):
+    if live is None or _gate_samples(trained, dataset, recipe) != _gate_samples(dataset, dataset, recipe):
         return
-    found = float(nll[:GATE_SAMPLES].sum() / tokens[:GATE_SAMPLES].sum())
     if not abs(found - live) <= LOSS_BOUND[recipe.model.dtype]:
         raise ExportError(
             f"{trained.name}: the exported model's loss on the first {GATE_SAMPLES} held-out samples is {found:.4f}, the live "
@@ -103,8 +132,8 @@ def check_loss(recipe: Recipe, trained: Path, dataset: Path, nll: Any, tokens: A
         )
 
 
-def _asked(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int]:
-    """The samples that the loss is of: those of an artifact's own records, else of the data set and the recipe."""
+def _gate_samples(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int]:
+    """Return the held-out split and number of samples scored: from an artifact's own records, else from data set and recipe."""
     manifest = folder / "manifest.json"
     own = folder / "recipe.yaml"
     return (
@@ -113,24 +142,8 @@ def _asked(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int]:
     )
 
 
-def trained_folder(recipe: Recipe, trained: Path) -> Path:
-    """The folder of the weights that training left or that an artifact has, as the recipe's method leaves them.
-
-    Raises:
-        ExportError: a file that belongs there is missing.
-    """
-    folder = loading.weights_folder(trained)
-    config = "config.json" if recipe.method.name == "full" else "adapter_config.json"
-    missing = [f"{folder.name}/{file}" for file in (config, "tokenizer_config.json") if not (folder / file).is_file()]
-    if not list(folder.glob("*.safetensors")):
-        missing.append(f"{folder.name}/*.safetensors")
-    if missing:
-        raise ExportError(f"{trained}: not a whole {recipe.method.name} export: no {', '.join(missing)}; train again")
-    return folder
-
-
 def _check_config(recipe: Recipe, folder: Path) -> None:
-    """Dtype and head; config.json cannot be held against the files in what both have wrong."""
+    """Compare config.json with the recipe's dtype and the base model: a mistake that the files share is not seen in them."""
     origin = models_base.local_name(recipe.model, weights=False)
     config, base = _config(str(folder), None, recipe), _config(origin, recipe.model.revision, recipe)
     for name, found, wanted in (
@@ -142,25 +155,10 @@ def _check_config(recipe: Recipe, folder: Path) -> None:
             raise ExportError(f"{folder.name}/config.json: says {found}; {name} is {wanted}; nothing was stored")
 
 
-def check_base(recipe: Recipe, folder: Path) -> None:
-    """Raises ExportError where an adapter's configuration names another base, or another commit of it, than the recipe."""
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    where, model = f"{folder.name}/adapter_config.json", recipe.model
-    if (base := config.get("base_model_name_or_path")) != model.name_or_path:
-        raise ExportError(f"{where}: its base is {base}, the recipe's is {model.name_or_path}; nothing was stored")
-    # A branch is what it points to now: where it has moved since training, the evaluation would be another model's.
-    wanted = loading.commit(model)
-    if config.get("revision") != wanted:
-        raise ExportError(
-            f"{where}: trained on revision {config.get('revision')} of {model.name_or_path}, the recipe's is {wanted}; "
-            "name the commit in model.revision; nothing was stored"
-        )
-
-
 def _check_tokenizer(folder: Path, dataset: Path) -> None:
-    """The exported tokenizer is, file by file, the one that the data was prepared with, and works as that does."""
+    """Compare the exported tokenizer with the data set's: its files, and its results when loaded."""
     stored = dataset / "tokenizer"
-    for path in _files(stored):
+    for path in (path for path in sorted(stored.rglob("*")) if path.is_file()):
         name = path.relative_to(stored)
         if not (folder / name).is_file():
             raise ExportError(f"{folder.name}/{name}: missing; the data set's tokenizer has it; nothing was stored")
@@ -171,7 +169,7 @@ def _check_tokenizer(folder: Path, dataset: Path) -> None:
         ("the vocabulary", exported.get_vocab(), prepared.get_vocab()),
         ("the special tokens", exported.special_tokens_map, prepared.special_tokens_map),
         ("the chat template", exported.chat_template, prepared.chat_template),
-        # Beside a config.json another class may be chosen than without one.
+        # With a config.json in the folder another tokenizer class may be chosen than without one.
         ("the tokens of the fixed prompts", probe.tokenized(exported), probe.tokenized(prepared)),
     ):
         if mine != theirs:
@@ -182,7 +180,7 @@ def _check_tokenizer(folder: Path, dataset: Path) -> None:
 
 
 def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
-    """Every file is the one that was written, byte for byte."""
+    """Compare every file with its size and hash in export.json."""
     try:
         export = Export.read(trained / MANIFEST)
     except FileNotFoundError:
@@ -195,7 +193,7 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
     for file in export.files:
         path, where = folder / file.file, f"{folder.name}/{file.file}"
         if not path.is_file():
-            raise ExportError(f"{where}: stands in {MANIFEST} but is not there; nothing was stored")
+            raise ExportError(f"{where}: listed in {MANIFEST} but missing; nothing was stored")
         if (size := path.stat().st_size) != file.size:
             raise ExportError(f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
         if (found := sha256_of(path)) != file.sha256:
@@ -203,12 +201,8 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
             raise ExportError(f"{where}: its content is not what was written{other}; nothing was stored")
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
 def _tied(config: Any) -> bool:
-    """Whether the head's weights are the embedding's."""
+    """Return whether the head shares the embedding's weights."""
     return bool(getattr(config.get_text_config(), "tie_word_embeddings", getattr(config, "tie_word_embeddings", False)))
 
 
@@ -219,15 +213,3 @@ def _config(name: str, revision: str | None, recipe: Recipe) -> Any:
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=recipe.model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ExportError(f"{name}: its config.json cannot be read: {' '.join(str(error).split())}") from error
-
-
-def tokenizer(folder: Path) -> Any:
-    """The tokenizer of an exported folder; raises ExportError where it cannot be read."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError) as error:
-        raise ExportError(
-            f"{folder.name}: its tokenizer cannot be read ({' '.join(str(error).split())}); nothing was stored"
-        ) from None

@@ -1,4 +1,4 @@
-"""What an export has written: the manifest beside it, and the files that are whole while it is under way."""
+"""export.json, the manifest of an export, and the progress of an export that is being written."""
 
 import shutil
 from pathlib import Path
@@ -8,39 +8,39 @@ from pydantic import Field, ValidationError
 
 from flytune.files import sha256_of
 from flytune.recipe.recipe import Recipe
-from flytune.records.contents import StoredFile
+from flytune.records.contents import list_files
 from flytune.records.export import Export
 from flytune.schema import Record, Strict
 
 MANIFEST = "export.json"
-"""Beside model/ or adapter/, written last; in an artifact, whose root is that folder, among its files."""
+"""File name of the manifest, written last: next to model/ or adapter/; in an artifact, next to the weights."""
 _PROGRESS = "export.partial.json"
 
 
 class Written(Strict):
-    """A file of weights that is whole."""
+    """A complete file of weights."""
 
     sha256: str
     names: list[str]
-    """Of its tensors."""
+    """Names of its tensors."""
 
 
 class Progress(Record):
-    """export.partial.json: files of weights that are whole; read again by an export of the same weights."""
+    """export.partial.json: the complete files of weights, which a later export of the same weights does not write again."""
 
     weights: str | None = None
-    """Says what the weights are; None keeps no file."""
+    """Identity of the weights; with None, no file is kept."""
     files: dict[str, Written] = Field(default={})
 
     @classmethod
     def of(cls, folder: Path, weights: str | None) -> Self:
-        """Where an export into `folder` that was cut off stands; what it left of other weights, or not whole, is removed."""
+        """Return the progress of an interrupted export into `folder`; remove incomplete files and those of other weights."""
         try:
             before = cls.read(folder.parent / _PROGRESS)
         except (FileNotFoundError, ValidationError):
             return cls(weights=weights)
         files = before.files if weights and before.weights == weights else {}
-        files = {file: done for file, done in files.items() if _is_whole(folder / file, done)}
+        files = {file: done for file, done in files.items() if _is_complete(folder / file, done)}
         if not files:
             shutil.rmtree(folder, ignore_errors=True)
         for path in folder.glob("*"):
@@ -48,36 +48,27 @@ class Progress(Record):
                 path.unlink()
         return cls(weights=weights, files=files)
 
-    def after(self, folder: Path, file: str, written: Written) -> Self:
-        """With one more file of `folder`."""
+    def with_file(self, folder: Path, file: str, written: Written) -> Self:
+        """Return the progress with one more complete file of `folder`, and store it."""
         made = self.model_copy(update={"files": self.files | {file: written}})
         if self.weights:
             _replace(made, folder.parent / _PROGRESS)
         return made
 
 
-def seal(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
-    """Writes export.json beside `folder`: every file in it with size and hash; those that `progress` knows are not read."""
-    _replace(listed(recipe, folder, revision, progress), folder.parent / MANIFEST)
+def write_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
+    """Write export.json next to `folder`, with every file's size and hash; files that `progress` has are not read again."""
+    _replace(make_manifest(recipe, folder, revision, progress), folder.parent / MANIFEST)
     (folder.parent / _PROGRESS).unlink(missing_ok=True)
 
 
-def listed(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> Export:
-    """What `seal` writes."""
-    known = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
-    files = [
-        StoredFile(
-            file=path.relative_to(folder).as_posix(),
-            size=path.stat().st_size,
-            sha256=known.get(path.name) or sha256_of(path),
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
-    return Export(files=files, base=recipe.model.name_or_path, revision=revision)
+def make_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> Export:
+    """Return the manifest of an exported folder, as `write_manifest` stores it."""
+    hashes = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
+    return Export(files=list_files(folder, hashes, "hashing the export"), base=recipe.model.name_or_path, revision=revision)
 
 
-def _is_whole(path: Path, written: Written) -> bool:
+def _is_complete(path: Path, written: Written) -> bool:
     return path.is_file() and sha256_of(path) == written.sha256
 
 

@@ -1,4 +1,4 @@
-"""The tensors of an exported folder, read one by one and held against the folder's own configuration and its base."""
+"""Checks of the tensors of an exported folder against the folder's own configuration and its base model."""
 
 import json
 from collections.abc import Collection
@@ -17,9 +17,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def verify(folder: Path, recipe: Recipe) -> int:
-    """Holds `folder`, a whole model or an adapter, against its own configuration and the recipe's dtype.
+    """Compare the tensors of `folder`, a model or an adapter, with its configuration and the recipe's dtype.
 
-    Returns: how many tensors were read.
+    Returns: the number of tensors.
 
     Raises:
         ExportError: names the tensor that is missing, unknown, of another shape or dtype, empty, not finite, or all zero; or
@@ -33,10 +33,10 @@ def verify(folder: Path, recipe: Recipe) -> int:
         shapes |= _read(file, adapter, "float32" if adapter else recipe.model.dtype, zeros)
         if moved := sorted(name for name in _names(file) if index and index.get(name) != file.name):
             raise ExportError(
-                f"{file.name}: {moved[0]}: {_INDEX} says that it lies in {index.get(moved[0], 'no file')}; {_NOT_STORED}"
+                f"{file.name}: {moved[0]}: {_INDEX} says that it is in {index.get(moved[0], 'no file')}; {_NOT_STORED}"
             )
     if missing := sorted(index.keys() - shapes.keys()):
-        raise ExportError(f"{index[missing[0]]}: {missing[0]}: {_INDEX} says that it lies there; {_NOT_STORED}")
+        raise ExportError(f"{index[missing[0]]}: {missing[0]}: {_INDEX} says that it is there; {_NOT_STORED}")
     if not shapes:
         raise ExportError(f"{folder.name}: no tensors in *.safetensors; {_NOT_STORED}")
     _check_adapter(folder, shapes) if adapter else _check_model(folder, shapes, recipe)
@@ -52,7 +52,7 @@ def _index(folder: Path) -> dict[str, str]:
 def _files(folder: Path, index: dict[str, str]) -> list[Path]:
     for name in sorted(set(index.values())):
         if not (folder / name).is_file():
-            raise ExportError(f"{name}: stands in {_INDEX} but is not there; {_NOT_STORED}")
+            raise ExportError(f"{name}: listed in {_INDEX} but missing; {_NOT_STORED}")
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -64,7 +64,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[str, list[int]]:
-    """Shapes of the tensors of one file, each looked through; those that are all zero go to `zeros` with their file."""
+    """Return the shapes of one file's tensors after checking their values; add all-zero ones to `zeros` with their file."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -90,11 +90,11 @@ def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[
 
 
 def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> None:
-    """Names and shapes are those of the model that config.json describes, found by transformers' own rules of loading."""
+    """Compare names and shapes with the model that config.json describes, by transformers' own rules of loading."""
     described = Model(
         name_or_path=str(folder),
         dtype=recipe.model.dtype,
-        # Names and shapes are the same with any; this one every model has.
+        # Names and shapes do not depend on it; every model has this one.
         attn_implementation="eager",
         trust_remote_code=recipe.model.trust_remote_code,
     )
@@ -129,7 +129,7 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
 def _check_converted(
     folder: Path, name: str, source: safetensors_files.Converted, shape: Any, shapes: dict[str, list[int]]
 ) -> None:
-    """What a parameter is made of (the experts of a layer, say) is all there, and alike."""
+    """Check that all parts of a parameter (a layer's experts, for example) are there, with equal shapes."""
     from transformers.core_model_loading import MergeModulelist
 
     stacked = type(source.transform.operations[0]) is MergeModulelist
@@ -147,7 +147,7 @@ def _check_converted(
 
 
 def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Each lora_A has its lora_B and the other way round, both of the configuration's rank; its base says the rest."""
+    """Check that each lora_A has its lora_B and vice versa, both of the configured rank; loading the base checks the rest."""
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     ranks, rank = config.get("rank_pattern") or {}, config["r"]
     partner = {name: _partner(name) for name in shapes if _partner(name)}
@@ -179,7 +179,7 @@ def _check_zeros(zeros: dict[str, str], excused: Collection[str]) -> None:
 
 
 def _zero_in_base(names: Collection[str], model: Model) -> set[str]:
-    """Of `names` the tensors that are all zero in the base model's files too (a bias that nothing pulls at)."""
+    """Return those of `names` that are all zero in the base model's files too (an unused bias, for example)."""
     if not names:
         return set()
     base = safetensors_files.Files(loading.local_folder(model))

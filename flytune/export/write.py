@@ -1,4 +1,4 @@
-"""The trained weights as a Hugging Face folder, with a manifest of what was written; export/gate.py checks both."""
+"""Writing the trained weights as a Hugging Face folder with a manifest of its files; export/gate.py checks both."""
 
 import json
 import math
@@ -10,14 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.export.manifest import Progress, Written, seal
+from flytune.export.manifest import Progress, Written, write_manifest
 from flytune.files import sha256_of
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe
 from flytune.sharding import sharding_of
 
 MAX_FILE_BYTES = 5_000_000_000
-# torch.compile puts a name of its own into parameters' names.
+# torch.compile inserts this into parameters' names.
 _WRAPPERS = re.compile(r"(?<![^.])_orig_mod\.")
 _LAYER = re.compile(r".*?\.\d+\.")
 
@@ -25,15 +25,15 @@ _LAYER = re.compile(r".*?\.\d+\.")
 def write(
     trainer: Any, recipe: Recipe, tokenizer: Path, out: Path, weights: str | None = None, max_file_bytes: int | None = None
 ) -> Path:
-    """Writes the trained weights of a live trainer; every process must call it, the first one writes.
+    """Write the trained weights of a live trainer; every process must call it, and the first one writes.
 
-    `out/model` holds the whole model in recipe.model.dtype with its tokenizer, or `out/adapter` the adapter in PEFT's layout.
-    The first process never holds more than one file's tensors.
+    `out/model` receives the complete model in recipe.model.dtype with its tokenizer, or `out/adapter` the adapter in PEFT's
+    layout. The first process never holds more than one file's tensors.
 
     Args:
-        weights: says what the weights are (Saver.weights_at): files that an earlier call left in `out` with the same
-            words are not written again. None writes everything.
-        max_file_bytes: of a file of weights; MAX_FILE_BYTES when not given. A layer is never cut.
+        weights: identity of the weights (Saver.weights_at): complete files that an earlier call with the same identity left
+            in `out` are not written again. None writes everything.
+        max_file_bytes: largest size of a file of weights; MAX_FILE_BYTES by default. A layer is never split.
 
     Returns: the folder written.
     """
@@ -43,7 +43,7 @@ def write(
     full, first = recipe.method.name == "full", trainer.is_world_process_zero()
     folder = out / ("model" if full else "adapter")
     strategy.before_gather(model)
-    # Tied weights are one parameter and so come once, under the name that from_pretrained ties the other to.
+    # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other to.
     parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
     parameters = {name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad}
     dtype = getattr(torch, recipe.model.dtype) if full else torch.float32
@@ -67,22 +67,22 @@ def write(
                     state[name] = gathered.detach().to("cpu", dtype, copy=True)
             if first:
                 state = _published(model, state, last=number == len(files)) if full else _adapter(model, state)
-                progress = progress.after(folder, file, _save(state, folder / file))
+                progress = progress.with_file(folder, file, _save(state, folder / file))
     if first:
         if full:
             index = {name: file for file, written in progress.files.items() for name in written.names}
             _write_config(model, recipe, index, sum(map(elements, parameters.values())), folder)
         else:
             _write_adapter_config(model, recipe, folder)
-        # Some have a folder in it: additional_chat_templates.
+        # Some tokenizers have a subfolder: additional_chat_templates.
         shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
-        seal(recipe, folder, loading.commit(recipe.model, local=True), progress)
+        write_manifest(recipe, folder, loading.commit(recipe.model, local=True), progress)
     trainer.accelerator.wait_for_everyone()
     return folder
 
 
 def _agreed(files: list[str], world_size: int) -> list[str]:
-    """What the first process has found: gathering takes all of them, so all leave out the same."""
+    """Return the first process's list on every process: gathering needs all of them, so all must skip the same files."""
     if world_size == 1:
         return files
     import torch.distributed
@@ -93,16 +93,16 @@ def _agreed(files: list[str], world_size: int) -> list[str]:
 
 
 def elements(parameter: Any) -> int:
-    """Elements of a parameter, all processes' together: ZeRO-3 leaves an empty one behind, 4-bit packs two into a byte."""
+    """Return the number of elements of a parameter over all processes, for ZeRO-3's empty ones and packed 4-bit ones too."""
     if hasattr(parameter, "ds_numel"):
         return int(parameter.ds_numel)
     return int(math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel())
 
 
 def _files(parameters: Mapping[str, Any], width: int, limit: int) -> list[list[str]]:
-    """Names by the file they go to, in order: files of `limit` bytes at most, or of one layer where that is larger.
+    """Group names into files of at most `limit` bytes, or of one layer where that is larger; the order is kept.
 
-    What transformers converts back into the published layout (fused experts, say) lies within one layer.
+    Parameters that transformers converts back into the published layout (fused experts, for example) are within one layer.
     """
     files: list[list[str]] = [[]]
     size, unit = 0, ""
@@ -119,7 +119,7 @@ def _files(parameters: Mapping[str, Any], width: int, limit: int) -> list[list[s
 
 
 def _published(model: Any, state: dict[str, Any], last: bool) -> dict[str, Any]:
-    """One file of the model, in the published layout; with the buffers, the last."""
+    """Return the tensors of one file in the published layout; the last file has the buffers too."""
     from transformers.core_model_loading import revert_weight_conversion
 
     if last:
@@ -135,7 +135,7 @@ def _adapter(model: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _save(state: dict[str, Any], file: Path) -> Written:
-    """Under its name only when it is whole."""
+    """Write a file of weights; it gets its name only when it is complete."""
     from safetensors.torch import save_file
 
     partial = file.with_name(f"{file.name}.tmp")
@@ -149,8 +149,8 @@ def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int,
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         content = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": index}
         (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    # The live model may be float32 and sharded, with its cache off; the files hold the recipe's dtype, and a model that is
-    # used needs its cache. fully_shard has put a class of its own before the model's.
+    # The live model may be float32 and sharded, with its cache off; the files hold the recipe's dtype, and generation needs
+    # the cache. fully_shard has replaced the model's class by a subclass.
     config = model.config
     config.dtype, config.use_cache = recipe.model.dtype, True
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
@@ -165,7 +165,7 @@ def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int,
 
 def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:
     config = model.peft_config["default"]
-    # Whoever loads the adapter by itself gets the base that it was trained on.
+    # Loading the adapter alone then loads the base that it was trained on.
     config.base_model_name_or_path = recipe.model.name_or_path
     config.revision = loading.commit(recipe.model, local=True)
     inference_mode, config.inference_mode = config.inference_mode, True

@@ -1,4 +1,4 @@
-"""Answers to a file of prompts, by a tuned model or by several adapters on one base, in batches of like length."""
+"""Batch inference: answers of a tuned model, or of several adapters on one base, in batches of similar length."""
 
 import json
 import logging
@@ -16,8 +16,8 @@ from flytune.adapters import loading as adapters_loading
 from flytune.data.messages import messages_of, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
-from flytune.export import gate
-from flytune.inference.prompts import BASE, Part, kept_name, read_part
+from flytune.export import folder as export_folder
+from flytune.inference.prompts import BASE, Part, answers_name, read_part
 from flytune.models import loading
 from flytune.models.generation import Answer, Generation, answer, end_markers
 from flytune.recipe.recipe import Recipe
@@ -25,12 +25,12 @@ from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
 _OWN = "artifact"
-"""The adapter of the artifact itself, beside those that have names."""
+"""Name of the artifact's own adapter, next to the named ones."""
 
 
 @dataclass(frozen=True)
-class _Voice:
-    """How one artifact is spoken to: as it was trained."""
+class _PromptFormat:
+    """The prompt format of an artifact, as in its training."""
 
     tokenizer: Any
     system_prompt: str | None
@@ -38,12 +38,12 @@ class _Voice:
     """Tokens that end an answer."""
 
     @classmethod
-    def of(cls, folder: Path, recipe: Recipe, model: Any) -> "_Voice":
-        tokenizer = gate.tokenizer(folder)
+    def of(cls, folder: Path, recipe: Recipe, model: Any) -> "_PromptFormat":
+        tokenizer = export_folder.tokenizer(folder)
         return cls(tokenizer, recipe.data.system_prompt, end_markers(tokenizer, model))
 
     def tokens(self, row: dict[str, Any], where: str) -> list[int]:
-        """A row's prompt."""
+        """Return the tokens of a row's prompt."""
         if row.get("messages") is None:
             return list(self.tokenizer(row["prompt"])["input_ids"])
         messages = messages_of(row["messages"], where)
@@ -59,18 +59,18 @@ class _Voice:
             )
         except TemplateError as error:
             raise DataError(f"{where}: the chat template refuses the messages: {error}") from None
-        # The template has written BOS.
+        # The template has already written BOS.
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-class Speakers:
-    """A model in memory, and who speaks through it: the artifact, further adapters on the same base, or the base."""
+class InferenceModel:
+    """A model in memory that answers as the artifact, as other adapters on the same base, or as the base."""
 
     def __init__(self, artifact: Path, others: Mapping[str, Path]) -> None:
-        """Loads them as they were trained, over all GPUs of the machine.
+        """Load the artifacts as they were trained, over all GPUs of the machine.
 
         Raises:
-            ExportError: an artifact cannot be read or loaded; adapters beside a whole model, or of different bases.
+            ExportError: an artifact cannot be read or loaded; adapters are given for a complete model, or have different bases.
         """
         loading.quiet()
         self.is_adapter = loading.is_adapter(artifact)
@@ -79,49 +79,51 @@ class Speakers:
             self.model = adapters_loading.load(folders)
         elif others:
             raise ExportError(
-                f"{artifact}: a model that was trained whole; {', '.join(others)}: adapters go onto the base that they were "
-                "trained on: give an adapter as the artifact"
+                f"{artifact}: a complete model; {', '.join(others)}: adapters need the base that they were trained on: give an "
+                "adapter as the artifact"
             )
         else:
             self.model = score.tuned_model(Recipe.from_yaml(artifact / "recipe.yaml"), artifact).eval()
-        self.voices = {
-            name: _Voice.of(folder, Recipe.from_yaml(folder / "recipe.yaml"), self.model) for name, folder in folders.items()
+        self.formats = {
+            name: _PromptFormat.of(folder, Recipe.from_yaml(folder / "recipe.yaml"), self.model)
+            for name, folder in folders.items()
         }
-        # What the base is asked is put as to the artifact.
-        self.voices[BASE] = self.voices[_OWN]
+        # The base gets prompts in the artifact's format.
+        self.formats[BASE] = self.formats[_OWN]
 
     def answers(self, rows: Sequence[dict[str, Any]], generation: Generation) -> list[Answer | DataError]:
-        """To each row of `flytune.inference.prompts.read_part`, in order: the answer, or why there is none.
+        """Return the answer to each row of `flytune.inference.prompts.read_part`, in order, or the error of a bad row.
 
-        Adapter by adapter, so that each is switched on once.
+        Rows are answered adapter by adapter, so that each is switched on once.
 
         Raises:
-            DataError: the first bad row, before any is answered, where max_bad_fraction is 0.
+            DataError: the first bad row, before any row is answered, if max_bad_fraction is 0.
         """
         found: dict[int, Answer | DataError] = {}
-        asked: dict[str, dict[int, list[int]]] = {}
+        by_adapter: dict[str, dict[int, list[int]]] = {}
         for index, line in enumerate(rows):
             name = line["row"].get("adapter") or _OWN
             try:
-                tokens = self.voices[name].tokens(line["row"], line["where"])
+                tokens = self.formats[name].tokens(line["row"], line["where"])
                 self._check_length(tokens, generation, line["where"])
-                asked.setdefault(name, {})[index] = tokens
+                by_adapter.setdefault(name, {})[index] = tokens
             except DataError as error:
                 if not generation.max_bad_fraction:
                     raise
                 found[index] = error
         with tqdm(total=len(rows) - len(found), desc="answers", unit=" prompts", delay=2) as bar:
-            for name, prompts in asked.items():
-                with self._speaking(name):
-                    voice = self.voices[name]
-                    said = answer(self.model, voice.tokenizer, list(prompts.values()), generation, voice.ends, bar, name)
-                found |= dict(zip(prompts, said, strict=True))
+            for name, prompts in by_adapter.items():
+                with self._active(name):
+                    form = self.formats[name]
+                    answers = answer(self.model, form.tokenizer, list(prompts.values()), generation, form.ends, bar, name)
+                found |= dict(zip(prompts, answers, strict=True))
         return [found[index] for index in range(len(rows))]
 
-    def _speaking(self, name: str) -> AbstractContextManager[Any]:
+    def _active(self, name: str) -> AbstractContextManager[Any]:
+        """Switch to an adapter, or to the base while the context is open."""
         if name == BASE:
             if not self.is_adapter:
-                raise ExportError(f"{BASE}: a model that was trained whole has no base beside it")
+                raise ExportError(f"{BASE}: the artifact is a complete model, without its base")
             return self.model.disable_adapter()
         if self.is_adapter:
             self.model.set_adapter(name)
@@ -132,59 +134,61 @@ class Speakers:
         if longest and len(tokens) + generation.max_new_tokens > longest:
             raise DataError(
                 f"{where}: {len(tokens):,} tokens and {generation.max_new_tokens} of an answer (max_new_tokens) are more than "
-                f"the {longest:,} that the model can see"
+                f"the model's context of {longest:,}"
             )
 
 
 def check_names(adapters: Collection[str], is_adapter: bool) -> None:
-    """Refuses, before a GPU is asked for, adapters that could not be loaded; `is_adapter` says what the artifact is.
+    """Check the names of adapters before a GPU is requested; `is_adapter` is True if the artifact is an adapter.
 
     Raises:
-        RecipeError: a name is none, or stands for something else; or the artifact is a whole model.
+        RecipeError: a name is invalid or reserved; or there are adapters and the artifact is a complete model.
     """
     taken = (BASE, "__base__", _OWN)
     if bad := [name for name in adapters if name in taken or not re.fullmatch(r"[A-Za-z0-9_-]+", name)]:
         raise RecipeError(f"adapters: {bad[0]!r} cannot be a name: letters, digits, - and _, and not {', '.join(taken)}")
     if adapters and not is_adapter:
         raise RecipeError(
-            f"adapters: {', '.join(adapters)}: the artifact is a model that was trained whole; adapters go onto the base that "
-            "they were trained on: give an adapter as the artifact"
+            f"adapters: {', '.join(adapters)}: the artifact is a complete model; adapters need the base that they were trained "
+            "on: give an adapter as the artifact"
         )
 
 
-def answered(part: Part, keep: str, out: Path) -> bool:
-    """Whether an earlier run has left the answers to one part at the address `keep`; they are then in the file `out`.
+def find_answers(part: Part, scratch_folder: str, out: Path) -> bool:
+    """Look for the answers of an earlier run at the address `scratch_folder`; if they are there, write them to the file `out`.
+
+    Returns: True if they were found.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the address cannot be read.
     """
-    storage, name = Storage(keep, key="keep"), kept_name(part)
+    storage, name = Storage(scratch_folder, key="keep"), answers_name(part)
     try:
-        kept = storage.read(name)
+        answers = storage.read(name)
     except FileNotFoundError:
         return False
     log.info("%s: answered before; taken from %s", part.file, storage.path(name))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(kept)
+    out.write_bytes(answers)
     return True
 
 
-def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Path], keep: str, out: Path) -> Path:
-    """The answers to one part, in the file `out` and at the address `keep`.
+def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Path], scratch_folder: str, out: Path) -> Path:
+    """Answer one part, and write the answers to the file `out` and to the address `scratch_folder`.
 
     Raises:
-        DataError: a prompt is longer than the model can see, or its template refuses it, and max_bad_fraction is 0.
-        ExportError, OutOfMemory, StorageError: as Speakers, `answer` and the storage have them.
+        DataError: a prompt is too long for the model, or its template refuses it, and max_bad_fraction is 0.
+        ExportError, OutOfMemory, StorageError: raised by InferenceModel, `answer` and the storage.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     rows, started = read_part(file), time.perf_counter()
-    said = Speakers(artifact, others).answers(rows, part.generation)
+    answers = InferenceModel(artifact, others).answers(rows, part.generation)
     lines = []
-    for row, found in zip(rows, said, strict=True):
+    for row, found in zip(rows, answers, strict=True):
         lines.append(row | ({"reason": str(found)} if isinstance(found, DataError) else {"found": _columns(found)}))
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    Storage(keep, key="keep").write(kept_name(part), out.read_bytes())
-    tokens = sum(found.answer_tokens for found in said if isinstance(found, Answer))
+    Storage(scratch_folder, key="keep").write(answers_name(part), out.read_bytes())
+    tokens = sum(found.answer_tokens for found in answers if isinstance(found, Answer))
     log.info("%s: %d prompts, %d tokens answered in %.0f s", part.file, len(rows), tokens, time.perf_counter() - started)
     return out
 

@@ -1,4 +1,4 @@
-"""Files of prompts: read, dealt out to parts that are answered apart, and joined with their answers; no torch."""
+"""Files of prompts: splitting them into parts, and joining the parts' answers; no torch."""
 
 import hashlib
 import heapq
@@ -20,51 +20,52 @@ from flytune.schema import Record, Strict
 from flytune.storage import Storage
 
 BASE = "base"
-"""In the column `adapter`: the base model alone."""
+"""Value of the column `adapter` for the base model without an adapter."""
 SUMMARY = "inference.json"
+"""File name of the Summary."""
 ANSWERS = ("row", "answer", "prompt_tokens", "answer_tokens", "finish_reason")
-"""The columns that answers bring; a file of prompts has none of them."""
+"""Columns that are added with the answers; a file of prompts must not have them."""
 MAX_SHARDS = 900
-"""Systems let a process have 1,024 files open, as a rule."""
+"""Largest number of parts: most systems limit a process to 1,024 open files."""
 _SETTING = "max_bad_fraction"
 
 
 class Part(Strict):
-    """Prompts that are answered together, in one pod: a file of JSON Lines, with all that their answers depend on."""
+    """The prompts of one pod: a file of JSON Lines, and everything that their answers depend on."""
 
     file: str
-    """Below the folder that `split` wrote."""
+    """Path below the folder that `split` wrote."""
     rows: int
     sha256: str
-    """Of its rows and their numbers; the file's name and place do not count."""
+    """Hash of its rows and their numbers, independent of the file's name and folder."""
     generation: Generation
     models: str
-    """Who answers: flytune.artifacts.catalog.fingerprint of the artifacts."""
+    """Fingerprint of the artifacts that answer (flytune.artifacts.catalog.fingerprint)."""
 
     @property
     def key(self) -> str:
-        """32 hex digits: parts of equal key have equal answers."""
+        """Key of 32 hex digits; parts with equal keys have equal answers."""
         return hashlib.sha256(self.model_dump_json(exclude={"file"}).encode()).hexdigest()[:32]
 
 
 class Summary(Record):
-    """inference.json: what was answered."""
+    """inference.json: the totals of the answers."""
 
     rows: int
-    """Of the file of prompts."""
+    """Number of rows in the file of prompts."""
     bad: int
-    """Set aside in bad_rows.jsonl."""
+    """Number of rows listed in bad_rows.jsonl."""
     stopped: int
-    """Answers that ended by themselves; the others were cut off at max_new_tokens."""
+    """Number of answers that ended with an end marker; the others were cut off at max_new_tokens."""
     prompt_tokens: int
     answer_tokens: int
-    """Without the end markers."""
+    """Number of tokens of all answers, without end markers."""
     generation: Generation
     models: str
 
 
 class _Split(Record):
-    """split.json: what `join` must know of the file."""
+    """split.json: the facts about the file that `join` needs."""
 
     rows: int
     bad: int
@@ -73,23 +74,23 @@ class _Split(Record):
 
 
 def split(prompts: Path, shards: int, adapters: Collection[str], generation: Generation, models: str, out: Path) -> list[Part]:
-    """Deals the rows of a file out to `shards` parts, written into `out`: the first row to the first part, and so on.
+    """Distribute the rows of a file over `shards` parts in `out`: the first row to the first part, and so on.
 
-    A row has messages (a chat, whose answer is wanted; `tools` beside it) or prompt (plain text that is gone on with), and may
-    say in `adapter` which of `adapters` answers it, or `base`.
+    A row has `messages` (a chat that needs an answer, optionally with `tools`) or `prompt` (plain text to continue), and may
+    name in `adapter` one of `adapters`, or `base`.
 
     Raises:
         DataError: the file cannot be read or has no rows; a row is bad, or more are than max_bad_fraction allows.
         RecipeError: shards is below 1 or above MAX_SHARDS.
     """
     if not 1 <= shards <= MAX_SHARDS:
-        raise RecipeError(f"shards {shards}: it takes 1 to {MAX_SHARDS}, for each is a file that is open meanwhile")
+        raise RecipeError(f"shards {shards}: must be 1 to {MAX_SHARDS}, because each is an open file")
     out.mkdir(parents=True, exist_ok=True)
     counts, digests = [0] * shards, [hashlib.sha256() for _ in range(shards)]
     with ExitStack() as stack, BadRows(out, generation.max_bad_fraction, _SETTING).opened() as bad:
         files = [stack.enter_context((out / f"part-{number:05}.jsonl").open("w", encoding="utf-8")) for number in range(shards)]
         for row, found in tqdm(read_path(str(prompts), "prompts", "train"), desc="prompts", unit=" rows", delay=2):
-            # Of a pod's file, the name says all.
+            # In a pod, the file's folder is temporary: the name is enough.
             number, where, part = bad.rows, found.removeprefix(f"{prompts.parent}/"), bad.rows % shards
             bad.rows += 1
             try:
@@ -116,8 +117,8 @@ def split(prompts: Path, shards: int, adapters: Collection[str], generation: Gen
 
 def _line(number: int, row: dict[str, Any], where: str) -> str:
     if binary := sorted(name for name, value in row.items() if isinstance(value, bytes)):
-        raise DataError(f"{where}: column {binary[0]} holds bytes, which would not come back as they were; leave it out")
-    # What JSON has no word for (dates of a Parquet file) is kept as text.
+        raise DataError(f"{where}: column {binary[0]} has bytes, which JSON cannot store; remove it")
+    # Values that JSON does not have (dates of a Parquet file) are stored as text.
     line = json.dumps({"number": number, "row": row}, ensure_ascii=False, default=str)
     try:
         line.encode()
@@ -128,12 +129,14 @@ def _line(number: int, row: dict[str, Any], where: str) -> str:
 
 def _check(row: dict[str, Any], where: str, adapters: Collection[str]) -> None:
     if taken := sorted(set(ANSWERS) & set(row)):
-        raise DataError(f"{where}: column {taken[0]} is there already, and the answers bring one of that name; rename it")
+        raise DataError(f"{where}: column {taken[0]} exists already, and the answers add one of that name; rename it")
     if row.get("adapter") is not None and row["adapter"] not in (*adapters, BASE):
-        raise DataError(f"{where}: adapter {row['adapter']!r:.60}: none of that name; there are {', '.join([*adapters, BASE])}")
+        raise DataError(
+            f"{where}: adapter {row['adapter']!r:.60}: no adapter of that name; there are {', '.join([*adapters, BASE])}"
+        )
     if row.get("messages") is not None:
         if messages_of(row["messages"], where)[-1]["role"] == "assistant":
-            raise DataError(f"{where}: messages end with the assistant's: nothing is asked; leave the answer out")
+            raise DataError(f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove that turn")
         tools_of(row.get("tools"), where)
     elif row.get("prompt") is None:
         raise DataError(f"{where}: neither prompt nor messages; there are {', '.join(row) or 'none'}")
@@ -142,39 +145,44 @@ def _check(row: dict[str, Any], where: str, adapters: Collection[str]) -> None:
 
 
 def read_part(file: Path) -> list[dict[str, Any]]:
-    """The prompts of one part: number (of the row, from 0), where (it stands) and row."""
+    """Read the prompts of one part: `number` (of the row, from 0), `where` (file and line) and `row`."""
     with file.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def kept_name(part: Part) -> str:
-    """Of the file that a part's answers are kept in."""
+def answers_name(part: Part) -> str:
+    """Return the name of the scratch file of a part's answers."""
     return f"{part.key}.jsonl"
 
 
-def forget(parts: Sequence[Part], keep: str) -> None:
-    """Removes what was kept of these parts; raises StorageError."""
-    storage = Storage(keep, key="keep")
+def remove_answers(parts: Sequence[Part], scratch_folder: str) -> None:
+    """Remove the scratch files of these parts.
+
+    Raises:
+        StorageError: one cannot be removed.
+    """
+    storage = Storage(scratch_folder, key="keep")
     for part in parts:
-        storage.remove(kept_name(part))
+        storage.remove(answers_name(part))
 
 
 def join(split_folder: Path, parts: Sequence[Part], answered: Sequence[Path], out: Path) -> Summary:
-    """One file of rows with their answers, in the order of the prompts, and inference.json, in the folder `out`.
+    """Write the rows with their answers in the order of the prompts, and inference.json, to the folder `out`.
 
-    answers.parquet where the prompts are Parquet, else answers.jsonl; a row is as it was, with the columns of ANSWERS.
+    The file is answers.parquet if the prompts are Parquet, otherwise answers.jsonl; rows are unchanged apart from the columns
+    of ANSWERS.
 
     Raises:
         DataError: more rows are bad than max_bad_fraction allows; or Parquet cannot hold the columns.
     """
     info, generation = _Split.read(split_folder / "split.json"), parts[0].generation
     out.mkdir(parents=True, exist_ok=True)
-    listed = (split_folder / BAD_ROWS).read_bytes() if info.bad else b""
-    if listed:
-        (out / BAD_ROWS).write_bytes(listed)
+    bad_rows = (split_folder / BAD_ROWS).read_bytes() if info.bad else b""
+    if bad_rows:
+        (out / BAD_ROWS).write_bytes(bad_rows)
     totals = dict.fromkeys(("stopped", "prompt_tokens", "answer_tokens"), 0)
     with BadRows(out, generation.max_bad_fraction, _SETTING).opened() as bad:
-        bad.go_on(info.rows, info.bad, info.first_bad, len(listed))
+        bad.go_on(info.rows, info.bad, info.first_bad, len(bad_rows))
         with (out / "answers.jsonl").open("w", encoding="utf-8") as file:
             merged = heapq.merge(*map(_lines, answered), key=lambda line: line["number"])
             for line in tqdm(merged, total=info.rows - info.bad, desc="answers", unit=" rows", delay=2):
@@ -200,16 +208,16 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _to_parquet(file: Path) -> None:
-    """Beside the JSON Lines, which then go. All of it is in memory at once, for the types of the columns."""
+    """Convert a file of JSON Lines to Parquet and remove it. All rows are in memory at once, to find the columns' types."""
     import pyarrow
     from pyarrow import parquet
 
     rows = list(_lines(file))
-    # Not from_pylist: it would leave out the columns that the first row has not.
+    # Not from_pylist: it would drop the columns that the first row does not have.
     names = list(dict.fromkeys(name for row in rows for name in row))
     try:
         table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     except pyarrow.ArrowException as error:
-        raise DataError(f"answers: no Parquet file can hold these columns ({error}); give the prompts as JSON Lines") from None
+        raise DataError(f"answers: Parquet cannot store these columns ({error}); give the prompts as JSON Lines") from None
     parquet.write_table(table, file.with_suffix(".parquet"))
     file.unlink()

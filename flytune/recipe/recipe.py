@@ -1,6 +1,6 @@
-"""A recipe: what a person decided about one fine-tuning run, and nothing that follows from it.
+"""Recipes: the decisions of a person about one fine-tuning run, without anything that follows from them.
 
-Recipes are read here and nowhere else: strict, frozen, all mistakes at once. Their fields: sections.py, run_sections.py.
+This is the only module that reads recipes: strictly, frozen, with all mistakes reported at once. The fields are in sections.py.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
@@ -29,23 +29,23 @@ from flytune.recipe.sections import (
 )
 from flytune.schema import Strict, dotted, load_yaml, mistakes
 
-_PLANNED = "the planner says it; write training.global_batch_size"
+_PLANNED = "the planner computes it; write training.global_batch_size"
 _SHARDED = "write sharding: NAME; the rest follows from it"
 ELSEWHERE = {
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "device_map"), _SHARDED),
     "gradient_accumulation_steps": _PLANNED,
-    "max_memory": "it follows from the shape",
+    "max_memory": "remove it; it follows from the shape",
     "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
     "quantization_config": "write method: qlora",
-    "merge": "a run stores the adapter alone: while it trains, the base is sharded (fsdp, zero3) or 4-bit, and merged wrong",
+    "merge": "a run stores only the adapter, because a sharded (fsdp, zero3) or 4-bit base would be merged wrongly",
     "gradient_checkpointing": "write training.activation_checkpointing",
     "max_seq_length": "write data.max_length",
     "num_epochs": "write training.num_train_epochs",
     "bf16": "write model.dtype: bfloat16",
     "fp16": "write model.dtype: float16",
 }
-"""Keys of other tools, and what a recipe says instead."""
-# user:password@ or a token before the host, or what signed and shared links carry (S3, GCS, Azure, tokens in general).
+"""Keys of other tools, and the recipe's keys to use instead."""
+# user:password@ or a token before the host, or the parameters of signed and shared links (S3, GCS, Azure, tokens in general).
 _CREDENTIALS = re.compile(
     r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s]+@|"
     r"://\S*[?&#](?:[\w-]*(?:signature|token|secret|passw(?:or)?d|pwd|credential|(?:api|access|secret|account)[-_]?key)|sig|key|auth)=",
@@ -54,12 +54,13 @@ _CREDENTIALS = re.compile(
 
 
 class Recipe(Strict):
-    """One run."""
+    """The recipe of one run."""
 
     elsewhere = ELSEWHERE
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    """Lower-case letters, digits and dashes."""
+    """Name of the run: lower-case letters, digits and dashes."""
     description: str = ""
+    """Purpose of the run, in a sentence."""
     model: Model
     data: Data
     method: Method
@@ -75,18 +76,18 @@ class Recipe(Strict):
     @field_validator("method", "sharding", mode="before")
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
-        """`method: full` is `method: {name: full}`."""
+        """Accept `method: full` for `method: {name: full}`."""
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="wrap")
     @classmethod
     def _all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        # Flyte reads recipes too (from files, from JSON, from the console): every way ends here.
+        # Flyte reads recipes too (from files, JSON and the console): all of them are validated here.
         name = data.get("name") if isinstance(data, dict) else None
         where = f"recipe {name}" if name else "recipe"
         if secrets := [
-            f"{dotted(loc)}: an address with credentials, which every artifact and report would show; give them to the "
-            "environment, on a cluster by secrets in cluster.yaml"
+            f"{dotted(loc)}: an address with credentials, which every artifact and report would show; put them into the "
+            "environment, on a cluster with secrets in cluster.yaml"
             for loc in _with_credentials(data)
         ]:
             raise RecipeError.of(where, secrets)
@@ -97,10 +98,10 @@ class Recipe(Strict):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "Recipe":
-        """Reads a recipe file.
+        """Read a recipe file.
 
         Raises:
-            RecipeError: the file cannot be read, or lists all its mistakes, one a line, with dotted paths.
+            RecipeError: the file cannot be read; or all its mistakes, one per line, with dotted paths.
         """
         content = load_yaml(path)
         if not isinstance(content, dict):
@@ -111,22 +112,42 @@ class Recipe(Strict):
             raise RecipeError(f"{path}: {error}") from None
 
     def to_yaml(self) -> str:
-        """The recipe as a file that `from_yaml` reads back to an equal one."""
+        """Return the content of a file that `from_yaml` reads as an equal recipe."""
         return yaml_core.dump(self.model_dump(exclude_defaults=True))
 
-    def what_is_trained(self) -> Self:
-        """Less the machines and who is told: what changes no model."""
+    def without_infrastructure(self) -> Self:
+        """Return the recipe without machines and notifications, which do not change the model."""
         anywhere = self.evaluation.model_copy(update={"shape": None})
         return self.model_copy(update={"hardware": Hardware(), "notify": Notify(), "evaluation": anywhere})
 
     def key(self) -> str:
-        """16 hex digits that change when any decision changes; a run's identity."""
-        text = json.dumps(self.model_dump(), sort_keys=True)
+        """Return the identity of a run: 16 hex digits that change with any decision.
+
+        Stored checkpoints are found by it, so a recipe keeps its key in later versions of Flytune: a field that is newer than
+        0.1.0 is marked with `json_schema_extra={"since": VERSION}`, and is not hashed while it has its default.
+        """
+        decisions = self.model_dump()
+        _remove_new_defaults(self, decisions)
+        text = json.dumps(decisions, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _remove_new_defaults(section: BaseModel, content: dict[str, Any]) -> None:
+    """Remove fields newer than 0.1.0 that have their defaults from the dumped `content` of a section."""
+    for name, field in type(section).model_fields.items():
+        value, extra = getattr(section, name), field.json_schema_extra
+        if isinstance(extra, dict) and "since" in extra and value == field.get_default(call_default_factory=True):
+            del content[name]
+        elif isinstance(value, BaseModel):
+            _remove_new_defaults(value, content[name])
+        elif isinstance(value, list):
+            for item, part in zip(value, content[name], strict=True):
+                if isinstance(item, BaseModel):
+                    _remove_new_defaults(item, part)
+
+
 def _with_credentials(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
-    """Where texts hold such addresses."""
+    """Yield the paths of texts that have addresses with credentials."""
     if isinstance(value, str) and _CREDENTIALS.search(value):
         yield loc
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -134,18 +155,18 @@ def _with_credentials(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[t
 
 
 class DataRequest(Strict):
-    """What preparing data depends on, and nothing else: the key under which prepared data is cached."""
+    """The inputs of data preparation, and nothing else: the key under which prepared data is cached."""
 
     model: Model
     data: Data
     fingerprint: str
-    """Of the content behind `data` (see flytune.data.fingerprint); changed content is another request."""
+    """Fingerprint of the content that `data` names (see flytune.data.fingerprint); changed content is another request."""
     tokenizer: str = ""
-    """Of the base model's config and tokenizer files (see flytune.models.base.tokenizer_identity)."""
+    """Identity of the base model's config and tokenizer files (see flytune.models.base.tokenizer_identity)."""
 
 
 def json_schema() -> str:
-    """The JSON schema of a recipe file, as kept in recipes/recipe.schema.json for editors."""
+    """Return the JSON schema of a recipe file, which recipes/recipe.schema.json has for editors."""
     schema = Recipe.model_json_schema()
     for section in ("method", "sharding"):
         names = schema["$defs"][section.capitalize()]["properties"]["name"]["enum"]

@@ -1,12 +1,14 @@
-"""artifact.json: what an artifact holds, file by file, and how an artifact's records are read."""
+"""artifact.json, the list of an artifact's files, and functions that list files and read records."""
 
-import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
+from tqdm import tqdm
 
 from flytune.errors import ExportError
+from flytune.files import sha256_of
 from flytune.schema import Record, Strict
 
 _Kind = TypeVar("_Kind", bound=Record)
@@ -15,37 +17,49 @@ CONTENTS = "artifact.json"
 
 
 class StoredFile(Strict):
-    """One file of what is stored."""
+    """A stored file with its size and hash."""
 
     file: str
-    """Relative to the record that lists it, with slashes."""
+    """Path relative to the record that lists it, with slashes."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
 
 
 class Contents(Record):
-    """artifact.json, written last: an artifact without one is not whole."""
+    """artifact.json, written last: an artifact without one is incomplete."""
 
     files: list[StoredFile]
 
 
 def record(kind: type[_Kind], path: Path) -> _Kind:
-    """Reads a record.
+    """Read a record.
 
     Raises:
-        ExportError: it is not there, or is none.
+        ExportError: the file is missing, or is no such record.
     """
     try:
         return kind.read(path)
     except FileNotFoundError:
-        raise ExportError(f"{path}: not there, so what it speaks of is not whole; nothing was stored") from None
+        raise ExportError(f"{path}: missing, so its folder is incomplete; nothing was stored") from None
     except ValidationError as error:
         raise ExportError(f"{path}: not a {kind.__name__} ({error.error_count()} mistakes); nothing was stored") from None
 
 
-def stored(path: Path, name: str) -> StoredFile:
-    """A file as `Contents` lists it, under `name`."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return StoredFile(file=name, size=path.stat().st_size, sha256=digest)
+def stored_file(path: Path, name: str, sha256: str | None = None) -> StoredFile:
+    """Return the size and hash of a file, listed as `name`; a file whose hash is given is not read."""
+    return StoredFile(file=name, size=path.stat().st_size, sha256=sha256 or sha256_of(path))
+
+
+def list_files(folder: Path, hashes: Mapping[str, str] | None = None, label: str = "hashing") -> list[StoredFile]:
+    """List every file below `folder` with size and hash, sorted by path.
+
+    Args:
+        folder: all its subfolders are listed too.
+        hashes: known hashes by relative path; these files are not read.
+        label: name of the progress bar.
+    """
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    bar = tqdm(zip(paths, names, strict=True), total=len(paths), desc=label, unit=" files", delay=2)
+    return [stored_file(path, name, (hashes or {}).get(name)) for path, name in bar]

@@ -1,4 +1,4 @@
-"""What the stages hand on: small frozen records, stored as JSON beside the data they speak of."""
+"""manifest.json: the record of a prepared data set."""
 
 from typing import Annotated
 
@@ -8,34 +8,34 @@ from flytune.schema import Record, Strict
 
 
 class Shard(Strict):
-    """One parquet file of tokenized samples: columns input_ids and labels; packed, also seq_lengths; lists of int32."""
+    """A Parquet file of tokenized samples: columns input_ids and labels, and seq_lengths if packed; lists of int32."""
 
     file: str
-    """Relative to the manifest: train/00000.parquet."""
+    """Path relative to the manifest: train/00000.parquet."""
     samples: int
     tokens: int
     sha256: str
 
 
 class SplitCounts(Strict):
-    """One split (train or heldout) as it was stored."""
+    """A stored split: train or heldout."""
 
     samples: int
     tokens: int
     trained_tokens: int
-    """Tokens with a label, that is, those the loss is taken over."""
+    """Number of tokens with a label, which the loss is computed on."""
     blocks: Annotated[int | None, Field(exclude_if=lambda blocks: blocks is None)] = None
-    """Rows that the samples were packed into; None where each sample is a row of its own."""
+    """Number of rows that the samples were packed into; None if each sample is a row of its own."""
     shards: list[Shard]
 
     @property
     def rows(self) -> int:
-        """What training draws its batches from: blocks, or samples."""
+        """Number of rows that training draws its batches from: blocks, or samples."""
         return self.samples if self.blocks is None else self.blocks
 
 
 class Bin(Strict):
-    """Samples whose length in tokens, before any cut, is in [low, high)."""
+    """Number of samples whose length in tokens, before truncation, is in [low, high)."""
 
     low: int
     high: int
@@ -43,53 +43,55 @@ class Bin(Strict):
 
 
 class SourceCounts(Strict):
-    """What one source gave."""
+    """Counts of one source."""
 
     name: str
     format: str
     weight: float
     rows: int
-    """Read from it, bad ones included; each once."""
+    """Number of rows read, bad ones included; each counted once."""
     bad: int
-    """Set aside in bad_rows.jsonl."""
+    """Number of rows listed in bad_rows.jsonl."""
     samples: int
-    """Kept of it, over both splits; more than its rows where its weight repeats them, or long ones were split."""
+    """Number of samples in both splits; more than the rows if the weight repeats them or long ones were split."""
     tokens: int
     trained_tokens: int
 
 
 class Manifest(Record):
-    """manifest.json of a prepared data set, written last: a folder without one is not whole."""
+    """manifest.json of a prepared data set, written last: a folder without one is incomplete."""
 
     source: str
     format: str
     rows: int
-    """Read from the source."""
+    """Number of rows read from all sources."""
     truncated: int
+    """Number of samples cut at max_length."""
     split: int = 0
-    """Rows too long that became several samples."""
+    """Number of long rows that became several samples."""
     dropped_too_long: int
+    """Number of samples dropped because they were too long."""
     dropped_untrained: int
-    """Without one trained token left (an answer that was cut off whole, or empty)."""
+    """Number of samples dropped because no trained token was left (the answer was empty or completely cut off)."""
     duplicates: int = 0
-    """Samples left out by data.deduplicate."""
+    """Number of samples removed by data.deduplicate."""
     bad: int = 0
-    """Rows that cannot be trained on, listed in bad_rows.jsonl with their reasons."""
+    """Number of rows that cannot be trained on, listed in bad_rows.jsonl with their reasons."""
     max_length: int
     longest: int
-    """Tokens of the longest sample before any cut."""
+    """Number of tokens of the longest sample before truncation."""
     tokens_read: int = 0
-    """Tokens of all rows before any cut."""
+    """Number of tokens of all rows before truncation."""
     histogram: list[Bin]
     sources: list[SourceCounts] = Field(default=[])
-    """In the order of the recipe; heldout_path, where the recipe names one, comes last."""
+    """Counts by source, in the order of the recipe; heldout_path, if the recipe has one, comes last."""
     train: SplitCounts
     heldout: SplitCounts
     tokenizer_sha256: str
     content_sha256: str
-    """Over the shards' hashes in order; equal content has an equal one."""
+    """Hash of the shards' hashes in order; equal for equal content."""
 
     @property
     def useful_share(self) -> float:
-        """Of the tokens of the packed blocks, the share that is samples; 1 where nothing is packed."""
+        """Share of the packed blocks' tokens that are not padding; 1 without packing."""
         return self.train.tokens / (self.train.blocks * self.max_length) if self.train.blocks else 1.0

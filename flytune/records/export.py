@@ -1,15 +1,15 @@
-"""The record of an export: every file as it was written."""
+"""export.json: the files of an export."""
 
 from flytune.records.contents import StoredFile
 from flytune.schema import Record
 
 
 class Export(Record):
-    """export.json: every file of the exported folder as it was written."""
+    """export.json: every file of the exported folder, as written."""
 
     files: list[StoredFile]
-    """Relative to the exported folder."""
+    """Files with paths relative to the exported folder."""
     base: str
-    """recipe.model.name_or_path."""
+    """The recipe's model.name_or_path."""
     revision: str | None
-    """The commit that the base model was loaded at; None for a folder."""
+    """Commit of the base model; None for a folder."""

@@ -1,4 +1,4 @@
-"""metrics.json: what came of asking base and tuned model the same."""
+"""metrics.json: the evaluation of base and tuned model on the same samples."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from flytune.schema import Record, Strict
 
 
 class Score(Strict):
-    """Held-out loss of one model: nats a token, over trained tokens only, with a 95 % confidence interval."""
+    """Held-out loss of one model in nats per token, over trained tokens only, with a 95 % confidence interval."""
 
     loss: float
     loss_low: float
@@ -17,22 +17,22 @@ class Score(Strict):
 
 
 class Answer(Strict):
-    """One held-out prompt, answered greedily."""
+    """The greedy answers of both models to one held-out prompt."""
 
     prompt: str
     reference: str
     base: str
     tuned: str
     base_f1: float = 0.0
-    """Words shared with the reference (flytune.evaluation.breakdown.f1), 0 to 1."""
+    """F1 score of the words shared with the reference (flytune.evaluation.breakdown.f1), 0 to 1."""
     tuned_f1: float = 0.0
     base_stopped: bool = True
-    """By itself, before evaluation.max_new_tokens."""
+    """True if the answer ended with an end marker, before evaluation.max_new_tokens."""
     tuned_stopped: bool = True
 
 
 class Part(Strict):
-    """The held-out samples of one source or of one range of lengths: loss in nats a token."""
+    """The loss of the held-out samples of one source or one range of lengths, in nats per token."""
 
     kind: str
     """`source` or `length`."""
@@ -48,7 +48,7 @@ class Part(Strict):
 
 
 class Wins(Strict):
-    """How often each model was the better one."""
+    """Counts of the comparisons that each model won."""
 
     tuned: int
     base: int
@@ -56,11 +56,11 @@ class Wins(Strict):
 
 
 class TaskScore(Strict):
-    """One metric of one task of lm-evaluation-harness, of base and tuned model on the same documents."""
+    """One metric of one task of lm-evaluation-harness, for base and tuned model on the same documents."""
 
     task: str
     metric: str
-    """With the harness's filter: exact_match,strict-match."""
+    """Metric with the harness's filter: exact_match,strict-match."""
     higher_is_better: bool
     base: float
     base_stderr: float | None
@@ -76,33 +76,33 @@ class Metrics(Record):
     base: Score
     tuned: Score
     loss_difference: float
-    """tuned - base, paired by sample; negative is better."""
+    """Mean of tuned - base, paired by sample; negative means that tuning helped."""
     loss_difference_low: float
     loss_difference_high: float
     samples: int
     tokens: int
-    """Trained tokens scored."""
+    """Number of scored trained tokens."""
     loaded_as: str
-    """How base and tuned model were loaded: the dtype, or `nf4` for an adapter on a 4-bit base."""
+    """Precision in which both models were loaded: the dtype, or `nf4` for an adapter on a 4-bit base."""
     answers: list[Answer]
     seconds: float
     tasks: list[TaskScore] = Field(default=[])
     parts: list[Part] = Field(default=[])
     sample_wins: Wins | None = None
-    """By the loss of each held-out sample."""
+    """Comparisons of the loss of each held-out sample."""
     answer_wins: Wins | None = None
-    """By the words that each answer shares with its reference."""
+    """Comparisons of the words that each answer shares with its reference."""
 
     def unstopped(self, model: str) -> int:
-        """Answers of `base` or `tuned` that were cut at max_new_tokens."""
+        """Return the number of answers of `base` or `tuned` that were cut at max_new_tokens."""
         return sum(not getattr(answer, f"{model}_stopped") for answer in self.answers)
 
     @property
     def never_stops(self) -> bool:
-        """Whether the tuned model hardly ever ends an answer, and less often than its base."""
+        """True if the tuned model hardly ever ends an answer, and less often than its base."""
         return self.unstopped("tuned") > max(self.unstopped("base"), 0.9 * len(self.answers))
 
     @property
     def is_better(self) -> bool:
-        """Whether the tuned model's loss is lower beyond doubt: the whole interval lies below zero."""
+        """True if the tuned model's loss is significantly lower: the complete interval is below zero."""
         return self.loss_difference_high < 0

@@ -1,79 +1,81 @@
-"""The record of a training run: training.json and the lines of steps.jsonl."""
+"""training.json and the lines of steps.jsonl: the record of a training run."""
 
 from pydantic import Field
 
 from flytune.schema import Record, Strict
 
 PARTS = ("data", "forward", "backward", "update", "eval", "other")
+"""Parts of the time of a step."""
 
 STEPS = "steps.jsonl"
-"""One line a logged step; beside the checkpoints while the run goes on, in the artifact afterwards."""
+"""File with one line per logged step: next to the checkpoints during the run, in the artifact afterwards."""
 
 
 class Step(Strict):
-    """One logged optimizer step: a line of steps.jsonl. Times and memory are those of the first process."""
+    """A logged optimizer step, one line of steps.jsonl. Times and memory are those of the first process."""
 
     step: int
     epoch: float
     loss: float
-    """Mean over the trained tokens of the global batch, in nats."""
+    """Mean loss over the trained tokens of the global batch, in nats."""
     eval_loss: float | None = None
-    """Of the live model on the held-out samples, in nats a trained token; None where it was not scored."""
+    """Loss of the live model on the held-out samples, in nats per trained token; None if it was not scored."""
     learning_rate: float
     grad_norm: float | None
-    """Before clipping."""
+    """Norm of the gradients before clipping."""
     seconds: float
-    """Since the previous logged step (since the start of training, for the first). Its parts follow."""
+    """Seconds since the previous logged step (for the first, since the start of training); the sum of the parts below."""
     data_seconds: float
-    """Fetching the micro batches."""
+    """Seconds of fetching the micro batches."""
     forward_seconds: float
     backward_seconds: float
-    """With the reduction of gradients between processes."""
+    """Seconds of the backward passes, including the reduction of gradients between processes."""
     update_seconds: float
-    """Clipping, optimizer and schedule."""
+    """Seconds of clipping, optimizer and learning rate schedule."""
     eval_seconds: float
-    """Scoring the live model."""
+    """Seconds of scoring the live model."""
     tokens: int
-    """Read since the previous logged step, over all processes, padding not counted."""
+    """Number of tokens read since the previous logged step by all processes, without padding."""
     tokens_per_second: float
-    """Over all processes; the time for scoring is left out."""
+    """Tokens per second of all processes, without the time of scoring."""
     memory_bytes: int
-    """Peak since the previous logged step: of its fullest GPU, or of its host memory; see TrainingResult.memory_kind."""
+    """Peak memory since the previous logged step, of the fullest GPU or of the host; see TrainingResult.memory_kind."""
     memory_reserved_bytes: int | None = None
-    """Peak since the previous logged step of what the allocator has taken from that GPU."""
+    """Peak memory that the allocator reserved on that GPU since the previous logged step."""
 
     @property
     def other_seconds(self) -> float:
-        """Logging, checkpoints, and what is between the parts."""
+        """Seconds of logging, checkpoints and everything else between the parts."""
         parts = (self.data_seconds, self.forward_seconds, self.backward_seconds, self.update_seconds, self.eval_seconds)
         return max(0.0, self.seconds - sum(parts))
 
 
 class TrainingResult(Record):
-    """training.json: what a training run did."""
+    """training.json: the result of a training run."""
 
     steps: list[Step]
     seconds: float
-    """Of the training loop, loading and saving not included."""
+    """Seconds of the training loop, without loading and exporting."""
     tokens: int
     world_size: int
     memory_kind: str
-    """`GPU memory allocated` or `host memory (RSS)`."""
+    """Kind of memory in all figures: `GPU memory allocated` or `host memory (RSS)`."""
     peaks: dict[str, int] = Field(default={})
-    """Peak bytes by phase (flytune.records.plan.PHASES), of the process that held most of that kind."""
+    """Peak bytes by phase (flytune.records.plan.PHASES), of the process with the largest peak."""
     reserved_peaks: dict[str, int] = Field(default={})
-    """What the allocator had taken of that GPU; empty without one."""
+    """Peak bytes that the allocator reserved on that GPU, by phase; empty without a GPU."""
     trained_parameters: int
     total_parameters: int
     heldout_loss: float | None
-    """Of the live model on the first held-out samples, before export; the gate holds the export against it."""
+    """Loss of the live model on the first held-out samples, before the export; the gate compares the export with it."""
     resumed_from_step: int = 0
+    """Step of the checkpoint that the run resumed from; 0 for a run from the start."""
     stopped_early: str | None = None
-    """Why not all steps were trained, where the recipe's budget ended the run."""
+    """Reason why the recipe's budget ended the run before its last step."""
     attempt: str = ""
-    """As its checkpoints are named; empty where it has trained no step of its own, and they stay."""
+    """Attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all processes, padding not counted."""
+        """Tokens per second of all processes, without padding."""
         return self.tokens / self.seconds if self.seconds else 0.0

@@ -6,7 +6,7 @@ from typing import Any
 from flytune.artifacts import fetch
 from flytune.errors import DataError
 from flytune.evaluation import score
-from flytune.export.gate import trained_folder
+from flytune.export.folder import trained_folder
 from flytune.models import loading
 from flytune.models.scoring import Row, bootstrap, finite_loss, heldout_rows
 from flytune.recipe.recipe import Recipe
@@ -27,7 +27,7 @@ def duel(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> Duel
         DataError: the two have different vocabularies, so that their losses are not of the same tokens.
         ExportError: one is not whole, or does not load.
     """
-    return score.afresh(_duel, recipe, challenger, dataset, fetch.fetched(champion), champion)
+    return score.in_subprocess(_duel, recipe, challenger, dataset, fetch.fetched(champion), champion)
 
 
 def against_base(metrics: Metrics) -> Duel:

@@ -88,7 +88,7 @@ def check(recipe: Recipe) -> None:
 
 def identity(recipe: Recipe) -> str:
     """The recipe as a person wrote it, less what changes no model."""
-    return f"{recipe.name}-{recipe.what_is_trained().key()}"
+    return f"{recipe.name}-{recipe.without_infrastructure().key()}"
 
 
 def _going_on(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]:

@@ -31,7 +31,7 @@ class HarnessData:
             RecipeError, DataError: what the harness does not know or cannot load.
         """
         jobs = run.jobs(recipe)
-        harness_data.keep(recipe, None if is_local() else self._folder / _KEPT)
+        harness_data.download(recipe, None if is_local() else self._folder / _KEPT)
         self._tasks += [job.task.name for job in jobs]
         return jobs
 

@@ -1,4 +1,4 @@
-"""Merging on a tiny model, with the real 4-bit format: what is written, and that what was measured is what was written."""
+"""Merging of a tiny model's adapters, with the real 4-bit format: the written model is the measured one."""
 
 import json
 
@@ -20,7 +20,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def artifacts(base, tmp_path_factory):
-    """An artifact's recipe and adapter, by method; trained far enough to differ from its base."""
+    """Artifacts with recipe and adapter, by method; trained enough to differ from their base."""
     dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
     made = {}
     for method in ("lora", "qlora", "full"):
@@ -65,12 +65,12 @@ def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifact
     assert kept.divergence < 1e-8 < 1e-5 < other.divergence
     model, logits = reloaded(tmp_path / "merged")
     assert not hasattr(model, "quantization_method"), "no 4-bit model any more"
-    # What was measured is what was written.
+    # The written model is the measured one.
     divergence = probe.divergence(trained_logits(recipe, artifact), logits)
     assert float(divergence.mean()) == pytest.approx(kept.divergence, abs=1e-9)
 
 
-def test_the_merged_folder_is_whole(artifacts, base, tmp_path):
+def test_the_merged_folder_is_complete(artifacts, base, tmp_path):
     made = merging.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
     files = {path.name for path in (tmp_path / "new" / "merged").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "merge.json"} <= files
@@ -131,13 +131,13 @@ def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path)
 
 def test_nothing_is_overwritten(artifacts, tmp_path):
     (tmp_path / "merged").mkdir()
-    with pytest.raises(ExportError, match="merged: is there already; a merged model is written into a new folder"):
+    with pytest.raises(ExportError, match="merged: exists already; a merged model is written into a new folder"):
         merging.merge(artifacts["lora"][1], tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())
 
 
-def test_a_model_that_was_trained_whole_has_nothing_to_merge(artifacts, tmp_path):
-    with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole is not merged"):
+def test_a_complete_model_has_nothing_to_merge(artifacts, tmp_path):
+    with pytest.raises(ExportError, match="has no adapter; it is a complete model, which needs no merging"):
         merging.merge(artifacts["full"][1], tmp_path / "merged")
 
 
@@ -148,7 +148,8 @@ def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "_layers", lambda trained: layers)
         with pytest.raises(
-            ExportError, match="lm_head: the adapter changes it alone, but head and embedding are one tensor: keep the adapter"
+            ExportError,
+            match="lm_head: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged",
         ):
             merging._merged(recipe, trained, "the base's weights")
 
@@ -161,6 +162,6 @@ def test_the_command_prints_both(artifacts, tmp_path, capsys, monkeypatch):
     assert "16-bit weights" in said.replace("dequantized 4-bit weights", "")
     assert said.count("kept") == 1
     assert cli.main(["merge", str(artifacts["qlora"][1]), "--out", str(tmp_path / "merged")]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert cli.main(["merge", str(artifacts["lora"][1]), "--out", str(tmp_path / "lora"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["candidates"][0]["onto"] == "the base's weights"

@@ -243,7 +243,7 @@ def test_addresses_that_are_none(address, base):
 
 
 def test_every_save_is_for_the_hub(base):
-    with pytest.raises(RecipeError, match="publish: every_save publishes to the hub alone; give address: hf://owner/name"):
+    with pytest.raises(RecipeError, match="publish: every_save publishes only to the hub; give address: hf://owner/name"):
         recipe_for(base, "lora", **{"publish.every_save": True, "publish.address": "s3://bucket"})
     assert Publish(address=ADDRESS, every_save=True).every_save
 

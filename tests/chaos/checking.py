@@ -8,6 +8,7 @@ from typing import Any
 from flytune import data
 from flytune.errors import ExportError
 from flytune.export import gate
+from flytune.export.folder import trained_folder
 from flytune.files import sha256_of
 from flytune.recipe.recipe import Recipe
 from flytune.records.training import STEPS, TrainingResult
@@ -64,7 +65,7 @@ def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, 
         exported = gate.check_files(recipe, trained, dataset)
         refused = ""
     except ExportError as error:
-        exported, refused = gate.trained_folder(recipe, trained), str(error)
+        exported, refused = trained_folder(recipe, trained), str(error)
     lines = (trained / STEPS).read_text(encoding="utf-8").splitlines()
     training = TrainingResult.read(trained / "training.json")
     checkpoints.clear(recipe, data.read_manifest(dataset), training)

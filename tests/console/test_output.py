@@ -1,4 +1,4 @@
-"""Progress bars where there is no terminal and where there is one, and notices that nobody can act on."""
+"""Progress bars with and without a terminal, and useless warnings."""
 
 import io
 import os

@@ -1,9 +1,9 @@
-"""The lines that a run prints while it trains."""
+"""The lines of a training run."""
 
 import pytest
 
 from flytune.console import step_lines
-from flytune.console.step_lines import StepLines, described
+from flytune.console.step_lines import StepLines, format_step
 from flytune.records.training import Step
 
 
@@ -15,7 +15,7 @@ def step(number, **changes):
 
 
 def test_a_step_is_a_line_for_people():
-    assert described(step(3), 16, 100.2) == "step 3/16  loss 3.91  grad 1.65  lr 9.9e-4  186 tok/s  6.5 GiB  eta 1:40"
+    assert format_step(step(3), 16, 100.2) == "step 3/16  loss 3.91  grad 1.65  lr 9.9e-4  186 tok/s  6.5 GiB  eta 1:40"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_step_is_a_line_for_people():
     ],
 )
 def test_every_number_is_as_long_as_it_must_be(changes, seconds, said):
-    assert described(step(3, **changes), 16, seconds).endswith(said)
+    assert format_step(step(3, **changes), 16, seconds).endswith(said)
 
 
 def test_what_is_left_is_counted_from_this_attempts_steps(monkeypatch, capsys):

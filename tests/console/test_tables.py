@@ -1,4 +1,4 @@
-"""Every table that the command line prints, on narrow and wide terminals and without one: words stay whole, nothing is lost."""
+"""All tables of the command line, on narrow and wide terminals and without one: no word is broken, and nothing is lost."""
 
 import argparse
 import re
@@ -119,7 +119,7 @@ SHOWN = [value for name, value in sorted(globals().items()) if name.startswith("
 
 
 def words(table):
-    """Of all cells, headers and footers."""
+    """Return the words of all cells, headers and footers."""
     texts = [str(column.header) for column in table.columns] + [str(table.title or "")]
     texts += [str(cell) for column in table.columns for cell in column.cells]
     texts += [str(column.footer) for column in table.columns] if table.show_footer else []
@@ -166,8 +166,9 @@ def test_where_all_fits_the_table_is_left_as_it_is(monkeypatch, capsys):
 
 
 def test_every_table_is_shown_by_it():
-    """Whoever makes a table prints it there, and is in this file."""
+    """Every module that makes a table prints it with `tables.show`, and is in this file."""
     makers = [path for path in (ROOT / "flytune").rglob("*.py") if re.search(r"\bTable\(", path.read_text())]
-    assert {path.stem for path in makers} == {"accepted", "adapters", "merge", "table", "results"}
+    places = {path.relative_to(ROOT / "flytune").with_suffix("").as_posix() for path in makers}
+    assert places == {"cli/accepted", "cli/adapters", "cli/merge", "planning/table", "selftest/table", "sweeps/results"}
     for path in makers:
         assert not re.search(r"\.print\((table|_memory|_resources)\b", path.read_text()), path.name

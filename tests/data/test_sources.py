@@ -100,8 +100,14 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
         ({"sources": []}, "data: give exactly one of path"),
         ({"sources": [{"weight": 2}]}, r"data\.sources\[0\]: give exactly one of path .* and dataset_name"),
         ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: input should be greater than 0"),
-        ({"sources": [{"path": "a"}], "format": "text"}, "data: format: beside sources this says nothing; write it into each"),
-        ({"sources": [{"path": "a"}], "max_samples": 5, "revision": "x"}, "data: revision, max_samples: beside sources"),
+        (
+            {"sources": [{"path": "a"}], "format": "text"},
+            "data: format: no effect beside sources; write it into each",
+        ),
+        (
+            {"sources": [{"path": "a"}], "max_samples": 5, "revision": "x"},
+            "data: revision, max_samples: no effect beside sources",
+        ),
     ],
 )
 def test_sources_that_contradict_the_rest_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -259,7 +265,7 @@ def test_duplicates_are_left_out_when_asked(tmp_path: Path) -> None:
 
 
 def test_deduplicate_and_repeating_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="deduplicate leaves out what a weight above 1 repeats"):
+    with pytest.raises(ValueError, match="deduplicate removes the samples that a weight above 1 repeats"):
         Data.model_validate({"sources": [{"path": "a.jsonl", "weight": 2}], "deduplicate": True})
 
 

@@ -19,7 +19,7 @@ from flytune.models import probe
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.records.comparison import COMPARISON, Comparison
-from flytune.records.contents import stored
+from flytune.records.contents import stored_file
 from flytune.records.dataset import Manifest
 from flytune.records.export import Export
 from flytune.records.metrics import Metrics
@@ -82,7 +82,7 @@ def test_the_files_of_an_artifact_are_read_and_mean_what_they_meant(place):
     recipe = Recipe.from_yaml(folder / "recipe.yaml")
     assert plan.key == recipe.key(), "a key that changes is another run: its checkpoints and its decisions are not found"
     contents = build.Contents.read(folder / build.CONTENTS)
-    assert [stored(folder / file.file, file.file) for file in contents.files] == contents.files
+    assert [stored_file(folder / file.file, file.file) for file in contents.files] == contents.files
     assert {file.file for file in contents.files} >= {"report.html", "README.md", "adapter_model.safetensors", probe.PROBE}
 
 
@@ -99,9 +99,9 @@ def test_an_artifact_is_listed_and_fetched(place, release):
 
 
 def test_an_adapter_is_loaded_and_answers_as_the_model_that_was_trained(place):
-    model, recipe = loading.load({"old": "artifact"}), Recipe.from_yaml("artifact/recipe.yaml")
+    recipe = Recipe.from_yaml("artifact/recipe.yaml")
     assert gate.check_files(recipe, Path("artifact"), Path("dataset")) == Path("artifact")
-    gate.check_answers(recipe, Path("artifact"), model)
+    model = gate.check(recipe, Path("artifact"), Path("dataset"), lambda: loading.load({"old": "artifact"}))
     live = probe.Answers.read(Path("artifact", probe.PROBE))
     logits = probe.ask(model, live.prompts).logits
     # Other CPUs add up in another order.

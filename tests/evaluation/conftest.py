@@ -1,4 +1,4 @@
-"""Fixtures of several modules here."""
+"""Fixtures of the harness's tests: a tiny base model, a folder of tasks, and a hub of data sets."""
 
 from tests.support.data_hub import hub
 from tests.support.harness import base, own

@@ -21,7 +21,7 @@ def test_one_source_and_one_length_are_no_parts():
     assert parts([5] * 8) == []
 
 
-def test_sources_are_told_apart_and_lengths_cut_into_four():
+def test_parts_are_sources_and_four_ranges_of_lengths():
     found = parts([1, 2, 3, 4, 5, 6, 7, 8], ["a", "b"] * 4)
     assert [(part.kind, part.name, part.samples) for part in found] == [
         ("source", "a", 4),

@@ -75,12 +75,12 @@ def test_what_was_not_measured_does_not_hold():
 
 
 def test_a_guard_without_tasks_is_a_mistake_of_the_recipe():
-    with pytest.raises(RecipeError, match="must_not_fall guards what evaluation.tasks asks, and it asks nothing"):
+    with pytest.raises(RecipeError, match="must_not_fall needs the scores of evaluation.tasks, which has no tasks"):
         recipe_for(Path("models/base"), "full", **{"evaluation.must_not_fall": [{"task": "gsm8k"}]})
 
 
 def pages(*scores, guard=None):
-    """Report and card."""
+    """The report and the card have the sentence."""
     asked = recipe(*([guard] if guard else []))
     shards = {split: [Shard(file=f"{split}/0.parquet", samples=9, tokens=540, sha256="a")] for split in ("train", "heldout")}
     data = manifest([{"input_ids": [0] * 60}] * 18, shards)
@@ -104,7 +104,7 @@ def test_report_and_card_show_the_tasks():
     assert "perplexity,none, 0-shot (lower is better)" in text
 
 
-def test_a_broken_guard_stands_in_both():
+def test_a_broken_guard_is_in_both():
     for text in pages(score(0.5, 0.4), guard={"task": "choose"}):
         assert "choose acc,none fell from 0.5 to 0.4" in text
 

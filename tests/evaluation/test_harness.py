@@ -30,7 +30,7 @@ from workflows.routing import each_on
 
 @pytest.fixture(scope="module")
 def trained(base, tmp_path_factory):
-    """By method, what training left."""
+    """The trained folder of each method."""
     dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
     return {
         method: write_trained(tmp_path_factory.mktemp(method), recipe_for(base, method), dataset) for method in ("full", "lora")
@@ -38,13 +38,13 @@ def trained(base, tmp_path_factory):
 
 
 def scored(recipe, trained, out):
-    # As files carry them from pod to pod.
+    # Through JSON, as from pod to pod.
     results = [JobResult.model_validate_json(run.run(recipe, trained, job).model_dump_json()) for job in run.jobs(recipe)]
     return run.combine(recipe, results, out)
 
 
-def told_by_the_harness(model, tokenizer, own, tasks, **arguments):
-    """lm-evaluation-harness as everybody runs it."""
+def scores_of_the_harness(model, tokenizer, own, tasks, **arguments):
+    """Return the scores of lm-evaluation-harness, run directly."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_
     tuned = loading.exported_model(recipe, trained[method])
     arguments = {"num_fewshot": 2, "limit": 7}
     for side, model in (("base", AutoModelForCausalLM.from_pretrained(base)), ("tuned", tuned)):
-        expected = told_by_the_harness(model, tokenizer, own, tasks, **arguments)
+        expected = scores_of_the_harness(model, tokenizer, own, tasks, **arguments)
         for score in scores:
             name, _, filtered = score.metric.partition(",")
             assert getattr(score, side) == pytest.approx(expected[score.task][score.metric], abs=1e-6)
@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_
     assert text.base != text.tuned, "both sides came from one model"
 
 
-def test_parts_put_together_are_the_whole(base, own, trained, tmp_path):
+def test_combined_parts_equal_one_part(base, own, trained, tmp_path):
     tasks = [{"name": "both", "num_fewshot": 3}, "answer"]
     whole, parts = (
         scored(asking(base, own, tasks, "lora", task_shards=shards), trained["lora"], tmp_path / str(shards))
@@ -96,7 +96,7 @@ def test_parts_put_together_are_the_whole(base, own, trained, tmp_path):
     assert all(score.base_stderr is not None for score in whole)
 
 
-def test_a_part_shows_the_examples_that_the_whole_shows(base, own):
+def test_a_part_has_the_examples_of_the_complete_task(base, own):
     class Lm:
         pass
 
@@ -159,12 +159,12 @@ def refused(base, own, tasks) -> str:
     return str(caught.value)
 
 
-def test_mistakes_are_told_all_at_once(base, own, tmp_path):
+def test_mistakes_are_reported_all_at_once(base, own, tmp_path):
     text = refused(base, own, ["chose", "code", "both", "choose"])
     assert text.startswith("recipe tiny: 3 mistakes")
     assert re.search(r"tasks: chose: unknown to the harness; did you mean .*choose", text)
     assert "tasks: code runs code that the model writes" in text
-    assert "tasks: choose is asked twice, by both and by choose" in text
+    assert "tasks: choose is named twice, by both and by choose" in text
     assert "not read: bad.yaml (" in refused(base, own, ["bad"])
     assert "evaluation.include_path:" in refused(base, tmp_path / "none", ["choose"])
 
@@ -177,10 +177,10 @@ def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
     ]
     assert "did you mean hellaswag" in refused(base, own, ["helaswag"])
     assert "humaneval runs code" in refused(base, own, ["humaneval"])
-    assert "mmlu_astronomy is asked twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
+    assert "mmlu_astronomy is named twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
 
 
-def test_data_that_is_not_there_is_told(base, own, trained):
+def test_missing_data_is_reported(base, own, trained):
     recipe = asking(base, own, ["lost"])
     with pytest.raises(
         RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: data_files: no\.jsonl"
@@ -265,11 +265,12 @@ def test_jobs_are_the_same_after_a_pod(base, own):
 HUB = """
 import sys
 from pathlib import Path
-from flytune.evaluation.harness import data, run
+from flytune.evaluation.harness import data as harness_data
+from flytune.evaluation.harness import run
 from flytune.recipe.recipe import Recipe
 recipe, where, folder = Recipe.from_yaml(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 if where == "cpu":
-    data.keep(recipe, folder)
+    harness_data.download(recipe, folder)
 else:
     (job,) = run.jobs(recipe)
     result = run.run(recipe, Path(sys.argv[4]), job, folder)
@@ -320,16 +321,17 @@ def test_an_answer_comes_back_as_it_was(base, own, kind, answer):
     "guard", [{"task": "choose"}, {"task": "choose", "metric": "acc"}, {"task": "choose", "metric": "acc,none"}]
 )
 def test_a_guard_of_what_is_measured(base, own, guard):
-    harness_data.keep(asking(base, own, ["both"], must_not_fall=[guard]), None)
+    harness_data.download(asking(base, own, ["both"], must_not_fall=[guard]), None)
 
 
 @pytest.mark.parametrize("guard", [{"task": "chose"}, {"task": "choose", "metric": "accuracy"}])
 def test_a_guard_of_what_is_not_measured_is_refused_before_training(base, own, guard):
     recipe = asking(base, own, ["both"], must_not_fall=[guard])
     with pytest.raises(
-        RecipeError, match=rf"must_not_fall: {' '.join(guard.values())}: not among what .* measures: .*choose \(acc"
+        RecipeError,
+        match=rf"must_not_fall: {' '.join(guard.values())}: not measured by evaluation.tasks, which measures: .*choose \(acc",
     ):
-        harness_data.keep(recipe, None)
+        harness_data.download(recipe, None)
 
 
 def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
@@ -341,7 +343,7 @@ def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
     recipe = asking(base, folder, ["gone"])
     assert len(run.jobs(recipe)) == 1
     with pytest.raises(RecipeError, match=r"evaluation\.tasks: gone: cannot be loaded: .*none\.jsonl"):
-        harness_data.keep(recipe, None)
+        harness_data.download(recipe, None)
 
 
 def test_chats_without_a_template_are_refused_before_training(base, own, tmp_path):
@@ -349,8 +351,8 @@ def test_chats_without_a_template_are_refused_before_training(base, own, tmp_pat
     (bare / "chat_template.jinja").unlink()
     recipe = asking(bare, own, ["both"], apply_chat_template=True)
     with pytest.raises(DataError, match=r"data\.chat_template: the tokenizer of .*bare has no chat template"):
-        harness_data.keep(recipe, None)
-    harness_data.keep(asking(base, own, ["both"], apply_chat_template=True), None)
+        harness_data.download(recipe, None)
+    harness_data.download(asking(base, own, ["both"], apply_chat_template=True), None)
 
 
 def test_tasks_of_one_s_own_are_read_by_yaml_1_2_and_the_harness_s_own_as_it_does(base, own, tmp_path):

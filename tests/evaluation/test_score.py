@@ -44,7 +44,7 @@ def scored(request, base, dataset, tmp_path_factory):
 
 
 def by_hand(model, row) -> list[float]:
-    """The loss of each labelled token, in float64, from a forward pass of its own."""
+    """Return the loss of each labelled token, in float64, from a separate forward pass."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0].double()
     return [
@@ -71,8 +71,8 @@ def test_padding_and_batches_change_nothing(base, rows):
         assert numpy.abs(alone - together).max() < 1e-3
 
 
-def test_nothing_that_the_last_layers_index_with_lies_on_the_device_of_the_tokens(base, rows):
-    """A model over several GPUs: transformers' forward indexes the last GPU's states with what is given as logits_to_keep."""
+def test_indexes_of_the_last_layers_are_not_on_the_device_of_the_tokens(base, rows):
+    """For a model over several GPUs, transformers' forward indexes the last GPU's states with logits_to_keep."""
     given = []
 
     class Watched(torch.nn.Module):
@@ -111,7 +111,7 @@ def test_the_first_token_and_untrained_rows_are_not_scored(base):
     assert nll[0] == 0 < nll[1]
 
 
-def test_a_training_model_goes_on_training(base, rows):
+def test_a_model_in_training_mode_stays_in_it(base, rows):
     model = AutoModelForCausalLM.from_pretrained(base).train()
     scoring.heldout_loss(model, rows[:1], 3, 1)
     assert model.training
@@ -138,7 +138,7 @@ def test_training_shows(scored):
     assert metrics.loaded_as == {"full": "float32", "lora": "float32", "qlora": "nf4"}[recipe.method.name]
 
 
-def test_answers_stand_side_by_side(scored):
+def test_answers_are_side_by_side(scored):
     _, _, metrics = scored
     assert len(metrics.answers) == 3
     assert metrics.sample_wins.tuned + metrics.sample_wins.base + metrics.sample_wins.ties == metrics.samples
@@ -199,7 +199,7 @@ def test_interval_is_deterministic_and_paired():
     first, second = scoring.bootstrap(*samples(50)), scoring.bootstrap(*samples(50))
     assert first == second
     points, low, high = first
-    # Base and tuned share what is hard about a sample: their difference is known better than either.
+    # Base and tuned losses of a sample are correlated: their difference is known better than either.
     assert high[2] - low[2] < (high[0] - low[0]) / 2
     assert points[2] == pytest.approx(points[1] - points[0])
 
@@ -231,12 +231,12 @@ def test_perplexity_of_a_huge_loss_is_still_json():
 @pytest.mark.parametrize(
     ("missing", "name"), [("model.safetensors", "model/*.safetensors"), ("config.json", "model/config.json")]
 )
-def test_a_trained_folder_that_is_not_whole(missing, name, base, dataset, tmp_path):
+def test_an_incomplete_trained_folder(missing, name, base, dataset, tmp_path):
     (tmp_path / "model").mkdir()
     for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
         if file != missing:
             (tmp_path / "model" / file).write_text("{}")
-    with pytest.raises(ExportError, match=rf"not a whole full export: no {name.replace('*', '.')}; train again"):
+    with pytest.raises(ExportError, match=rf"not a complete full export: no {name.replace('*', '.')}; train again"):
         evaluation_score.score(recipe_for(base, "full"), tmp_path, dataset)
 
 
@@ -281,12 +281,12 @@ def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
     for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
         tensors.pop(name)
     save_file(tensors, file, metadata={"format": "pt"})
-    manifest.seal(recipe, file.parent, None)
+    manifest.write_manifest(recipe, file.parent, None)
     with pytest.raises(ExportError, match="cannot be loaded: Found missing adapter keys"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
 
-def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_path):
+def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_path, monkeypatch):
     from safetensors.torch import load_file, save_file
 
     recipe = recipe_for(base, "full")
@@ -295,12 +295,16 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
     first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
     tensors[first], tensors[second] = tensors[second], tensors[first]
     save_file(tensors, file, metadata={"format": "pt"})
-    manifest.seal(recipe, file.parent, None)
+    manifest.write_manifest(recipe, file.parent, None)
+    exported = loading.exported_model(recipe, tmp_path)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"),
+    ):
+        # The prompts alone would refuse it already.
+        patch.setattr(gate, "_check_answers", lambda recipe, trained, model: None)
+        gate.check(recipe, tmp_path, dataset, lambda: exported)
     (tmp_path / probe.PROBE).unlink()
-    model = loading.exported_model(recipe, tmp_path)
-    rows = scoring.heldout_rows(dataset, scoring.GATE_SAMPLES)
-    with pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"):
-        gate.check_loss(recipe, tmp_path, dataset, *scoring.heldout_loss(model, rows, 0, 4))
     with pytest.raises(ExportError, match="probe.safetensors: missing, cut short or damaged"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
@@ -314,7 +318,7 @@ def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base,
     other = evaluation_score.score(recipe, artifact, write_dataset(tmp_path / "other", base, heldout=6))
     fewer = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_samples": 3})})
     assert (again.samples, other.samples, evaluation_score.score(fewer, artifact, dataset).samples) == (8, 6, 3)
-    # On the same samples, the loss is held against the live model's.
+    # On the same samples, the loss is compared with the live model's.
     told = json.loads((artifact / "training.json").read_text())
     (artifact / "training.json").write_text(json.dumps(told | {"heldout_loss": told["heldout_loss"] + 1}))
     with pytest.raises(ExportError, match="the exported model's loss on the first 8 held-out samples is"):
@@ -327,7 +331,7 @@ def test_weights_that_diverged(base, dataset, tmp_path):
     recipe = recipe_for(base, "full")
     file = write_trained(tmp_path, recipe, dataset, steps=1) / "model" / "model.safetensors"
     save_file({name: tensor * 1e20 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    manifest.seal(recipe, file.parent, None)
+    manifest.write_manifest(recipe, file.parent, None)
     with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
@@ -335,9 +339,9 @@ def test_weights_that_diverged(base, dataset, tmp_path):
 def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):
     monkeypatch.setattr(evaluation_score, "score", in_which_process)
     monkeypatch.delitem(sys.modules, "trl", raising=False)
-    assert evaluation_score.score_afresh(None, None, None) == os.getpid()
+    assert evaluation_score.score_in_subprocess(None, None, None) == os.getpid()
     monkeypatch.setitem(sys.modules, "trl", math)
-    assert evaluation_score.score_afresh(None, None, None) != os.getpid()
+    assert evaluation_score.score_in_subprocess(None, None, None) != os.getpid()
     monkeypatch.setattr(evaluation_score, "score", end_at_once)
-    with pytest.raises(ExportError, match="the process that evaluates ended without a word"):
-        evaluation_score.score_afresh(None, None, None)
+    with pytest.raises(ExportError, match="the process that evaluates ended without an error message"):
+        evaluation_score.score_in_subprocess(None, None, None)

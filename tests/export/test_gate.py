@@ -1,4 +1,4 @@
-"""The gate on a tiny model's real export: undamaged ones pass, each planted fault is caught by name."""
+"""The gate on real exports of a tiny model: undamaged ones pass, and each planted fault is refused by name."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def fit(recipe, inputs, out, max_file_bytes=None):
 
 @pytest.fixture(scope="module")
 def runs(inputs, tmp_path_factory):
-    """Recipe and trained folder of each run, made when first asked for; nobody may write into them."""
+    """A function that returns recipe and trained folder of a run, made at its first call; read-only."""
     done = {}
 
     def run(method, sharding, max_file_bytes=None, **changes):
@@ -79,8 +79,7 @@ def copied(runs, tmp_path):
 
 
 def pass_the_gate(recipe, trained, inputs):
-    gate.check_files(recipe, trained, inputs / "dataset")
-    gate.check_answers(recipe, trained, loading.exported_model(recipe, trained))
+    gate.check(recipe, trained, inputs / "dataset", lambda: loading.exported_model(recipe, trained))
 
 
 @pytest.mark.parametrize(
@@ -161,12 +160,12 @@ def swapped_shards(folder):
     first.rename(aside)
     second.rename(first)
     aside.rename(second)
-    return f"{first.name}: model.layers.3.* says that it lies in {second.name}"
+    return f"{first.name}: model.layers.3.* says that it is in {second.name}"
 
 
 def missing_file(folder):
     shard(folder, 3).unlink()
-    return "model-00003-of-00005.safetensors: stands in model.safetensors.index.json but is not there"
+    return "model-00003-of-00005.safetensors: listed in model.safetensors.index.json but missing"
 
 
 def truncated_shard(folder):
@@ -209,7 +208,7 @@ def wrong_base(folder):
 
 
 def untied_head(folder):
-    """The head is written a second time beside the embedding that it is."""
+    """Write the tied head a second time, next to the embedding."""
     embedding = "model.embed_tokens.weight"
 
     def write_twice(tensors):
@@ -234,7 +233,7 @@ def dtype_of_the_configuration(folder):
 
 
 def two_layers_swapped(folder):
-    """All names, shapes and hashes are right; the weights are not those that answered."""
+    """Swap two layers: all names, shapes and hashes are right, but the answers are not."""
     from safetensors.torch import load_file, save_file
 
     one, two = load_file(shard(folder, 2)), load_file(shard(folder, 3))
@@ -262,8 +261,8 @@ def test_a_planted_fault_is_caught_by_name(method, sharding, size, fault, copied
     recipe, trained = copied(method, sharding, size)
     folder = trained / ("model" if method == "full" else "adapter")
     said = fault(folder)
-    # As if the exporter itself had made it so: the manifest agrees.
-    manifest.seal(recipe, folder, None)
+    # The manifest agrees, as after a faulty exporter.
+    manifest.write_manifest(recipe, folder, None)
     with pytest.raises(ExportError, match=f"{said}.*; nothing was stored"):
         pass_the_gate(recipe, trained, inputs)
 
@@ -292,7 +291,7 @@ def added_byte(folder):
 
 def lost_file(folder):
     (folder / "generation_config.json").unlink()
-    return "model/generation_config.json: stands in export.json but is not there"
+    return "model/generation_config.json: listed in export.json but missing"
 
 
 def no_manifest(folder):
@@ -335,20 +334,20 @@ def test_a_bias_that_its_base_has_all_zero_may_stay_so(tmp_path):
         (lambda logits: logits[:, 1:], "the live model answered from 4[0-9]* tokens, the exported one from"),
     ],
 )
-def test_other_answers(changed, said, runs, monkeypatch):
+def test_other_answers(changed, said, runs, inputs, monkeypatch):
     recipe, trained = runs("lora", "none", None)
     live = probe.Answers.read(trained / probe.PROBE)
     found = dataclasses.replace(live, logits=changed(live.logits))
     monkeypatch.setattr(probe, "ask", lambda model, prompts: found)
     with pytest.raises(ExportError, match=said):
-        gate.check_answers(recipe, trained, None)
+        pass_the_gate(recipe, trained, inputs)
     monkeypatch.setattr(probe, "ask", lambda model, prompts: dataclasses.replace(live, loss=live.loss + 0.01))
     with pytest.raises(ExportError, match="loss on the 16 fixed prompts is 0.01 nats away"):
-        gate.check_answers(recipe, trained, None)
+        pass_the_gate(recipe, trained, inputs)
 
 
 def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
-    """A hub's cache with two commits, the branch on the first."""
+    """The hub's cache has two commits, and the branch points to the first."""
     from huggingface_hub import constants
 
     one, two, cache = "1" * 40, "2" * 40, tmp_path / "models--someone--tiny"
@@ -375,8 +374,8 @@ def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
             gate.check_base(recipe, folder)
 
 
-def crash_and_go_on(recipe, inputs, out, words):
-    """An export that dies in its fourth file, then a second one of the same live trainer; which files were written again."""
+def crash_and_continue(recipe, inputs, out, words):
+    """Interrupt an export in its fourth file, export the same live trainer again, and return the files written again."""
     plan = planner.make(recipe)
     trainer, _ = build(RunState.of(recipe, plan, shape_named(plan.shape), inputs / "dataset"), Notes())
     save, saved = export_write._save, []
@@ -407,10 +406,10 @@ def crash_and_go_on(recipe, inputs, out, words):
     return found
 
 
-def test_an_export_that_was_cut_off_goes_on_with_the_same_weights_only(inputs, tmp_path):
+def test_an_interrupted_export_continues_with_the_same_weights_only(inputs, tmp_path):
     recipe = recipe_for(inputs, "full", "none")
     everything = [f"model-0000{number}" for number in range(1, 6)]
-    found = ranks.run(1, crash_and_go_on, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)])
+    found = ranks.run(1, crash_and_continue, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)])
     assert found == [everything[3:], everything, everything]
 
 
@@ -454,7 +453,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_layouts_of_other_families(family, inputs, tmp_path):
-    """Biases that are zero as in the base, fused experts that are stored one by one, an untied head."""
+    """Zero biases as in the base, fused experts that are stored one by one, an untied head."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)

@@ -33,9 +33,7 @@ def fit(recipe, dataset, out):
     # Here and not in the parent: a process that has used CUDA cannot be forked.
     shape = this_machine()
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
-    gate.check_files(recipe, out, dataset)
-    model = loading.exported_model(recipe, out, device_map={"": 0})
-    gate.check_answers(recipe, out, model)
+    model = gate.check(recipe, out, dataset, lambda: loading.exported_model(recipe, out, device_map={"": 0}))
     nll, tokens = scoring.heldout_loss(model, scoring.heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 

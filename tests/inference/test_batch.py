@@ -1,4 +1,4 @@
-"""Batch inference: the answers are those that a model gives to one prompt alone, in order, whatever the parts and batches."""
+"""Batch inference: for any parts and batches, the answers are those of a model to each prompt alone, in order."""
 
 import importlib
 import json
@@ -54,7 +54,7 @@ def question(index):
 
 
 def rows(count=14):
-    """Chats and plain text, of all lengths, for three speakers."""
+    """Return chats and plain text of all lengths, for the artifact, an adapter and the base."""
     made = []
     for index in range(count):
         row = {"id": f"q{index}", "adapter": (None, "long", "base")[index % 3]}
@@ -68,7 +68,7 @@ def write(path, lines):
 
 
 def said_alone(model, tokenizer, prompt, count, ends):
-    """One prompt, by a plain call."""
+    """Return the answer to one prompt, by a plain call."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         out = model.generate(
@@ -86,7 +86,7 @@ def said_alone(model, tokenizer, prompt, count, ends):
 
 
 def expected(store, lines, more_ends=()):
-    """What each row's speaker says, loaded by itself and asked one by one."""
+    """Return the answer to each row of its model, loaded alone and given one prompt at a time."""
     tokenizer = AutoTokenizer.from_pretrained(store / "short")
     models = {}
     for name, folder in ((None, "short"), ("long", "long")):
@@ -115,7 +115,7 @@ def read(folder):
 
 
 def run(store, file, folder, shards=3, keep=None, **generation):
-    """All of it without Flyte."""
+    """Run split, answer and join without Flyte."""
     generation = Generation(**{"max_new_tokens": 12, "batch_size": 4, **generation})
     artifacts = {"artifact": store / "short", "long": store / "long"}
     models = catalog.fingerprint({name: path / "artifact.json" for name, path in artifacts.items()})
@@ -123,13 +123,13 @@ def run(store, file, folder, shards=3, keep=None, **generation):
     keep = str(keep or folder / "keep")
     answered = [folder / "answered" / part.file for part in parts]
     for part, out in zip(parts, answered, strict=True):
-        if not batch.answered(part, keep, out):
+        if not batch.find_answers(part, keep, out):
             batch.answer_part(part, folder / "split" / part.file, store / "short", {"long": store / "long"}, keep, out)
     return parts, prompts.join(folder / "split", parts, answered, folder / "out")
 
 
 def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_path, monkeypatch):
-    # So little trained a model hardly ever ends an answer; a full stop does it here.
+    # A model with so little training hardly ever ends an answer; a full stop ends it here.
     markers, stop = models_generation.end_markers, AutoTokenizer.from_pretrained(store / "short").convert_tokens_to_ids(".")
     monkeypatch.setattr(batch, "end_markers", lambda *arguments: [*markers(*arguments), stop])
     lines = rows()
@@ -150,19 +150,19 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
     assert read(tmp_path / "one" / "out") == found
 
 
-def test_a_whole_model_answers(store, base, tmp_path):
-    speakers = batch.Speakers(store / "whole", {})
+def test_a_complete_model_answers(store, base, tmp_path):
+    loaded = batch.InferenceModel(store / "whole", {})
     asked = [{"row": {"prompt": "The sum is"}, "where": "x:1"}, {"row": {"messages": question(1)}, "where": "x:2"}]
-    first, second = speakers.answers(asked, Generation(max_new_tokens=6))
-    model = speakers.model
-    tokenizer = speakers.voices["artifact"].tokenizer
+    first, second = loaded.answers(asked, Generation(max_new_tokens=6))
+    model = loaded.model
+    tokenizer = loaded.formats["artifact"].tokenizer
     alone = said_alone(model, tokenizer, tokenizer("The sum is")["input_ids"], 6, [tokenizer.eos_token_id])
     assert (first.text, first.prompt_tokens, first.answer_tokens, first.finish_reason) == alone
     assert second.answer_tokens > 0
-    with pytest.raises(ExportError, match="base: a model that was trained whole has no base beside it"):
-        speakers.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
-    with pytest.raises(ExportError, match="whole: a model that was trained whole; a: adapters go onto the base"):
-        batch.Speakers(store / "whole", {"a": store / "short"})
+    with pytest.raises(ExportError, match="base: the artifact is a complete model, without its base"):
+        loaded.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
+    with pytest.raises(ExportError, match="whole: a complete model; a: adapters need the base that they were trained on"):
+        batch.InferenceModel(store / "whole", {"a": store / "short"})
 
 
 def test_parquet_comes_back_as_parquet(store, tmp_path):
@@ -182,7 +182,7 @@ def test_parquet_comes_back_as_parquet(store, tmp_path):
 
 def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypatch):
     file, keep = write(tmp_path / "prompts.jsonl", rows(9)), tmp_path / "keep"
-    answers, asked = batch.Speakers.answers, []
+    answers, asked = batch.InferenceModel.answers, []
 
     def failing(self, lines, generation):
         asked.append([line["number"] for line in lines])
@@ -190,7 +190,7 @@ def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypat
             raise OSError("the node is gone")
         return answers(self, lines, generation)
 
-    monkeypatch.setattr(batch.Speakers, "answers", failing)
+    monkeypatch.setattr(batch.InferenceModel, "answers", failing)
     with pytest.raises(OSError, match="the node is gone"):
         run(store, file, tmp_path / "first", keep=keep)
     assert len(list(keep.iterdir())) == 1
@@ -202,14 +202,14 @@ def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypat
     del asked[:]
     run(store, file, tmp_path / "again", keep=keep)
     assert asked == []
-    # One row changed, in the second part, and the file has another name and place.
+    # One row changed, in the second part, and the file has another name and folder.
     lines = rows(9)
     lines[4]["messages"] = question(5)
     (tmp_path / "elsewhere").mkdir()
     run(store, write(tmp_path / "elsewhere" / "changed.jsonl", lines), tmp_path / "changed", keep=keep)
     assert asked == [[1, 4, 7]]
-    prompts.forget(parts, str(keep))
-    assert not {prompts.kept_name(part) for part in parts} & {path.name for path in keep.iterdir()}
+    prompts.remove_answers(parts, str(keep))
+    assert not {prompts.answers_name(part) for part in parts} & {path.name for path in keep.iterdir()}
 
 
 def test_keys_change_with_all_that_answers_depend_on(tmp_path):
@@ -231,16 +231,16 @@ def test_keys_change_with_all_that_answers_depend_on(tmp_path):
         ({"text": "x"}, r"prompts.jsonl:2: neither prompt nor messages; there are text"),
         ({"prompt": ""}, r"prompts.jsonl:2: prompt is empty"),
         ({"prompt": 3}, r"prompts.jsonl:2: prompt must be a string, found int 3"),
-        ({"prompt": "x", "adapter": "lang"}, r"prompts.jsonl:2: adapter 'lang': none of that name; there are long, base"),
-        ({"prompt": "x", "answer": "y"}, r"prompts.jsonl:2: column answer is there already, and the answers bring one"),
+        ({"prompt": "x", "adapter": "lang"}, r"prompts.jsonl:2: adapter 'lang': no adapter of that name; there are long, base"),
+        ({"prompt": "x", "answer": "y"}, r"prompts.jsonl:2: column answer exists already, and the answers add one"),
         ({"messages": []}, r"prompts.jsonl:2: messages must be a list"),
         (
             {"messages": [*question(1), {"role": "assistant", "content": "4"}]},
-            r"prompts.jsonl:2: messages end with the assistant's: nothing is asked",
+            r"prompts.jsonl:2: messages end with the assistant's turn, so there is nothing to answer",
         ),
     ],
 )
-def test_a_bad_row_is_told_with_its_line_or_set_aside(line, said, store, tmp_path):
+def test_a_bad_row_is_reported_with_its_line_or_skipped(line, said, store, tmp_path):
     file = write(tmp_path / "prompts.jsonl", [{"prompt": "a"}, line, {"prompt": "b"}])
     with pytest.raises(DataError, match=said):
         prompts.split(file, 1, ["long"], Generation(), "m", tmp_path / "split")
@@ -250,7 +250,7 @@ def test_a_bad_row_is_told_with_its_line_or_set_aside(line, said, store, tmp_pat
         prompts.split(file, 1, ["long"], Generation(max_bad_fraction=0.1), "m", tmp_path / "few")
 
 
-def test_a_prompt_that_is_too_long_is_told_or_set_aside(store, tmp_path):
+def test_a_prompt_that_is_too_long_is_reported_or_skipped(store, tmp_path):
     file = write(tmp_path / "prompts.jsonl", ["nope", {"prompt": "The sum " * 700}, {"prompt": "The sum is"}, {"prompt": "b"}])
     with pytest.raises(DataError, match=r"2 of 4 rows are bad, more than max_bad_fraction 0.3 allows"):
         run(store, file, tmp_path / "few", shards=2, max_bad_fraction=0.3)
@@ -259,7 +259,7 @@ def test_a_prompt_that_is_too_long_is_told_or_set_aside(store, tmp_path):
     assert [line["row"] for line in read(tmp_path / "some" / "out")] == [2, 3]
     bad = [json.loads(line) for line in (tmp_path / "some" / "out" / "bad_rows.jsonl").read_text().splitlines()]
     assert [row["line"] for row in bad] == [1, 2]
-    assert "are more than the 1,024 that the model can see" in bad[1]["reason"]
+    assert "are more than the model's context of 1,024" in bad[1]["reason"]
     write(file, [{"prompt": "The sum " * 700}])
     with pytest.raises(DataError, match=r"prompts.jsonl:1: [\d,]+ tokens and 12 of an answer \(max_new_tokens\) are more than"):
         run(store, file, tmp_path / "none", shards=1)
@@ -270,7 +270,7 @@ def test_settings_that_cannot_be(tmp_path):
         Generation(max_new_token=3, temperature=-1)
     assert "max_new_token: unknown key; did you mean max_new_tokens?" in str(error.value)
     file = write(tmp_path / "prompts.jsonl", [{"prompt": "x"}])
-    with pytest.raises(RecipeError, match="shards 0: it takes 1 to 900"):
+    with pytest.raises(RecipeError, match="shards 0: must be 1 to 900"):
         prompts.split(file, 0, [], Generation(), "m", tmp_path / "out")
     with pytest.raises(DataError, match=r"prompts: empty.jsonl has no rows"):
         prompts.split(write(tmp_path / "empty.jsonl", []), 2, [], Generation(), "m", tmp_path / "out")
@@ -284,70 +284,70 @@ def test_rows_that_would_not_come_back_as_they_were(tmp_path):
     assert [part.rows for part in prompts.split(file, 1, [], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")] == [1]
     table = tmp_path / "prompts.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"], "picture": [b"\x00\xff"]}), table)
-    with pytest.raises(DataError, match=r"column picture holds bytes, which would not come back as they were; leave it out"):
+    with pytest.raises(DataError, match=r"column picture has bytes, which JSON cannot store; remove it"):
         prompts.split(table, 1, [], Generation(), "m", tmp_path / "bytes")
 
 
 def test_columns_that_parquet_cannot_hold(tmp_path):
     file = write(tmp_path / "answers.jsonl", [{"a": 1}, {"a": "x"}])
-    with pytest.raises(DataError, match="no Parquet file can hold these columns .* give the prompts as JSON Lines"):
+    with pytest.raises(DataError, match="Parquet cannot store these columns .* give the prompts as JSON Lines"):
         prompts._to_parquet(file)
 
 
 def test_drawn_answers_follow_from_the_seed(store):
-    speakers = batch.Speakers(store / "short", {})
+    model = batch.InferenceModel(store / "short", {})
     asked = [{"row": {"prompt": f"The sum of {index} and"}, "where": f"x:{index}"} for index in range(4)]
     first, again, other = (
-        [answer.text for answer in speakers.answers(asked, Generation(temperature=1.5, top_p=0.95, seed=seed))]
+        [answer.text for answer in model.answers(asked, Generation(temperature=1.5, top_p=0.95, seed=seed))]
         for seed in (1, 1, 2)
     )
     assert first == again != other
 
 
 def test_answers_end_at_the_template_s_marker_and_the_model_s_own(store):
-    speakers = batch.Speakers(store / "short", {})
-    tokenizer = speakers.voices["artifact"].tokenizer
+    model = batch.InferenceModel(store / "short", {})
+    tokenizer = model.formats["artifact"].tokenizer
     end, text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
     tokenizer.eos_token = "<|endoftext|>"
-    speakers.model.generation_config = None
-    assert models_generation.end_markers(tokenizer, speakers.model) == sorted([end, text])
+    model.model.generation_config = None
+    assert models_generation.end_markers(tokenizer, model.model) == sorted([end, text])
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} words\n{% endfor %}"
-    assert models_generation.end_markers(tokenizer, speakers.model) == [text]
+    assert models_generation.end_markers(tokenizer, model.model) == [text]
     from transformers import GenerationConfig
 
-    speakers.model.generation_config = GenerationConfig(eos_token_id=[7, 9])
-    assert models_generation.end_markers(tokenizer, speakers.model) == sorted({text, 7, 9})
+    model.model.generation_config = GenerationConfig(eos_token_id=[7, 9])
+    assert models_generation.end_markers(tokenizer, model.model) == sorted({text, 7, 9})
 
 
 def test_a_batch_that_does_not_fit_says_what_to_do(store, monkeypatch):
-    speakers = batch.Speakers(store / "short", {})
+    model = batch.InferenceModel(store / "short", {})
 
     def full(**inputs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(speakers.model, "generate", full)
+    monkeypatch.setattr(model.model, "generate", full)
     with pytest.raises(OutOfMemory, match="batch_size 8: 1 prompts of 3 tokens and their answers do not fit"):
-        models_generation.answer(speakers.model, speakers.voices["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2])
+        models_generation.answer(model.model, model.formats["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2])
 
 
 def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
-    speakers = batch.Speakers(store / "short", {})
-    voice = speakers.voices["artifact"]
-    plain = voice.tokens({"messages": question(1)}, "x:1")
-    named = batch._Voice(voice.tokenizer, "Be brief.", voice.ends).tokens({"messages": question(1)}, "x:1")
-    assert voice.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    model = batch.InferenceModel(store / "short", {})
+    form = model.formats["artifact"]
+    plain = form.tokens({"messages": question(1)}, "x:1")
+    named = batch._PromptFormat(form.tokenizer, "Be brief.", form.ends).tokens({"messages": question(1)}, "x:1")
+    assert form.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
     assert named[-len(plain) :] == plain
-    voice.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    form.tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError, match="x:1: the chat template refuses the messages: no"):
-        voice.tokens({"messages": question(1)}, "x:1")
-    voice.tokenizer.chat_template = None
+        form.tokens({"messages": question(1)}, "x:1")
+    form.tokenizer.chat_template = None
     with pytest.raises(DataError, match="x:1: messages, but the model's tokenizer has no chat template; give a prompt"):
-        voice.tokens({"messages": question(1)}, "x:1")
+        form.tokens({"messages": question(1)}, "x:1")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_the_workflow_goes_on_after_a_shard_that_failed(store, tmp_path, monkeypatch):
-    lines, asked, answers = rows(7), [], batch.Speakers.answers
+def test_the_workflow_continues_after_a_shard_that_failed(store, tmp_path, monkeypatch):
+    lines, asked, answers = rows(7), [], batch.InferenceModel.answers
 
     def failing(self, lines, generation):
         asked.append([line["number"] for line in lines])
@@ -366,7 +366,7 @@ def test_the_workflow_goes_on_after_a_shard_that_failed(store, tmp_path, monkeyp
             keep=str(tmp_path / "keep"),
         )
 
-    monkeypatch.setattr(batch.Speakers, "answers", failing)
+    monkeypatch.setattr(batch.InferenceModel, "answers", failing)
     with pytest.raises(OSError, match="the node is gone"):
         execution()
     found = execution()

@@ -27,8 +27,8 @@ from flytune.export import gate
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe
 loading.quiet()
-recipe, trained = Recipe.from_yaml(Path(sys.argv[1])), Path(sys.argv[2])
-gate.check_answers(recipe, trained, loading.exported_model(recipe, trained, device_map={"": "cpu"}).eval())
+recipe, dataset, trained = Recipe.from_yaml(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
+gate.check(recipe, trained, dataset, lambda: loading.exported_model(recipe, trained, device_map={"": "cpu"}))
 print("passed")
 """
 
@@ -48,6 +48,7 @@ def test_an_export_passes_the_gate_on_an_older_cpu(method, dtype, tmp_path):
     data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset")
     ranks.run(1, fit, recipe, tmp_path / "dataset", tmp_path / "out")
     (tmp_path / "recipe.yaml").write_text(json.dumps(content))
-    command = [sys.executable, "-c", CHECK, str(tmp_path / "recipe.yaml"), str(tmp_path / "out")]
+    paths = [str(tmp_path / name) for name in ("recipe.yaml", "dataset", "out")]
+    command = [sys.executable, "-c", CHECK, *paths]
     done = subprocess.run(command, env=os.environ | OLD_CPU, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "passed", done.stderr[-2000:]

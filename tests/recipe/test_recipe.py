@@ -34,7 +34,7 @@ def mistakes_of(recipe):
         "https://host/rows.jsonl#token=pl4nted",
     ],
 )
-def test_addresses_with_credentials_are_refused_and_not_told(address):
+def test_addresses_with_credentials_are_refused_and_not_shown(address):
     for recipe in (content(data={"path": address, "max_lngth": 1}), content(publish={"address": address})):
         said = mistakes_of(recipe)
         assert re.search(r"recipe r: 1 mistake\n  (data\.path|publish\.address): an address with credentials", said)
@@ -50,7 +50,7 @@ def test_other_addresses_are_not(address):
     assert Recipe.model_validate(content(publish={"address": address})).publish.address == address
 
 
-def test_all_mistakes_are_told_at_once_with_dotted_paths_and_suggestions(tmp_path):
+def test_all_mistakes_are_reported_at_once_with_dotted_paths_and_suggestions(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text(
         yaml.safe_dump(
@@ -129,9 +129,9 @@ def test_a_misspelt_key_is_recognised(key, position):
 @pytest.mark.parametrize(
     ("section", "key", "said"),
     [
-        ("training", "gradient_accumulation_steps", "the planner says it; write training.global_batch_size"),
+        ("training", "gradient_accumulation_steps", "the planner computes it; write training.global_batch_size"),
         ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
-        ("method", "merge", "a run stores the adapter alone"),
+        ("method", "merge", "a run stores only the adapter"),
         ("sharding", "fsdp_config", "write sharding: NAME; the rest follows from it"),
     ],
 )

@@ -10,7 +10,7 @@ def kill_once_saved(recipe, step):
     import fsspec
 
     deadline = time.monotonic() + 120
-    filesystem, root = fsspec.core.url_to_fs(recipe.checkpoints.place)
+    filesystem, root = fsspec.core.url_to_fs(recipe.checkpoints.address)
     while not filesystem.glob(f"{root}/*/{step}-*/manifest.json"):
         assert time.monotonic() < deadline, f"no checkpoint of step {step}"
         time.sleep(0.05)

@@ -111,7 +111,7 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     shutil.copytree(dataset / "tokenizer", out, dirs_exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(str(out))
     probe.ask(model, probe.tokenized(tokenizer)).write(folder / probe.PROBE)
-    export_manifest.seal(recipe, out, None)
+    export_manifest.write_manifest(recipe, out, None)
     nll, tokens = scoring.heldout_loss(model, scoring.heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
     live = {"heldout_loss": float(nll.sum() / tokens.sum())}
     training = training_result(steps).model_copy(update=live)

@@ -200,7 +200,7 @@ def test_a_run_from_an_address(bucket, cache, tmp_path, monkeypatch):
     check_base(recipe, trained / "adapter")
     from flytune.export import manifest
 
-    manifest.seal(recipe, trained / "adapter", None)
+    manifest.write_manifest(recipe, trained / "adapter", None)
     assert score(recipe, trained, dataset).base.perplexity > 1
 
 

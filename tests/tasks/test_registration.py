@@ -151,7 +151,7 @@ def test_nothing_of_this_machine_is_in_what_a_cluster_gets(monkeypatch):
 )
 def test_checkpoints_lie_outside_of_what_one_attempt_is_given(prefix, folder):
     with FlyteContextManager.with_context(context(prefix)):
-        assert placed(recipe_of()).checkpoints.place == folder
+        assert placed(recipe_of()).checkpoints.address == folder
         named = recipe_of(checkpoints={"folder": "/mnt/runs"})
         assert placed(named) == named
 
@@ -159,7 +159,7 @@ def test_checkpoints_lie_outside_of_what_one_attempt_is_given(prefix, folder):
 def test_checkpoints_of_a_run_on_this_machine_lie_here(tmp_path):
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         with FlyteContextManager.with_context(context(prefix)):
-            assert placed(recipe_of()).checkpoints.place == ".checkpoints"
+            assert placed(recipe_of()).checkpoints.address == ".checkpoints"
 
 
 def context(prefix):

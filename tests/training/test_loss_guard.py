@@ -90,7 +90,7 @@ def test_the_stream_skips_exactly_those_steps():
 
 
 def test_skip_requires_every_step_to_be_logged():
-    with pytest.raises(ValueError, match="on_bad_loss: skip looks at each step; logging_steps must be 1"):
+    with pytest.raises(ValueError, match="on_bad_loss: skip needs the loss of each step; set logging_steps to 1"):
         training_of(on_bad_loss="skip", logging_steps=5)
 
 

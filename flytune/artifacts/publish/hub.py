@@ -14,7 +14,7 @@ from typing import Any
 from flytune.artifacts.publish import hub_errors
 from flytune.evaluation import guards
 from flytune.recipe.recipe import Recipe
-from flytune.records.contents import CONTENTS, Contents, stored
+from flytune.records.contents import CONTENTS, Contents, stored_file
 from flytune.records.dataset import Manifest
 from flytune.records.metrics import Metrics
 from flytune.records.plan import Plan
@@ -53,7 +53,7 @@ def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
 
 def listed(files: Mapping[str, Path], made: Path) -> dict[str, Path]:
     """`files` and the artifact.json that lists them as they lie in the repository; it is written into the folder `made`."""
-    entries = [stored(path, name) for name, path in sorted(files.items())]
+    entries = [stored_file(path, name) for name, path in sorted(files.items())]
     Contents(files=entries).write(made / CONTENTS)
     return {**files, CONTENTS: made / CONTENTS}
 

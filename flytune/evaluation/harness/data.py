@@ -1,4 +1,4 @@
-"""What the harness's tasks need, before anything is trained; their data is kept for pods that see no hub."""
+"""Data of the harness's tasks: checked and downloaded before training, for pods without access to a hub."""
 
 from pathlib import Path
 
@@ -9,14 +9,12 @@ from flytune.evaluation.harness import tasks
 from flytune.recipe.recipe import Recipe
 
 
-def keep(recipe: Recipe, folder: Path | None) -> None:
-    """Loads each task here, where the hub may be asked, so that `folder` has its data for pods that may not.
-
-    None keeps it in this machine's own cache.
+def download(recipe: Recipe, folder: Path | None) -> None:
+    """Load each task and store its data in `folder`, or in this machine's own cache if `folder` is None.
 
     Raises:
-        RecipeError: a task cannot be loaded; a guard can never hold, for the tasks measure no such thing.
-        DataError: evaluation.apply_chat_template, and the model has none.
+        RecipeError: a task cannot be loaded; or a guard names a metric that the tasks do not measure.
+        DataError: evaluation.apply_chat_template is set, and the model has no chat template.
     """
     if recipe.evaluation.tasks and recipe.evaluation.apply_chat_template:
         require_chat_template(load_tokenizer(recipe.model, recipe.data), recipe.model, "of evaluation.apply_chat_template")
@@ -26,7 +24,7 @@ def keep(recipe: Recipe, folder: Path | None) -> None:
             with tasks.quiet(f"{task.name}: data"):
                 loaded = tasks.load(recipe, task)
             for name, one in loaded["tasks"].items():
-                # A metric that is a function of the task's own may give others than its name says.
+                # A metric that is the task's own function may return metrics of other names.
                 own = any(callable(metric["metric"]) for metric in one.get_config("metric_list") or [])
                 measured[name] = None if own else list(one.aggregation())
             for name, group in loaded["groups"].items():

@@ -1,7 +1,7 @@
-"""The field's benchmarks (lm-evaluation-harness) on base and tuned model: in parts that run anywhere, put together exactly.
+"""Benchmarks of lm-evaluation-harness on base and tuned model, run in parts and combined exactly.
 
-A part asks the model, and keeps what it answered. Putting together is the harness's own evaluation, with the kept answers
-in the model's place: metrics, groups and standard errors are its own, over all documents.
+A part runs the model and stores its answers. Combining is the harness's own evaluation with the stored answers in place of the
+model: metrics, groups and standard errors are the harness's, over all documents.
 """
 
 import gc
@@ -26,13 +26,13 @@ from flytune.schema import Record, Strict
 log = logging.getLogger(__name__)
 
 BOOTSTRAPS = 100_000
-"""The harness's own, for metrics without a standard error in closed form."""
+"""The harness's default number of bootstrap samples, for metrics without a standard error in closed form."""
 SIDES = ("base", "tuned")
 _NO_JSON = ("Infinity", "-Infinity", "NaN")
 
 
 class Job(Strict):
-    """One pod's part of a task or group: every `shards`-th document of each task, from number `shard` on."""
+    """One pod's part of a task or group: every `shards`-th document of each task, starting with number `shard`."""
 
     task: HarnessTask
     shard: int
@@ -40,7 +40,7 @@ class Job(Strict):
 
 
 class JobResult(Record):
-    """What both models answered, by request."""
+    """The answers of both models, by request."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
     job: Job
@@ -48,24 +48,24 @@ class JobResult(Record):
     tuned: dict[str, list[Any]]
 
 
-class _Kept:
-    """A model, as far as the harness asks: it says what was answered before."""
+class _StoredAnswers:
+    """A substitute for a model: it returns stored answers to the harness's requests."""
 
     rank, world_size = 0, 1
 
     def __init__(self, answers: dict[str, list[Any]]) -> None:
         self.answers = {key: iter(responses) for key, responses in answers.items()}
 
-    def _said(self, instances: list[Any]) -> list[Any]:
+    def _responses(self, instances: list[Any]) -> list[Any]:
         return [_plain(next(self.answers[_key(instance)]), instance.request_type) for instance in instances]
 
-    loglikelihood = loglikelihood_rolling = generate_until = _said
+    loglikelihood = loglikelihood_rolling = generate_until = _responses
 
 
 def jobs(recipe: Recipe) -> list[Job]:
-    """The parts of all tasks, each for a pod of its own; none where the recipe asks no task.
+    """Return the parts of all tasks, one per pod; none if the recipe has no tasks.
 
-    A group is one task here: its model is loaded once, and evaluation.task_shards cuts all its tasks alike.
+    A group is one task here: its model is loaded once, and evaluation.task_shards splits each of its tasks.
 
     Raises:
         RecipeError: see harness_tasks.check.
@@ -78,9 +78,9 @@ def jobs(recipe: Recipe) -> list[Job]:
 
 
 def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> JobResult:
-    """Asks base and tuned model. An adapter's base is loaded once and asked with the adapter switched off.
+    """Run a part on base and tuned model. An adapter's base is loaded once and run with the adapter switched off.
 
-    `data` is what flytune.evaluation.harness.data has kept.
+    `data` is the folder that flytune.evaluation.harness.data.download filled.
 
     Raises:
         RecipeError: the task cannot be loaded.
@@ -109,21 +109,21 @@ def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> Jo
 
 
 def combine(recipe: Recipe, results: list[JobResult], out: Path, data: Path | None = None) -> list[TaskScore]:
-    """Scores over the documents of all parts; the harness's own results go to `out`, as base.json and tuned.json.
+    """Return the scores over the documents of all parts, and write the harness's results to `out` as base.json and tuned.json.
 
-    `data` is what flytune.evaluation.harness.data has kept.
+    `data` is the folder that flytune.evaluation.harness.data.download filled.
 
     Raises:
         RecipeError: a task cannot be loaded.
     """
     with harness_tasks.data_in(data):
-        told: dict[str, Any] = {side: _told(recipe, results, side) if results else {} for side in SIDES}
+        found: dict[str, Any] = {side: _results(recipe, results, side) if results else {} for side in SIDES}
     out.mkdir(parents=True, exist_ok=True)
-    for side, content in told.items():
-        # Of configurations that hold functions.
+    for side, content in found.items():
+        # default=str: configurations may have functions.
         text = json.dumps(content, indent=2, default=str, ensure_ascii=False)
         (out / f"{side}.json").write_text(text + "\n", encoding="utf-8")
-    return _scores(told["base"], told["tuned"])
+    return _scores(found["base"], found["tuned"])
 
 
 def _answers(recipe: Recipe, job: Job, tasks: dict[str, Any], model: Any, tokenizer: Any) -> dict[str, list[Any]]:
@@ -137,8 +137,8 @@ def _answers(recipe: Recipe, job: Job, tasks: dict[str, Any], model: Any, tokeni
         if request.doc_id % job.shards == job.shard:
             by_kind[request.request_type] += [request] * request.repeats
     found: dict[str, list[Any]] = defaultdict(list)
-    for kind, asked in by_kind.items():
-        for request, response in zip(asked, getattr(lm, kind)(asked), strict=True):
+    for kind, requests in by_kind.items():
+        for request, response in zip(requests, getattr(lm, kind)(requests), strict=True):
             found[_key(request)].append(response)
     return dict(found)
 
@@ -148,23 +148,23 @@ def _key(request: Any) -> str:
 
 
 def _plain(response: Any, kind: str) -> Any:
-    """As the model gave it: JSON has no tuples, and no infinity. What is generated may say NaN, and stays text."""
+    """Restore a response from JSON, which has no tuples and no infinity. Generated text stays text, even if it is NaN."""
     if isinstance(response, list):
         return tuple(float(part) if part in _NO_JSON else part for part in response)
     return float(response) if kind == "loglikelihood_rolling" else response
 
 
-def _told(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:
-    """The harness's results of all tasks in its own layout."""
+def _results(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:
+    """Return the harness's results of all tasks in its own layout."""
     import lm_eval
 
     evaluation = recipe.evaluation
     found: dict[str, Any] = defaultdict(dict)
-    for asked in evaluation.tasks:
-        parts = [getattr(result, side) for result in results if result.job.task == asked]
-        kept = {key: responses for part in parts for key, responses in part.items()}
-        with harness_tasks.quiet(f"{asked.name}: scores"):
-            for section, content in _evaluated(recipe, asked, kept).items():
+    for task in evaluation.tasks:
+        parts = [getattr(result, side) for result in results if result.job.task == task]
+        answers = {key: responses for part in parts for key, responses in part.items()}
+        with harness_tasks.quiet(f"{task.name}: scores"):
+            for section, content in _evaluate(recipe, task, answers).items():
                 found[section] |= content
     return found | {
         "config": {
@@ -172,7 +172,7 @@ def _told(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]
             "model_dtype": recipe.model.dtype,
             "batch_size": evaluation.batch_size,
             "apply_chat_template": evaluation.apply_chat_template,
-            "limit": {asked.name: asked.limit for asked in evaluation.tasks},
+            "limit": {task.name: task.limit for task in evaluation.tasks},
             "bootstrap_iters": BOOTSTRAPS,
             "random_seed": harness_tasks.SEED,
             **{f"{of}_seed": harness_tasks.OTHER_SEED for of in ("numpy", "torch", "fewshot")},
@@ -181,18 +181,18 @@ def _told(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]
     }
 
 
-def _evaluated(recipe: Recipe, asked: HarnessTask, kept: dict[str, list[Any]]) -> dict[str, Any]:
+def _evaluate(recipe: Recipe, task: HarnessTask, answers: dict[str, list[Any]]) -> dict[str, Any]:
     from lm_eval.evaluator import evaluate
 
-    loaded: Any = harness_tasks.load(recipe, asked)
-    for task in loaded["tasks"].values():
-        task.set_fewshot_seed(seed=harness_tasks.OTHER_SEED)
-    lm: Any = _Kept(kept)
-    return dict(evaluate(lm, loaded, limit=asked.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False) or {})
+    loaded: Any = harness_tasks.load(recipe, task)
+    for one in loaded["tasks"].values():
+        one.set_fewshot_seed(seed=harness_tasks.OTHER_SEED)
+    lm: Any = _StoredAnswers(answers)
+    return dict(evaluate(lm, loaded, limit=task.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False) or {})
 
 
 def _scores(base: dict[str, Any], tuned: dict[str, Any]) -> list[TaskScore]:
-    """One for each metric of each task and group, in the harness's order."""
+    """Return a score for each metric of each task and group, in the harness's order."""
     found = []
     for task, values in tuned.get("results", {}).items():
         for key, value in values.items():
@@ -201,7 +201,7 @@ def _scores(base: dict[str, Any], tuned: dict[str, Any]) -> list[TaskScore]:
             if not comma or metric.endswith("_stderr"):
                 continue
             if not _is_number(value) or not _is_number(before):
-                log.warning("%s %s: %s and %s, which is no number; left out of the scores", task, key, before, value)
+                log.warning("%s %s: %s and %s, not both numbers; skipped in the scores", task, key, before, value)
                 continue
             error = f"{metric}_stderr,{filtered}"
             higher = tuned["higher_is_better"].get(task, {}).get(metric)
@@ -229,10 +229,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _error(value: Any) -> float | None:
-    """A standard error; the harness says N/A where it has none."""
+    """Return a standard error, or None for the harness's N/A."""
     return float(value) if _is_number(value) and math.isfinite(float(value)) else None
 
 
 def _finite(value: Any) -> float:
-    """JSON has no infinity."""
+    """Return the nearest finite value: JSON has no infinity."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(value)))

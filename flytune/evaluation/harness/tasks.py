@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: found, refused before anything is paid for, and loaded as a recipe asks them."""
+"""Tasks of lm-evaluation-harness: looked up and checked before training, and loaded with a recipe's settings."""
 
 import difflib
 import importlib.util
@@ -20,65 +20,65 @@ from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Evaluation, HarnessTask
 
 SEED, OTHER_SEED = 0, 1234
-"""The harness's own defaults: of random; of numpy, torch and the choice of few-shot examples."""
-# The harness runs what such a task's YAML or model says.
+"""The harness's default seeds: for `random`; for numpy, torch and the choice of few-shot examples."""
+# Settings of tasks that are refused, and the reason.
 _REFUSED = {
-    "unsafe_code": "runs code that the model writes, which Flytune does not do in pods that hold secrets",
+    "unsafe_code": "runs code that the model writes, which Flytune does not do in pods that have secrets",
     "doc_to_image": "shows pictures, which causal language models do not read",
     "doc_to_audio": "plays sounds, which causal language models do not hear",
 }
 
 
 def check(recipe: Recipe) -> None:
-    """Looks the recipe's tasks up in the harness's index; reads no data and asks no hub.
+    """Look up the recipe's tasks in the harness's index, without reading data or contacting a hub.
 
     Raises:
         RecipeError: the harness is not installed; include_path is no folder; or all mistakes at once: unknown names, tasks
-            asked twice, tasks that are refused.
+            named twice, tasks that are refused.
     """
     index = _manager(recipe.evaluation).task_index
     problems: list[str] = []
     owners: dict[str, str] = {}
-    for asked in recipe.evaluation.tasks:
-        if asked.name not in index:
-            problems.append(f"evaluation.tasks: {_unknown(asked.name, index, recipe.evaluation)}")
+    for task in recipe.evaluation.tasks:
+        if task.name not in index:
+            problems.append(f"evaluation.tasks: {_unknown(task.name, index, recipe.evaluation)}")
             continue
-        for leaf in dict.fromkeys(_leaves(asked.name, index)):
+        for leaf in dict.fromkeys(_leaves(task.name, index)):
             if leaf in owners:
-                problems.append(f"evaluation.tasks: {leaf} is asked twice, by {owners[leaf]} and by {asked.name}")
-            owners[leaf] = asked.name
+                problems.append(f"evaluation.tasks: {leaf} is named twice, by {owners[leaf]} and by {task.name}")
+            owners[leaf] = task.name
             config = (index[leaf].cfg if leaf in index else None) or {}
             problems += [f"evaluation.tasks: {leaf} {why}" for key, why in _REFUSED.items() if config.get(key)]
     if problems:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
 
 
-def load(recipe: Recipe, asked: HarnessTask) -> dict[str, Any]:
-    """The task, or the group with all its tasks, as the harness's TaskManager loads it, with its data and few-shot count.
+def load(recipe: Recipe, wanted: HarnessTask) -> dict[str, Any]:
+    """Load a task, or a group with all its tasks, with the harness's TaskManager, and set its few-shot count.
 
-    A task whose own YAML says num_fewshot: 0 keeps it, as in the harness.
+    A task whose own YAML has num_fewshot: 0 keeps it, as in the harness.
 
     Raises:
-        RecipeError: it cannot be loaded (its data is not there, its YAML is wrong), or is refused.
+        RecipeError: it cannot be loaded (missing data, a mistake in its YAML), or is refused.
     """
     _seed()
     try:
-        loaded = _manager(recipe.evaluation).load([asked.name])
-    except Exception as error:  # Of the task's own code, of the data's reader, of the hub.
+        loaded = _manager(recipe.evaluation).load([wanted.name])
+    except Exception as error:  # raised by the task's own code, the data's reader, or the hub
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        raise RecipeError(f"evaluation.tasks: {asked.name}: cannot be loaded: {reason}") from error
+        raise RecipeError(f"evaluation.tasks: {wanted.name}: cannot be loaded: {reason}") from error
     for name, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False):
             raise RecipeError(f"evaluation.tasks: {name} {_REFUSED['unsafe_code']}")
         own = task.get_config("num_fewshot")
-        if own is None or (asked.num_fewshot is not None and own != 0):
-            task.set_config(key="num_fewshot", value=asked.num_fewshot or 0)
+        if own is None or (wanted.num_fewshot is not None and own != 0):
+            task.set_config(key="num_fewshot", value=wanted.num_fewshot or 0)
     return dict(loaded)
 
 
 @contextmanager
 def data_in(folder: Path | None) -> Iterator[None]:
-    """Data sets are kept in `folder` and read from there, where there is one; else in this machine's own cache."""
+    """Store and read data sets in `folder` while the context is open; with None, in this machine's own cache."""
     if folder is None:
         yield
         return
@@ -88,18 +88,18 @@ def data_in(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def requests(tasks: dict[str, Any], asked: HarnessTask, lm: Any, as_chat: bool) -> list[Any]:
-    """Everything that is asked of the model `lm`, over all documents up to asked.limit.
+def requests(tasks: dict[str, Any], wanted: HarnessTask, lm: Any, as_chat: bool) -> list[Any]:
+    """Return all requests to the model `lm`, for the documents of all tasks up to `wanted.limit`.
 
-    Few-shot examples are drawn from document to document: who asks a part of the documents must build the requests of all,
-    or it would show other examples.
+    Few-shot examples are drawn document by document from one random state, so a part of the documents must build the requests
+    of all to get the same examples.
     """
     _seed()
     found: list[Any] = []
     for task in tasks.values():
         task.set_fewshot_seed(seed=OTHER_SEED)
         task.build_all_requests(
-            limit=asked.limit,
+            limit=wanted.limit,
             apply_chat_template=as_chat,
             fewshot_as_multiturn=True,
             chat_template=lm.apply_chat_template if as_chat else None,
@@ -111,26 +111,26 @@ def requests(tasks: dict[str, Any], asked: HarnessTask, lm: Any, as_chat: bool) 
 
 @contextmanager
 def quiet(label: str) -> Iterator[None]:
-    """The harness without its notices and prints, and with our progress bars: named `label`, and only after two seconds."""
+    """Silence the harness's notices and prints, and name its progress bars `label`; they appear after two seconds."""
     import datasets
     import lm_eval.api.task
 
-    told = logging.getLogger("lm_eval")
-    level, had_bars = told.level, datasets.are_progress_bars_disabled()
-    told.setLevel(logging.ERROR)
+    logger = logging.getLogger("lm_eval")
+    level, had_bars = logger.level, datasets.are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     try:
         with redirect_stdout(io.StringIO()), patch.object(lm_eval.api.task, "tqdm", partial(_bar, label)):
             yield
     finally:
-        told.setLevel(level)
+        logger.setLevel(level)
         if not had_bars:
             datasets.enable_progress_bars()
 
 
 @contextmanager
 def quiet_model(label: str) -> Iterator[None]:
-    """`quiet`, for the model's answers as well."""
+    """Do the same as `quiet`, for the bars of the model's answers too."""
     import lm_eval.models.huggingface
 
     bar = partial(_bar, label)
@@ -150,11 +150,11 @@ def _seed() -> None:
 
 
 def _manager(evaluation: Evaluation) -> Any:
-    """The harness's tasks and the recipe's own; those alone where they are all that is asked (which saves five seconds)."""
+    """Return the index of the harness's tasks and the recipe's own; of its own alone if no others are needed (5 s faster)."""
     folder = harness_tasks.folder(evaluation)
     if folder:
         own = _indexed(folder, include_defaults=False)
-        if all(asked.name in own.task_index for asked in evaluation.tasks):
+        if all(task.name in own.task_index for task in evaluation.tasks):
             return own
     return _indexed(folder, include_defaults=True)
 
@@ -165,13 +165,13 @@ def _indexed(folder: Path | None, include_defaults: bool) -> Any:
         raise RecipeError("evaluation.tasks: lm-evaluation-harness is not installed here: pip install 'flytune[harness]'")
     from lm_eval.tasks import TaskManager, _yaml_loader
 
-    # Tasks of one's own are read as recipes are; the harness's own as the harness does.
+    # The user's tasks are read by YAML 1.2, as recipes are; the harness's own tasks as the harness reads them.
     if not isinstance(upstream := _yaml_loader._make_loader, partial):
         _yaml_loader._make_loader = partial(harness_tasks.loader, upstream)
     with quiet("tasks"):
         manager = TaskManager(include_path=folder, include_defaults=include_defaults)
     read = manager._factory._load_full_config
-    # The harness reads local data from the working directory alone.
+    # The harness looks for local data in the working directory only.
     manager._factory._load_full_config = lambda entry, overrides=None: harness_tasks.with_data(
         read(entry, overrides), entry.yaml_path
     )
@@ -179,7 +179,7 @@ def _indexed(folder: Path | None, include_defaults: bool) -> Any:
 
 
 def _leaves(name: str, index: Any) -> Iterator[str]:
-    """The tasks that a name stands for: itself, or a group's or tag's."""
+    """Yield the tasks of a name: the task itself, or those of a group or tag."""
     entry = index.get(name)
     kind = entry.kind.name if entry else "TASK"
     if kind == "TAG":
@@ -188,7 +188,7 @@ def _leaves(name: str, index: Any) -> Iterator[str]:
         members = entry.cfg.get("task") or []
         for member in members if isinstance(members, list) else [members]:
             name = member if isinstance(member, str) else member.get("task") or member.get("group")
-            if isinstance(name, str):  # else a group that is written out in place
+            if isinstance(name, str):  # otherwise a group that is defined in place
                 yield from _leaves(name, index)
     else:
         yield name
@@ -205,7 +205,7 @@ def _unknown(name: str, index: Any, evaluation: Evaluation) -> str:
 
 
 def _fault(path: Path) -> str:
-    """Why the harness passes a file by in silence, if it does."""
+    """Return the reason why the harness silently skips a file, or an empty text."""
     from lm_eval.tasks._index import TaskIndex
     from lm_eval.tasks._yaml_loader import load_yaml
 

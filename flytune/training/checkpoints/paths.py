@@ -14,7 +14,7 @@ from flytune.training.checkpoints.ledger import Ledger
 
 def run_key(recipe: Recipe, content_sha256: str) -> str:
     """Return the key of a run: of its decisions, without machines and trackers, so that a run resumes on another shape."""
-    return f"{recipe.name}-{recipe.what_is_trained().key()}-{content_sha256[:8]}"
+    return f"{recipe.name}-{recipe.without_infrastructure().key()}-{content_sha256[:8]}"
 
 
 def home_of(recipe: Recipe, key: str) -> Path:
@@ -25,7 +25,7 @@ def home_of(recipe: Recipe, key: str) -> Path:
 def ledger_of(recipe: Recipe, key: str) -> Ledger:
     """Return the ledger of all attempts' checkpoints."""
     settings, home = recipe.checkpoints, home_of(recipe, key)
-    address = str(home) if settings.home == settings.place else f"{settings.place.rstrip('/')}/{home.name}"
+    address = str(home) if settings.home == settings.address else f"{settings.address.rstrip('/')}/{home.name}"
     return Ledger(Storage(address), settings.save_total_limit)
 
 
