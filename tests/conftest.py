@@ -84,7 +84,7 @@ def bucket(monkeypatch):
     import s3fs
     from moto.server import ThreadedMotoServer
 
-    from tasks.runtime.ending import close_file_systems
+    from tasks.runtime.termination import close_file_systems
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

@@ -1,6 +1,6 @@
-"""Flyte's messages of failures, taken apart: what flytepropeller, its plugins, Kubernetes and flytekit put around the cause.
+"""Parser of Flyte's failure messages: the cause within the text of flytepropeller, its plugins, Kubernetes and flytekit.
 
-The texts are those of flytepropeller 1.16 (pkg/controller/nodes/executor.go, nodes/dynamic, nodes/task/k8s/plugin_manager.go),
+The texts are from flytepropeller 1.16 (pkg/controller/nodes/executor.go, nodes/dynamic, nodes/task/k8s/plugin_manager.go),
 of flyteplugins (flytek8s/pod_helper.go, k8s/kfoperators/common) and of flytekit 1.16 (bin/entrypoint.py).
 """
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from flytune.failures.table import BUG, kind_named
 from flytune.failures.text import FailureText, shortened
 
-# Text that comes before a message, and says nothing of the cause; taken off as often as it is there.
-_AROUND = re.compile(
+# Prefixes that say nothing of the cause; all of them are removed.
+_PREFIX = re.compile(
     r"\s*(?:"
     r"\[\d+/\d+\] currentAttempt done\. Last Error: (?:USER|SYSTEM|UNKNOWN)::"
     r"|Workflow\[[^\]]*\] failed\. \w+: (?=\S)"
@@ -26,7 +26,7 @@ _AROUND = re.compile(
     r")\s*"
 )
 LONGEST = 1000
-"""Most characters of a sentence that is not of our own tasks; what is longer is a log, and is in the details."""
+"""Most characters of a sentence that is not from our own tasks; a longer one is a log and goes to the details."""
 _MEMORY = (
     "a shape with more memory_gib or less shared_memory_gib, or fewer processes a node; after two attempts that are killed in "
     "the same phase, a third is not made"
@@ -38,11 +38,11 @@ _NOTHING = "nothing while attempts are left: the next one continues from the las
 class _Row(NamedTuple):
     pattern: str
     sentence: str
-    """Sentence with the groups that `pattern` names."""
+    """Format string of the sentence, with the groups that `pattern` names."""
     advice: str
 
 
-# The first that is found is taken.
+# The first row that matches is used.
 _ROWS = (
     _Row(
         r"\[(?P<container>[^\]]*)\] terminated with exit code \((?P<code>-?\d+)\)\. Reason \[OOMKilled\]",
@@ -182,27 +182,27 @@ _EXCEPTION = re.compile(
 )
 
 
-def taken_apart(message: str) -> FailureText:
-    """Return what happened and what to do, of any message that Flyte may hand on; the rest of it as details."""
+def parse_message(message: str) -> FailureText:
+    """Return the failure and the advice for any message of Flyte, with the rest of the message as details."""
     text, task = message.replace("\r", "").strip(), ""
-    while found := _AROUND.match(text):
+    while found := _PREFIX.match(text):
         task = (found["task"] or "").rpartition(".")[2] or task
         text = text[found.end() :]
     if not text.startswith(("Trace:", "Traceback")) and (ours := FailureText.parsed(text)):
         return ours._replace(task=ours.task or task)
-    # Of a container that was killed, the end of its log is not the cause.
-    known = None if _KILLED.search(text) else _of_exception(text)
-    known = known or _of_row(text) or _of_exit(text)
-    if known is None:
+    # If the container was killed, an exception at the end of its log is not the cause.
+    parsed = None if _KILLED.search(text) else _of_exception(text)
+    parsed = parsed or _of_row(text) or _of_exit(text)
+    if parsed is None:
         first, _, rest = text.partition("\n")
-        known = FailureText(
+        parsed = FailureText(
             first or "Flyte does not say why", "as the message says; more is in the task's log", details=rest.strip()
         )
-    if len(known.sentence) > LONGEST:
-        first, _, rest = known.sentence.partition("\n")
-        details = f"{first}\n{rest}\n{known.details}" if len(first) > LONGEST else f"{rest}\n{known.details}"
-        known = known._replace(sentence=shortened(first, LONGEST), details=details)
-    return known._replace(task=known.task or task)
+    if len(parsed.sentence) > LONGEST:
+        first, _, rest = parsed.sentence.partition("\n")
+        details = f"{first}\n{rest}\n{parsed.details}" if len(first) > LONGEST else f"{rest}\n{parsed.details}"
+        parsed = parsed._replace(sentence=shortened(first, LONGEST), details=details)
+    return parsed._replace(task=parsed.task or task)
 
 
 def _of_exit(text: str) -> FailureText | None:
@@ -227,13 +227,13 @@ def _of_row(text: str) -> FailureText | None:
 
 
 def _of_exception(text: str) -> FailureText | None:
-    """Parse flytekit's own form, "Trace: ... Message: ...", a bare traceback, or the log's end that has one."""
+    """Parse flytekit's form, "Trace: ... Message: ...", a bare traceback, or the end of a log with a traceback."""
     trace, marker, said = text.rpartition("\nMessage:\n\n")
     if marker:
         said = re.sub(r"\n\s*(?:User error\.|SYSTEM ERROR! Contact platform administrators\.)\s*$", "", said)
         sentence, details = textwrap.dedent(said).strip(), trace.removeprefix("Trace:").strip("\n")
     elif "Traceback (most recent call last)" in text and (last := list(_EXCEPTION.finditer(text))):
-        # Cut in its middle or at its end: what there is of the last exception.
+        # The text may be cut in the middle or at the end: take the rest of the last exception.
         sentence, details = textwrap.dedent(text[last[-1].start(1) :]).strip(), text
     else:
         return None

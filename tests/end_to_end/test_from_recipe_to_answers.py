@@ -74,7 +74,7 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
         "2",
     ]
     infer += ["--prompts", tmp_path / "prompts.jsonl", "--adapters", json.dumps({"other": str(fetched["other"])})]
-    ran(seen, *infer, "--keep", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8}))
+    ran(seen, *infer, "--scratch_folder", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8}))
     (answers,) = home.rglob("answers/answers.jsonl")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row.get("adapter") for row in rows] == [None, "other", "base"]

@@ -23,7 +23,9 @@ def test_plan_prepare_and_an_elastic_train_pod(inputs, tmp_path):
     recipe = Recipe.model_validate(tiny_recipe(*inputs, {"sharding": "zero2", "hardware.shape": "cpu-2"}))
     planned = pod(make_plan, tmp_path / "plan", recipe=recipe)
     assert planned["route"] == planned["shape"] == "cpu-2"
-    dataset = pod(prepare_data, tmp_path / "prepare", request=planned["request"], keep=planned["keep"])["o0"]
+    dataset = pod(prepare_data, tmp_path / "prepare", request=planned["request"], scratch_folder=planned["scratch_folder"])[
+        "o0"
+    ]
     trained = pod(TRAIN["cpu-2"], tmp_path / "train", recipe=recipe, plan=planned["plan"], dataset=dataset)["o0"]
     folder = Path(trained.download())
     assert TrainingResult.read(folder / "training.json").world_size == 2

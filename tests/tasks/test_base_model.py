@@ -19,7 +19,7 @@ from flytune.records.metrics import Metrics
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import unpack
+from tasks.runtime.directories import unpack_base_model
 from tasks.train import TRAIN
 from tests.support.model_hub import FIRST, NAME, SECOND, serving
 from tests.support.paths import ROOT
@@ -110,7 +110,9 @@ def test_a_model_of_the_hub_is_fetched_once_and_pods_see_no_hub(storage, tmp_pat
         given = Recipe.model_validate(recipe)
         cpu = seen | hub.environment()
         planned = pod(make_plan, tmp_path / "plan", raw, cpu, recipe=given)
-        dataset = pod(prepare_data, tmp_path / "prepare", raw, cpu, request=planned["request"], keep=planned["keep"])["o0"]
+        dataset = pod(
+            prepare_data, tmp_path / "prepare", raw, cpu, request=planned["request"], scratch_folder=planned["scratch_folder"]
+        )["o0"]
         gpu = cpu | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "scratch" / "hub")}
         before = len(hub.asked)
         inputs = {"recipe": given, "dataset": dataset, "base": FlyteDirectory(moved[2])}
@@ -144,7 +146,7 @@ def test_a_stored_base_model_that_is_gone_says_what_to_do(storage, monkeypatch, 
     gone = FlyteDirectory("unused")
     gone._remote_source = f"{storage[0]}/gone"
     with pytest.raises(Exception, match=r"the stored base model is gone; run again with --overwrite-cache"):
-        unpack(gone)
+        unpack_base_model(gone)
 
 
 def upload(folder, address):

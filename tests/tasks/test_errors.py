@@ -9,7 +9,7 @@ import pytest
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
 from flytune.errors import DataError, RecipeError
-from tasks.runtime.errors import of_ours
+from tasks.runtime.errors import own_error
 from tasks.runtime.retries import AttemptFailed, RunFailed
 from tests.support.paths import ROOT
 
@@ -100,17 +100,17 @@ def raised(error, cause):
 def test_an_error_of_ours_is_found_in_what_flytekit_makes_of_it():
     prefix = "Error encountered while executing 'a.b':\n  "
     ours = DataError(f"{prefix}{prefix}x.jsonl:1: bad")
-    assert str(of_ours(FlyteUserRuntimeException(ours))) == "x.jsonl:1: bad"
-    assert of_ours(raised(ValueError("what flytekit says"), ours)) is ours
-    assert str(of_ours(raised(RunFailed(f"{prefix}rank 1: bug"), KeyError("bug")))) == "rank 1: bug"
-    assert isinstance(of_ours(AttemptFailed("again")), AttemptFailed)
+    assert str(own_error(FlyteUserRuntimeException(ours))) == "x.jsonl:1: bad"
+    assert own_error(raised(ValueError("what flytekit says"), ours)) is ours
+    assert str(own_error(raised(RunFailed(f"{prefix}rank 1: bug"), KeyError("bug")))) == "rank 1: bug"
+    assert isinstance(own_error(AttemptFailed("again")), AttemptFailed)
 
 
 def test_a_bug_is_no_error_of_ours_even_where_one_was_handled():
-    assert of_ours(KeyError("x")) is None
+    assert own_error(KeyError("x")) is None
     with pytest.raises(KeyError) as caught:
         try:
             raise RecipeError("handled")
         except RecipeError:
             raise KeyError("a bug")  # noqa: B904
-    assert of_ours(caught.value) is None
+    assert own_error(caught.value) is None

@@ -16,7 +16,7 @@ from flytekit.tools.translator import get_serializable
 
 from flytune.errors import StorageError
 from flytune.failures import reports
-from tasks.runtime import ending
+from tasks.runtime import termination
 from tests.chaos.pods import SETTINGS
 from tests.support import kubelet, propeller
 from tests.support.flyteadmin import flyteadmin
@@ -164,16 +164,16 @@ def test_logs_of_pods_end_without_errors(shape, job):
 def waiting(tmp_path, monkeypatch):
     """The context of a pod that hands its results to Flyte in a folder; signals are as before afterwards."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ending, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(termination, "POLL_SECONDS", 0.01)
     with setup_execution(str(tmp_path / "raw"), str(tmp_path / "handed")):
         yield tmp_path / "handed"
     signal.signal(signal.SIGTERM, before)
 
 
 def test_the_wait_for_outputs_is_bound_by_what_is_uploaded(waiting, monkeypatch):
-    monkeypatch.setattr(ending, "SECONDS_TO_BEGIN", 0.1)
+    monkeypatch.setattr(termination, "SECONDS_BEFORE_UPLOAD", 0.1)
     with pytest.raises(StorageError, match=r"rank 0's pod has stored no outputs within 1 s") as failed:
-        ending.wait_for_outputs(size=int(ending.SLOWEST_UPLOAD))
+        termination.wait_for_outputs(size=int(termination.SLOWEST_UPLOAD))
     failure = reports.of_error(failed.value, rank=1)
     assert (failure.kind, failure.recoverable) == ("storage away", True)
 
@@ -191,7 +191,7 @@ def test_the_wait_ends_with_outputs_or_an_error_and_the_operator_s_sigterm(name,
 
     with ThreadPoolExecutor(1) as another:
         another.submit(end)
-        ending.wait_for_outputs(size=0)
+        termination.wait_for_outputs(size=0)
 
 
 def test_pid_1_takes_no_signal_without_a_handler_unless_the_namespace_is_shared(tmp_path):

@@ -16,9 +16,9 @@ POD = SimpleNamespace(execution_state=SimpleNamespace(is_local_execution=lambda:
 @pytest.fixture
 def element(monkeypatch):
     """One element, and the reasons that it leaves."""
-    made, noted = mapping._Points.__new__(mapping._Points), []
+    made, noted = mapping.PointsTask.__new__(mapping.PointsTask), []
     monkeypatch.setattr(made, "_compute_array_job_index", lambda: 3, raising=False)
-    monkeypatch.setattr(made, "_refuse_what_is_hopeless", lambda: None)
+    monkeypatch.setattr(made, "_refuse_if_too_many_failed", lambda: None)
     monkeypatch.setattr(made, "_note", lambda index, error: noted.append((index, error)))
     return made, noted
 
@@ -53,7 +53,7 @@ def test_an_element_that_is_not_run_is_not_tried_again(element, monkeypatch):
     def refuse():
         raise FlytuneError("not run: 2 points had failed")
 
-    monkeypatch.setattr(made, "_refuse_what_is_hopeless", refuse)
+    monkeypatch.setattr(made, "_refuse_if_too_many_failed", refuse)
     with pytest.raises(FlyteUserRuntimeException) as raised:  # a user's error, which flytekit does not call recoverable
         made.dispatch_execute(POD, None)
     assert "not run" in str(raised.value.value)

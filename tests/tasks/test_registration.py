@@ -20,7 +20,7 @@ from flytune.sharding import ONE_PROCESS
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import placed
+from tasks.runtime.directories import with_checkpoint_folder
 from tasks.store import store_artifact
 from tasks.train import TRAIN
 from tests.support.paths import ROOT
@@ -151,15 +151,15 @@ def test_nothing_of_this_machine_is_in_what_a_cluster_gets(monkeypatch):
 )
 def test_checkpoints_lie_outside_of_what_one_attempt_is_given(prefix, folder):
     with FlyteContextManager.with_context(context(prefix)):
-        assert placed(recipe_of()).checkpoints.place == folder
+        assert with_checkpoint_folder(recipe_of()).checkpoints.place == folder
         named = recipe_of(checkpoints={"folder": "/mnt/runs"})
-        assert placed(named) == named
+        assert with_checkpoint_folder(named) == named
 
 
 def test_checkpoints_of_a_run_on_this_machine_lie_here(tmp_path):
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         with FlyteContextManager.with_context(context(prefix)):
-            assert placed(recipe_of()).checkpoints.place == ".checkpoints"
+            assert with_checkpoint_folder(recipe_of()).checkpoints.place == ".checkpoints"
 
 
 def context(prefix):

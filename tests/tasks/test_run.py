@@ -105,7 +105,7 @@ def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
     def prepared(**changes):
         recipe = Recipe.model_validate(tiny_recipe(base, copy, changes))
         request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-        return Path(prepare_data(request=request, keep=str(tmp_path / "keep")).path)
+        return Path(prepare_data(request=request, scratch_folder=str(tmp_path / "keep")).path)
 
     first = prepared()
     assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, "nothing that matters changed"
@@ -136,23 +136,23 @@ def test_a_killed_attempt_is_gone_on_with_and_nothing_is_left_behind(inputs, tmp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(progress, "save", killing)
-        prepare_data(request=asked(rows), keep=str(keep))
+        prepare_data(request=asked(rows), scratch_folder=str(keep))
     (left,) = keep.iterdir()
     assert len(list(left.glob("train/*.parquet"))) == 3
-    folder = Path(prepare_data(request=asked(rows), keep=str(keep)).path)
+    folder = Path(prepare_data(request=asked(rows), scratch_folder=str(keep)).path)
     assert "going on behind" in caplog.text
     assert data.read_manifest(folder).rows == 80
     assert not list(keep.iterdir())
     bad = tmp_path / "bad.jsonl"
     bad.write_text("nope\n")
     with pytest.raises(Exception, match=r"bad\.jsonl:1: not JSON"):
-        prepare_data(request=asked(bad), keep=str(keep))
+        prepare_data(request=asked(bad), scratch_folder=str(keep))
     assert not list(keep.iterdir())
     # A folder that cannot be made is no reason to fail.
     (tmp_path / "file").touch()
-    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), keep=str(tmp_path / "file" / "keep")).path)
+    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), scratch_folder=str(tmp_path / "file" / "keep")).path)
     assert data.read_manifest(folder).rows == 80
-    assert "nothing is kept should this attempt be killed" in caplog.text
+    assert "a retry of this attempt would start again" in caplog.text
 
 
 def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):

@@ -158,7 +158,11 @@ def test_the_pods_memory_is_what_the_kernel_counts(version, limit, expected, tmp
 
 def evaluate(place, attempt, number):
     os.environ["FLYTE_ATTEMPT_NUMBER"] = str(attempt)
-    with mock.patch.object(retries, "attempts_place", return_value=place), retries.retried(), retries.noted("evaluate"):
+    with (
+        mock.patch.object(retries, "attempt_notes_address", return_value=place),
+        retries.classify_failures(),
+        retries.record_phase("evaluate"),
+    ):
         if number:
             os.kill(os.getpid(), number)
             time.sleep(30)
@@ -189,7 +193,7 @@ def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
         monkeypatch.setattr(sys, "argv", [*command, f"s3://bucket/metadata/n3/data/{output}"])
         monkeypatch.setenv("BATCH_JOB_ARRAY_INDEX_VAR_NAME", "FLYTE_K8S_ARRAY_INDEX")
         monkeypatch.setenv("FLYTE_K8S_ARRAY_INDEX", index)
-        places.append(directories.attempts_place())
+        places.append(directories.attempt_notes_address())
     first, retry, part = places
     assert first == retry != part
     assert first.startswith("s3://bucket/flytune-phases/abc/")

@@ -125,13 +125,13 @@ def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
     assert several.type == "pytorch"
     assert several.custom["elasticConfig"]["minReplicas"] == 3
     models = [[FOLDER], [FOLDER, FOLDER], [FOLDER]]
-    made, _ = check(evaluate_points, running=running, models=models, data=FOLDER)
+    made, _ = check(evaluate_points, running=running, models=models, harness_data=FOLDER)
     assert set(made) == {f"evaluate_model_{name}" for name in ("cpu_1", "cpu_2", "t4_8x3")} | {"evaluate_tasks_cpu_2"}
     asked = {binding.var: binding.binding for binding in made["evaluate_tasks_cpu_2"].inputs}
     assert {len(binding.collection.bindings) for binding in asked.values()} == {2}, "both parts of one point"
     scores = [[metrics()], [metrics(), metrics()], [metrics()]]
     answers = [[FlyteFile("s3://b/1", remote_path=False), FlyteFile("s3://b/2", remote_path=False)]]
-    made, _ = check(store_points, running=running, metrics=scores, answers=answers, data=FOLDER)
+    made, _ = check(store_points, running=running, metrics=scores, answers=answers, harness_data=FOLDER)
     assert set(made) == {"store_artifact"}
 
 

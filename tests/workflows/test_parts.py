@@ -96,7 +96,7 @@ def test_a_report_that_cannot_be_made_hides_nothing(recipe, monkeypatch, caplog)
     monkeypatch.setattr(find, "described", broken)
     with pytest.raises(TrainingError, match="there is no whole checkpoint"):
         parts.resume(recipe=recipe)
-    assert "failed, and what there is to go on from could not be told" in caplog.text
+    assert "failed, and the failure could not be reported" in caplog.text
 
 
 @pytest.mark.slow

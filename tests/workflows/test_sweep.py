@@ -21,7 +21,7 @@ from flytune.sweeps import results
 from flytune.sweeps.points import Run, Running
 from flytune.sweeps.results import Outcome, Sweep
 from tasks.promote import rollback_accepted
-from tasks.runtime.mapping import mapped, reason
+from tasks.runtime.mapping import failure_reason, map_points
 from tests.chaos.pods import filled, write_inputs
 from tests.support.decisions import decision
 from tests.support.dynamics import WholeRun
@@ -192,23 +192,23 @@ def halve(number: int) -> int:
 
 def test_a_mapped_task_may_fail_for_each_point_and_for_all(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
-    assert mapped(halve, notes, spare=3)(number=[2, 3, 4]) == [1, None, 2]
-    assert [reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
-    assert mapped(halve, str(tmp_path / "all" / "a"), spare=2)(number=[1, 3]) == [None, None]
+    assert map_points(halve, notes, spare=3)(number=[2, 3, 4]) == [1, None, 2]
+    assert [failure_reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
+    assert map_points(halve, str(tmp_path / "all" / "a"), spare=2)(number=[1, 3]) == [None, None]
 
 
 def test_points_are_not_begun_once_too_many_have_failed(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
-    assert mapped(halve, notes, spare=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
-    assert reason(notes, 1) == "3 is odd"
-    assert reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
+    assert map_points(halve, notes, spare=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
+    assert failure_reason(notes, 1) == "3 is odd"
+    assert failure_reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
 
 
 @pytest.mark.parametrize(("address", "ended"), [("gone", "error.pb"), ("there", "outputs.pb")])
 def test_a_pod_does_the_element_of_its_number_and_leaves_its_reason(address, ended, tmp_path):
     history.record(str(tmp_path / "there"), decision("a"), expected=None)
     history.record(str(tmp_path / "there"), decision("b"), expected="a")
-    made = mapped(rollback_accepted, str(tmp_path / "notes" / "all"), spare=2)
+    made = map_points(rollback_accepted, str(tmp_path / "notes" / "all"), spare=2)
     write_inputs(made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]})
     command = filled(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
     number = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "NUMBER", "NUMBER": "1", "FLYTE_ATTEMPT_NUMBER": "0"}
@@ -217,8 +217,8 @@ def test_a_pod_does_the_element_of_its_number_and_leaves_its_reason(address, end
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert (tmp_path / ended).exists(), done.stderr[-3000:]
     left = "" if address == "there" else f"{tmp_path}/gone: "
-    assert reason(str(tmp_path / "notes" / "all"), 1).startswith(left)
-    assert bool(reason(str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
+    assert failure_reason(str(tmp_path / "notes" / "all"), 1).startswith(left)
+    assert bool(failure_reason(str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
 
 
 def run(folder, recipe, *arguments):
