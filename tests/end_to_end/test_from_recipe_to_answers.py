@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flytune.records.metrics import Metrics
-from tests.support import hub_stand_in
+from tests.support import mock_hub
 from tests.support.paths import ROOT
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -41,14 +41,14 @@ def ran(seen, *command):
 def test_two_adapters_from_recipe_to_answers(tmp_path):
     base, data, task = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), write_task(tmp_path / "tasks")
     fetched = {}
-    with hub_stand_in.running() as hub:
+    with mock_hub.running() as hub:
         for name, rate in (("first", 1e-3), ("other", 3e-2)):
             home = tmp_path / name
             home.mkdir()
             changes = {"name": name, "method": "lora", "training.learning_rate": rate, "publish.address": f"hf://ada/{name}"}
             changes |= {"evaluation.tasks": ["twice"], "evaluation.include_path": str(task), "evaluation.task_shards": 2}
-            seen = hub_stand_in.environment(hub, str(home)) | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
-            done = pyflyte(tiny_recipe(base, data, changes), home, hub_stand_in.environment(hub, str(home)))
+            seen = mock_hub.environment(hub, str(home)) | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+            done = pyflyte(tiny_recipe(base, data, changes), home, mock_hub.environment(hub, str(home)))
             assert done.returncode == 0, done.stderr[-3000:]
             (revision,) = hub.repositories[f"ada/{name}"].tags
             fetched[name] = tmp_path / f"{name}-fetched"

@@ -1,4 +1,4 @@
-"""Messages of Flyte about failed executions."""
+"""Sample messages of Flyte about failed executions, with the expected texts."""
 
 from flytune.failures.text import FailureText
 
@@ -23,7 +23,7 @@ MALFORMED = (
     "[User] malformed dynamic workflow, caused by: Collected Errors: 1\n\tError 0: Code: MismatchingBindings, Node Id: dn0, "
     "Description: Input [notes] on node [dn0] expects bindings of type [simple:STRING].  Received bindings: union_type"
 )
-# What Flyte hands on: what the sentence says of it, and what the advice does.
+# Flyte's message, and parts of the expected sentence and advice.
 CASES = {
     "flytekit's form": (
         TRACE,

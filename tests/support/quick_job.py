@@ -1,4 +1,4 @@
-"""Tasks that live as those that train, within seconds: ranks, rendezvous, collectives, an upload; for test_job_life.py."""
+"""Stand-ins for train tasks that take seconds: ranks, rendezvous, collectives and an upload, for test_job_life.py."""
 
 import os
 import time
@@ -17,7 +17,7 @@ COMMON = {"accelerator": "cpu", "cpu": 1, "memory_gib": 6, "disk_gib": 20, "shar
 
 
 def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
-    """Steps of a tenth of a second, then a file of `size` bytes by rank 0. `fault`, in attempt 0: "what rank step"."""
+    """Run steps of 0.1 s, then write a file of `size` bytes on rank 0. `fault` strikes in attempt 0: "FAULT RANK STEP"."""
     import torch
 
     out = new_folder() / "result"

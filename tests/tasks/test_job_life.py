@@ -69,7 +69,7 @@ def sigterm(admin, phase, index, then=None):
             return bool(admin.arriving)
         if phase == "exit":
             return any(key.endswith("outputs.pb") for key in set(admin.keys("metadata/")) - before)
-        return words[phase] in pods[index].said()
+        return words[phase] in pods[index].log_text()
 
     before = set(admin.keys("metadata/"))
 
@@ -157,7 +157,7 @@ def test_the_cause_is_shown_and_not_what_a_peer_has_noticed(fault, said, attempt
 @pytest.mark.parametrize("shape", ["cpu-1", pytest.param("cpu-2", marks=pytest.mark.slow)])
 def test_logs_of_pods_end_without_errors(shape, job):
     (only,) = job(shape)
-    assert "ERROR" not in only.pods[0].said()
+    assert "ERROR" not in only.pods[0].log_text()
 
 
 @pytest.fixture
@@ -201,6 +201,6 @@ def test_pid_1_takes_no_signal_without_a_handler_unless_the_namespace_is_shared(
     for shares in (False, True):
         command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(100)"]
         pod = kubelet.Pod(command, tmp_path, dict(os.environ), tmp_path / f"log-{shares}", shares_processes=shares, grace=2)
-        kubelet.run([pod], lambda pods: pods[0].delete() if "up" in pods[0].said() else None)
+        kubelet.run([pod], lambda pods: pods[0].delete() if "up" in pods[0].log_text() else None)
         codes.append(pod.code)
     assert codes == [-signal.SIGKILL, 128 + signal.SIGTERM]

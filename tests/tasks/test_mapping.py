@@ -19,7 +19,7 @@ def element(monkeypatch):
     made, noted = mapping.PointsTask.__new__(mapping.PointsTask), []
     monkeypatch.setattr(made, "_compute_array_job_index", lambda: 3, raising=False)
     monkeypatch.setattr(made, "_refuse_if_too_many_failed", lambda: None)
-    monkeypatch.setattr(made, "_note", lambda index, error: noted.append((index, error)))
+    monkeypatch.setattr(made, "_store_reason", lambda index, error: noted.append((index, error)))
     return made, noted
 
 

@@ -16,7 +16,7 @@ from flytune.hardware.cluster import Cluster
 from flytune.hardware.shapes import shape_named
 from flytune.sharding.zero import Zero3
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import pods, secrets
+from tasks.runtime import elastic, pods, secrets
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
@@ -155,7 +155,7 @@ def test_who_schedules_gangs():
 
 
 def test_rendezvous_waits_as_long_as_nodes_may_take():
-    assert pods.rendezvous(Cluster(node_start_minutes=7.5)) == {"timeout": 450, "join_timeout": 450, "read_timeout": 450}
+    assert elastic._rendezvous(Cluster(node_start_minutes=7.5)) == {"timeout": 450, "join_timeout": 450, "read_timeout": 450}
 
 
 def declared(monkeypatch, cluster, shape, **arguments):

@@ -16,7 +16,7 @@ from flytune.sharding import STRATEGIES, pair_problem
 from flytune.training import loop, step_log
 from flytune.training.checkpoints import Saver, clear
 from tests.support import ranks
-from tests.support.dying import kill_once_saved
+from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 # Equal losses are those of one computation in another order of summation (float32).

@@ -15,7 +15,7 @@ from flytune.records.plan import EXPORT, Need, Plan
 from flytune.training import attempt_notes, phase_notes
 from flytune.training.phase_notes import PhaseNotes
 from tasks.runtime import directories, retries
-from tests.support.attempts import attempt
+from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 
 GIB = 2**30
 
@@ -186,7 +186,7 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
 
 
 def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
-    monkeypatch.setattr(directories, "lasting", lambda name: f"s3://bucket/flytune-{name}")
+    monkeypatch.setattr(directories, "shared_address", lambda name: f"s3://bucket/flytune-{name}")
     command = ["pyflyte-execute", "--inputs", "s3://bucket/metadata/n3/data/inputs.pb", "--output-prefix"]
     places = []
     for output, index in (("0", ""), ("1", ""), ("0", "1")):

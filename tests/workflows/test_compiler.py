@@ -19,7 +19,7 @@ import workflows
 from flytune.evaluation.harness.run import Job
 from flytune.sweeps.points import Run, Running
 from tests.support import compiler
-from tests.support.dynamics import future, mistakes
+from tests.support.dynamics import errors, future
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
 from tests.support.reports import metrics
@@ -64,7 +64,7 @@ def test_everything_registered_is_within_what_flyte_compiles():
     for spec in specs:
         name = spec.template.id.name
         assert over_no_task(spec) == [], name
-        assert compiler.mistakes(spec.template, compiler.Closure(tasks, spec.sub_workflows)) == [], name
+        assert compiler.errors(spec.template, compiler.Closure(tasks, spec.sub_workflows)) == [], name
     assert any(list(array_nodes(spec)) for spec in specs), "there are some at all"
 
 
@@ -105,7 +105,7 @@ def nodes_by_task(job):
 def check(stage, **inputs):
     """The stage's job, which has no mistake, and whose map tasks are as they must be."""
     job = future(stage, **inputs)
-    assert mistakes(job, stage.interface.to_flyte_idl().outputs) == []
+    assert errors(job, stage.interface.to_flyte_idl().outputs) == []
     assert over_no_task(job) == []
     for array in array_nodes(job):
         assert array.parallelism == 3
@@ -138,7 +138,7 @@ def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
 def test_points_that_share_data_and_base_prepare_them_by_the_task_itself(running):
     first = running.model_copy(update={"runs": [running.runs[0], running.runs[2]]})
     job = future(prepare_points, running=first)
-    assert mistakes(job, prepare_points.interface.to_flyte_idl().outputs) == []
+    assert errors(job, prepare_points.interface.to_flyte_idl().outputs) == []
     assert not list(array_nodes(job)), "the cache is that of finetune"
     assert set(nodes_by_task(job)) == {"prepare_data", "fetch_base_model"}
 
@@ -206,10 +206,10 @@ def test_a_map_over_a_launch_plan_is_refused_as_flyte_refuses_it():
     template = workflow_pb2.WorkflowTemplate(nodes=job.nodes, outputs=job.outputs)
     template.interface.outputs.CopyFrom(over_a_launch_plan.interface.to_flyte_idl().outputs)
     _, closure = plans(statically)
-    found = compiler.mistakes(template, closure)
+    found = compiler.errors(template, closure)
     assert "MismatchingBindings: input [notes] on node [dn0] expects simple: STRING. Received bindings" in found
     spec, closure = plans(statically)
-    found = compiler.mistakes(spec.to_flyte_idl().template, closure)
+    found = compiler.errors(spec.to_flyte_idl().template, closure)
     assert any(one.startswith("MismatchingTypes: [notes] of node [n0]") for one in found)
 
 

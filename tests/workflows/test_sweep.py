@@ -24,7 +24,7 @@ from tasks.promote import rollback_accepted
 from tasks.runtime.mapping import failure_reason, map_points
 from tests.chaos.pods import filled, write_inputs
 from tests.support.decisions import decision
-from tests.support.dynamics import WholeRun
+from tests.support.dynamics import CompleteRun
 from tests.support.flyteadmin import flyteadmin
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
@@ -192,14 +192,14 @@ def halve(number: int) -> int:
 
 def test_a_mapped_task_may_fail_for_each_point_and_for_all(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
-    assert map_points(halve, notes, spare=3)(number=[2, 3, 4]) == [1, None, 2]
+    assert map_points(halve, notes, allowed_failures=3)(number=[2, 3, 4]) == [1, None, 2]
     assert [failure_reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
-    assert map_points(halve, str(tmp_path / "all" / "a"), spare=2)(number=[1, 3]) == [None, None]
+    assert map_points(halve, str(tmp_path / "all" / "a"), allowed_failures=2)(number=[1, 3]) == [None, None]
 
 
 def test_points_are_not_begun_once_too_many_have_failed(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
-    assert map_points(halve, notes, spare=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
+    assert map_points(halve, notes, allowed_failures=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
     assert failure_reason(notes, 1) == "3 is odd"
     assert failure_reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
 
@@ -208,7 +208,7 @@ def test_points_are_not_begun_once_too_many_have_failed(tmp_path):
 def test_a_pod_does_the_element_of_its_number_and_leaves_its_reason(address, ended, tmp_path):
     history.record(str(tmp_path / "there"), decision("a"), expected=None)
     history.record(str(tmp_path / "there"), decision("b"), expected="a")
-    made = map_points(rollback_accepted, str(tmp_path / "notes" / "all"), spare=2)
+    made = map_points(rollback_accepted, str(tmp_path / "notes" / "all"), allowed_failures=2)
     write_inputs(made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]})
     command = filled(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
     number = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "NUMBER", "NUMBER": "1", "FLYTE_ATTEMPT_NUMBER": "0"}
@@ -273,7 +273,7 @@ def test_a_sweep_runs_in_pods_as_flyte_runs_dynamic_and_array_nodes(inputs, chan
     recipe = Recipe.model_validate(tiny_recipe(*inputs, {"training.max_steps": 2}))
     with flyteadmin(tmp_path / "home") as (admin, storage):
         given = {"recipe": recipe, "changes": changes, "min_success_ratio": 0.4}
-        whole = WholeRun(admin, sweep, given, tmp_path / "run", storage)
+        whole = CompleteRun(admin, sweep, given, tmp_path / "run", storage)
         made = whole.outputs()["o0"].scalar.blob.uri
         check_table(Sweep.read(admin.fetch(made, tmp_path / "sweep") / "sweep.json"))
     pods = sorted(pod.name for pod in (tmp_path / "run").iterdir())
