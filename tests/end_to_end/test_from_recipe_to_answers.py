@@ -1,4 +1,4 @@
-"""The whole way: two adapters trained, evaluated, published to a hub on this machine, fetched from it, and asked together."""
+"""Test of the complete path: two adapters are trained, evaluated, published to a mock hub, fetched, and used together."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ PROMPTS = [{"prompt": "Add 1 and"}, {"prompt": "Add 1 and", "adapter": "other"},
 
 
 def write_task(folder):
-    """Six questions of two choices, in the harness's YAML."""
+    """Write a harness task of six questions with two choices."""
     folder.mkdir()
     rows = [{"question": f"{n} and {n}?", "choices": [str(2 * n), "none"], "answer": 0} for n in range(6)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -32,7 +32,7 @@ def write_task(folder):
 
 def ran(seen, *command):
     program, *rest = command
-    start = [sys.executable, "-m", "flytune"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
+    start = [sys.executable, "-m", "flytune.cli"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
     done = subprocess.run([*start, *map(str, rest)], cwd=ROOT, env=seen, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 

@@ -1,4 +1,4 @@
-"""What the pages say is there, is there."""
+"""Rules of the documentation: links, recipes, Make targets, trees and tests that pages name exist."""
 
 import re
 import subprocess
@@ -54,18 +54,18 @@ def test_no_file_names_a_machine():
 
 
 def test_the_recipes_of_the_pages_are_right():
-    """Each block of YAML that is a section of a recipe, read as one; what docs/evaluate.md asks, the harness knows."""
+    """Read each block of YAML as a section of a recipe; the harness knows the tasks of docs/evaluate.md."""
     import yaml
 
     from flytune.evaluation.harness import run
     from flytune.recipe.recipe import Recipe
 
-    whole = Recipe.from_yaml(ROOT / "recipes" / "demo-qlora.yaml").model_dump(exclude_defaults=True)
+    complete = Recipe.from_yaml(ROOT / "recipes" / "demo-qlora.yaml").model_dump(exclude_defaults=True)
     found = 0
     for name in ("evaluate.md", "publish.md"):
         for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / name).read_text(), re.DOTALL):
             sections = yaml.safe_load(block)
-            recipe = Recipe.model_validate(whole | sections)
+            recipe = Recipe.model_validate(complete | sections)
             found += 1
             if "evaluation" in sections:
                 assert run.jobs(recipe)

@@ -184,7 +184,7 @@ def _cases(node):
 
 
 def _all(nodes, within=""):
-    """Nodes by id, with those of branches, which the compiler adds to the workflow's own under other ids."""
+    """Yield all nodes by id, including those of branches, which the compiler adds to the workflow under other ids."""
     for node in nodes:
         yield within + node.id, node
         if node.HasField("branch_node"):

@@ -1,4 +1,4 @@
-"""Flyte's messages of failures, as its sources write them, taken apart into what happened and what to do."""
+"""Tests of the parser of Flyte's failure messages, on messages from Flyte's sources."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.support.flyte_errors import CASES, OURS
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_message_says_what_happened_and_what_to_do(case):
+def test_a_message_yields_cause_and_advice(case):
     message, sentence, advice = CASES[case]
     text = parse_message(message)
     assert sentence in text.sentence
@@ -27,7 +27,7 @@ def test_a_message_says_what_happened_and_what_to_do(case):
         "Encountered error while executing workflow 'w':\n  Error encountered while executing 'tasks.train.other':\n  {}",
     ],
 )
-def test_the_text_of_our_own_tasks_is_found_again(around):
+def test_the_text_of_our_own_tasks_is_found(around):
     assert parse_message(around.format(OURS)) == OURS
 
 
@@ -38,7 +38,7 @@ def test_the_task_of_a_local_run_is_named():
     assert (text.task, text.sentence, text.advice) == ("prepare_data", "bad data: rows.jsonl:3", "mend it")
 
 
-def test_the_middle_that_propeller_cuts_takes_no_sentence_of_ours():
+def test_the_middle_that_propeller_cuts_has_no_sentence_of_ours():
     whole = str(OURS._replace(details="Traceback\n" + "  in some_function\n" * 500))
     cut = whole[:1024] + whole[-1024:]
     text = parse_message(cut)

@@ -1,4 +1,4 @@
-"""Everything that is registered, and every dynamic job, as Flyte's compiler reads it."""
+"""Tests of all registered entities and dynamic jobs with the stand-in for Flyte's compiler."""
 
 import pkgutil
 from collections import OrderedDict
@@ -37,23 +37,23 @@ FOLDER = FlyteDirectory("s3://b/f", remote_directory=False)
 
 
 def array_nodes(message):
-    """All within a message, however deep."""
+    """Yield all array nodes within a message."""
     for field, value in message.ListFields():
         if field.name == "array_node":
             yield value
-        if not field.message_type or field.message_type.GetOptions().map_entry:  # types alone
+        if not field.message_type or field.message_type.GetOptions().map_entry:  # only types
             continue
         for inner in value if field.is_repeated else [value]:
             yield from array_nodes(inner)
 
 
 def over_no_task(message):
-    """Targets of array nodes that open-source Flyte has not."""
+    """Return targets of array nodes that open-source Flyte does not support."""
     kinds = [array.node.WhichOneof("target") for array in array_nodes(message)]
     return [kind for kind in kinds if kind != "task_node"]
 
 
-def test_everything_registered_is_within_what_flyte_compiles():
+def test_all_registered_entities_compile():
     assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.refresh.refresh", "nightly"} <= set(ENTITIES)
     made = OrderedDict()
     for entity in ENTITIES.values():
@@ -70,7 +70,7 @@ def test_everything_registered_is_within_what_flyte_compiles():
 
 @pytest.fixture
 def running():
-    """Four points: two routes, one of which is several nodes, and two data sections; one is asked tasks of the harness."""
+    """Four points with two routes, one of several nodes, and two data sections; one point has harness tasks."""
     runs = []
     for number, route in enumerate(("cpu-1", "cpu-2", "cpu-2", "t4-8x3")):
         recipe = recipe_of(name=f"p-{number}")
@@ -93,7 +93,7 @@ def running():
 
 
 def nodes_by_task(job):
-    """Array nodes of a dynamic job, by the name of the mapped task."""
+    """Return the array nodes of a dynamic job by the name of the mapped task."""
     found = {}
     for node in job.nodes:
         inner = node.array_node.node if node.HasField("array_node") else node
@@ -103,7 +103,7 @@ def nodes_by_task(job):
 
 
 def check(stage, **inputs):
-    """The stage's job, which has no mistake, and whose map tasks are as they must be."""
+    """Return the stage's job, after checks that it compiles and that its map tasks are correct."""
     job = future(stage, **inputs)
     assert errors(job, stage.interface.to_flyte_idl().outputs) == []
     assert over_no_task(job) == []
@@ -189,7 +189,7 @@ def statically(recipes: list[str], notes: list[str]) -> list[str]:
 
 
 def plans(entity):
-    """The closure of an entity that maps over `POINT`."""
+    """Return the closure of an entity that maps over `POINT`."""
     made = OrderedDict()
     spec = get_serializable(made, SETTINGS, entity)
     get_serializable(made, SETTINGS, POINT)
@@ -198,7 +198,7 @@ def plans(entity):
     return spec, compiler.Closure(tasks, specs, {"tests_point": (point.name, [])})
 
 
-def test_a_map_over_a_launch_plan_is_refused_as_flyte_refuses_it():
+def test_a_map_over_a_launch_plan_is_refused_as_by_flyte():
     from flyteidl.core import workflow_pb2
 
     job = future(over_a_launch_plan, recipes=["a", "b"], notes="s3://b/n")
@@ -237,5 +237,5 @@ def kind(**fields):
         ),
     ],
 )
-def test_types_are_cast_as_flytepropeller_casts_them(upstream, downstream, fits):
+def test_types_are_castable_as_in_flytepropeller(upstream, downstream, fits):
     assert compiler.castable(upstream, downstream) is fits
