@@ -20,7 +20,7 @@ def score(loss, reach=0.1):
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory):
-    """Changes for points of which one fails in each stage, and two succeed."""
+    """List of changes: one point fails in each stage, and two succeed."""
     broken = tmp_path_factory.mktemp("broken") / "pairs.jsonl"
     broken.write_text('{"instruction": "a", "output": "b"}\n' + "no JSON\n" * 40)
     return [

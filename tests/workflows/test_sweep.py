@@ -22,7 +22,7 @@ from flytune.sweeps.points import Run, Running
 from flytune.sweeps.results import Outcome, Sweep
 from tasks.promote import rollback_accepted
 from tasks.runtime.mapping import failure_reason, map_points
-from tests.chaos.pods import filled, write_inputs
+from tests.chaos.pods import fill_command, write_inputs
 from tests.support.decisions import decision
 from tests.support.dynamics import CompleteRun
 from tests.support.flyteadmin import flyteadmin
@@ -212,7 +212,7 @@ def test_a_pod_runs_the_element_of_its_index_and_stores_its_reason(address, ende
     history.record(str(tmp_path / "there"), decision("b"), expected="a")
     made = map_points(rollback_accepted, str(tmp_path / "notes" / "all"), allowed_failures=2)
     write_inputs(made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]})
-    command = filled(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
+    command = fill_command(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
     number = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "NUMBER", "NUMBER": "1", "FLYTE_ATTEMPT_NUMBER": "0"}
     environment = os.environ | number | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     command[0] = str(Path(sys.executable).with_name(command[0]))
