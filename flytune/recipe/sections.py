@@ -294,7 +294,7 @@ class Checkpoints(Strict):
 
     @property
     def place(self) -> str:
-        """`folder`; where it is not set and tasks.runtime.directories.with_checkpoint_folder has set none, one of this machine."""
+        """`folder`; if neither it nor tasks.runtime.directories.with_checkpoint_folder has set one, a local one."""
         return self.folder or ".checkpoints"
 
     @property
