@@ -3,8 +3,8 @@
 #   docker build --target light --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-light:TAG .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-train:TAG .
 #   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour or more); --build-arg EFA=1.47.0 puts AWS's network in.
-# No stage is given a secret. Both images work in /app, where fast registration unpacks newer code, and import the project from there.
-# Versions stand in images/__init__.py too; a test holds them together.
+# No stage gets a secret. Both images work in /app, where fast registration unpacks newer code, and import the project from there.
+# images/__init__.py has the same versions; a test compares them.
 ARG CUDA=13.0.1
 ARG PYTHON=3.11
 ARG FLASH_ATTN=2.8.3.post2
@@ -21,8 +21,8 @@ COPY images/sitecustomize.py /opt/site/
 ENV PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
-# Flyte gives containers arguments and no command. As process 1, Python gets no signal that it has no handler for: not while it imports. -s: in pods
-# of rows, which share process ids, tini is not process 1.
+# Flyte gives containers arguments but no command. As process 1, Python gets no signal without a handler, so none while it imports. -s: in pods
+# of rows, which share a process namespace, tini is not process 1.
 ENTRYPOINT ["tini", "-s", "--"]
 RUN python -c "import tasks.base_model, tasks.checkpoint, tasks.harness, tasks.infer, tasks.plan, tasks.prepare, tasks.promote, \
     tasks.refresh, tasks.report, tasks.store, tasks.sweep, transformers, datasets, pyarrow, matplotlib, lm_eval"
@@ -42,7 +42,7 @@ COPY --from=ghcr.io/astral-sh/uv:0.5.1 /uv /usr/local/bin/uv
 ENV UV_PYTHON_INSTALL_DIR=/opt/python PATH=/opt/venv/bin:${PATH}
 RUN uv venv --seed --python ${PYTHON} --python-preference only-managed /opt/venv
 
-# What FlashAttention is compiled with, by itself: any other line of the lock may change, and it is not compiled again.
+# Only the packages that FlashAttention is compiled with: it is not compiled again when another line of the lock changes.
 FROM tools AS pins
 COPY requirements.lock /tmp/
 RUN grep --extended-regexp '^(torch|setuptools|packaging|psutil|ninja|numpy)==' /tmp/requirements.lock > /tmp/torch.lock
@@ -55,7 +55,7 @@ RUN test -z "${FLASH_ATTN}" || python -m pip install --no-cache-dir --requiremen
 RUN bash -eu /tmp/build_flash_attn.sh
 
 FROM tools AS build
-# With dependencies: the CUDA libraries are torch's own pins, and stand in no lock that machines without a GPU use too.
+# With dependencies: torch pins the CUDA libraries, which are in no lock because machines without a GPU use the locks too.
 COPY requirements.lock /tmp/
 RUN python -m pip install --no-cache-dir --requirement /tmp/requirements.lock
 COPY images/compile_deepspeed.sh /tmp/
@@ -69,7 +69,7 @@ FROM nvidia/cuda:${CUDA}-base-ubuntu24.04 AS train
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev libaio1t64 libibverbs1 ibverbs-providers ca-certificates tini \
     && rm -rf /var/lib/apt/lists/*
-# libfabric and NCCL's plugin (aws-ofi-nccl), from AWS's installer; the driver is the node's. NCCL takes TCP without them.
+# libfabric and NCCL's plugin (aws-ofi-nccl), from AWS's installer; the driver is the node's. Without them NCCL uses TCP.
 ARG EFA=
 # hadolint ignore=DL3003,DL3008
 RUN test -z "${EFA}" || ( apt-get update && apt-get install --yes --no-install-recommends curl \

@@ -11,6 +11,10 @@ PROJECT ?= flytesnacks
 DOMAIN ?= development
 VERSION ?=
 PACKAGE ?= flytune-package.tgz
+# Of make chaos: the number of faults, the seed of their draw, and the number of pairs at a time; its own defaults where they are empty.
+FAULTS ?=
+SEED ?=
+JOBS ?=
 # TORCH=cpu: torch without CUDA, some 4 GB less, where pip is told of an index or a folder that has it (README.md).
 TORCH ?=
 TORCH_CPU = $(shell sed -n 's/^torch==[^ ;]*/&+cpu/p' requirements-dev.lock)
@@ -86,8 +90,8 @@ test-all: .venv/.installed ## All tests that need no GPU; what CI runs
 selftest: .venv/.installed ## Hold every method and sharding against plain training, on this machine; five to eight minutes
 	@flytune selftest
 
-chaos: .venv/.installed ## Kill, cut off and starve training 200 times, and see that nothing is lost; half an hour
-	@python -m tests.chaos
+chaos: .venv/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; half an hour
+	@python -m tests.chaos$(if $(FAULTS), --faults $(FAULTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
 test-gpu: .venv/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu

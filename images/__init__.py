@@ -1,13 +1,13 @@
-"""The two container images, by name: TRAIN for tasks that train and evaluate, LIGHT for those that plan, prepare and store.
+"""Names of the two container images: TRAIN for tasks that train and evaluate, LIGHT for those that plan, prepare and store.
 
-Evaluating needs torch, and the GPUs that the model needs to be read: so it runs in TRAIN.
+Evaluation runs in TRAIN because it needs torch, and the GPUs on which the model is loaded.
 
-Environment variables, read where workflows are registered:
-    FLYTUNE_IMAGES    `dockerfile` (default): images that were built from the Dockerfile and pushed;
-                      `imagespec`: flytekit builds and pushes them from the same locks, as it registers
-    FLYTUNE_REGISTRY  where they are: ghcr.io/someone
-    FLYTUNE_TAG       of the Dockerfile's images; `dev` when not set
-    FLYTUNE_FLASH_ATTN  the version of FlashAttention that ImageSpec's image gets; none where it is set and empty
+Environment variables, read when workflows are registered:
+    FLYTUNE_IMAGES    `dockerfile` (default): images built from the Dockerfile and pushed;
+                      `imagespec`: flytekit builds and pushes them from the same locks when it registers
+    FLYTUNE_REGISTRY  registry of the images: ghcr.io/someone
+    FLYTUNE_TAG       tag of the Dockerfile's images; `dev` if not set
+    FLYTUNE_FLASH_ATTN  version of FlashAttention in ImageSpec's image; none if set and empty
 """
 
 import os
@@ -19,10 +19,10 @@ from flytune.errors import FlytuneError
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = "13.0.1"
-"""torch 2.13 is built with CUDA 13.0; DeepSpeed refuses to compile its operators with another minor version."""
+"""CUDA version of torch 2.13; DeepSpeed refuses to compile its operators with another minor version."""
 PYTHON = "3.11"
 FLASH_ATTN = "2.8.3.post2"
-"""The last release of FlashAttention 2, compiled from source. Not yet built whole with torch 2.13 and CUDA 13."""
+"""Last release of FlashAttention 2, compiled from source. A complete build with torch 2.13 and CUDA 13 has not been tested."""
 APT_PACKAGES = ["build-essential", "libaio-dev"]
 
 BUILD_FLASH_ATTN = Path(__file__).with_name("build_flash_attn.sh")
@@ -31,7 +31,7 @@ COMPILE_DEEPSPEED = Path(__file__).with_name("compile_deepspeed.sh")
 
 
 def images(kind: str, registry: str | None, tag: str, flash_attn: str = FLASH_ATTN) -> tuple[str | ImageSpec, str | ImageSpec]:
-    """TRAIN and LIGHT.
+    """Return TRAIN and LIGHT.
 
     Raises:
         FlytuneError: `kind` is neither `dockerfile` nor `imagespec`.

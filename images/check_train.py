@@ -1,6 +1,6 @@
-"""The training image, checked where it is built: there is no GPU, and so everything is loaded and nothing is run.
+"""Check of the training image during its build: without a GPU, libraries are loaded but not run.
 
-python images/check_train.py FLASH_ATTN    where FLASH_ATTN is its version, or empty
+python images/check_train.py FLASH_ATTN    (its version, or empty)
 """
 
 import ctypes
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def problems(flash_attn_version: str) -> list[str]:
-    """What training would miss on a GPU."""
+    """Return the problems that training would have on a GPU."""
     import torch
     from deepspeed.git_version_info import installed_ops
 
@@ -36,12 +36,12 @@ def _flash_attn(version: str) -> str | None:
         import flash_attn
     except ImportError as error:
         return f"flash_attn: {error}"
-    # Its own version does not tell post releases.
+    # Its own version has no post release.
     return None if version.startswith(flash_attn.__version__) else f"flash_attn is {flash_attn.__version__}, not {version}"
 
 
 def _cuda_library(cuda: str) -> str:
-    """The one that bitsandbytes takes on a GPU; without one it takes its library for CPUs."""
+    """Return the path of bitsandbytes' library for GPUs; without a GPU it would load its library for CPUs."""
     from bitsandbytes.cextension import get_cuda_bnb_library_path
     from bitsandbytes.cuda_specs import CUDASpecs
 
@@ -50,7 +50,7 @@ def _cuda_library(cuda: str) -> str:
 
 
 def main() -> int:
-    """0, or 1 with a line for each problem."""
+    """Log a line for each problem; return 1 if there is any, else 0."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     found = problems(*sys.argv[1:])
     for problem in found:

@@ -1,11 +1,12 @@
-"""Quiet end of pyflyte-fast-execute: it fetches the code, loads none of it, and leaves its connections to S3 open.
+"""Filter for messages about open connections, which pyflyte-fast-execute does not close after it has fetched the code.
 
-Python imports this file as it starts, from the images' PYTHONPATH. Tasks close theirs (tasks/runtime/ending.py).
+Python imports this file when it starts, from the images' PYTHONPATH. Tasks close their connections
+(tasks/runtime/termination.py).
 """
 
 import logging
 import sys
 
 if any(part.endswith("pyflyte-fast-execute") for part in sys.orig_argv):
-    # By the logger through which flytekit's loops report it.
+    # flytekit's event loops report through this logger.
     logging.getLogger("flytekit").addFilter(lambda record: "Unclosed" not in record.getMessage())

@@ -1,18 +1,18 @@
-"""Flyte tasks: what runs where. Imports no task: a CPU pod imports the prepare task without torch."""
+"""Flyte tasks, with the resources and images of each stage. Imports no task: CPU pods import theirs without torch."""
 
 import os
 import threading
 
 from flytune import caches
 
-# Here, for libraries read it as they are imported. Flyte sets the variable in every container.
+# Set here because libraries read these variables when they are imported. Flyte sets the variable in every container.
 if not caches.settle(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
-    # Flyte's cache of local runs has no other place than HOME.
+    # Flyte keeps its cache of local runs below HOME; it cannot be moved.
     os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
 
-from tasks.runtime import console, ending, errors
+from tasks.runtime import console, errors, termination
 
-# Before `atexit`'s own, which stop the loops that the connections are closed on.
-threading._register_atexit(ending.close_file_systems)  # type: ignore[attr-defined]
+# Runs before the exit functions of `atexit`, which stop the loops that the connections are closed on.
+threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]
 errors.install()
 console.install()

@@ -1,4 +1,4 @@
-"""What a run goes on from, found before a GPU is asked for."""
+"""Checkpoint of a resumed run, looked up before a GPU is requested."""
 
 from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
@@ -7,13 +7,13 @@ from flytune.recipe.recipe import Recipe
 from flytune.records.dataset import Manifest
 from flytune.training.checkpoints import find
 from images import LIGHT
-from tasks.runtime.directories import fetch_file, placed
-from tasks.runtime.schema import trimmed
+from tasks.runtime.directories import fetch_file, with_checkpoint_folder
+from tasks.runtime.schema import without_schema
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=Resources(cpu="1", mem="1Gi"))
 def find_checkpoint(recipe: Recipe, dataset: FlyteDirectory) -> Recipe:
-    """The recipe, if there is a whole checkpoint of it and of its data; what follows waits for that answer."""
-    find.required(placed(recipe), Manifest.read(fetch_file(dataset, "manifest.json")).content_sha256)
+    """Return the recipe if it has a complete checkpoint for its data, so that later tasks wait for this check."""
+    find.required(with_checkpoint_folder(recipe), Manifest.read(fetch_file(dataset, "manifest.json")).content_sha256)
     return recipe

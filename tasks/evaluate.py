@@ -1,4 +1,4 @@
-"""Evaluate, in a task of its own, from the exported files: one Flyte task for each row of shapes.yaml, on one of its nodes."""
+"""Evaluation of the exported files: one Flyte task for each row of shapes.yaml, on one of its nodes."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from flytune.hardware.shapes import load_shapes
 from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics
 from images import TRAIN as IMAGE
-from tasks.runtime.directories import fetch, unpack
+from tasks.runtime.directories import fetch, unpack_base_model
 from tasks.runtime.pods import declare
-from tasks.runtime.retries import noted, retried
+from tasks.runtime.retries import classify_failures, record_phase
 
 
 def evaluate_model(
     recipe: Recipe, trained: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory | None = None
 ) -> Metrics:
-    """Base and tuned model on the same held-out tokens, and their answers side by side."""
-    with retried(), noted("evaluate"):
-        unpack(base)
+    """Score base and tuned model on the same held-out tokens, and compare their sample answers."""
+    with classify_failures(), record_phase("evaluate"):
+        unpack_base_model(base)
         return score.score_in_subprocess(recipe, fetch(trained), fetch(dataset))
 
 

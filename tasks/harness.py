@@ -1,6 +1,6 @@
-"""The field's benchmarks, in parts: each on a pod of its own, on the shape that the recipe names or the plan's.
+"""Benchmarks of lm-evaluation-harness in parts, one pod each, on the shape of the recipe or of the plan.
 
-EVALUATE_TASKS maps shapes to tasks that are mapped over the jobs; without jobs no pod is asked for.
+EVALUATE_TASKS maps shapes to tasks that are mapped over the jobs; without jobs no pod is requested.
 """
 
 from typing import Any
@@ -18,20 +18,22 @@ from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.runtime.directories import fetch, fresh, unpack
-from tasks.runtime.harness_data import combined, kept
+from tasks.runtime.directories import fetch, new_folder, unpack_base_model
+from tasks.runtime.harness_data import combine_scores, local_data
 from tasks.runtime.pods import declare
-from tasks.runtime.retries import noted, retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.retries import classify_failures, record_phase
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 
-def evaluate_tasks(job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory, data: FlyteDirectory) -> FlyteFile:
-    """What base and tuned model answer to one part of a task."""
-    path = fresh("answers.json")
-    with retried(), noted("evaluate"):
-        unpack(base)
-        score.in_subprocess(run.run, recipe, fetch(trained), job, kept(data)).write(path)
+def evaluate_tasks(
+    job: Job, recipe: Recipe, trained: FlyteDirectory, base: FlyteDirectory, harness_data: FlyteDirectory
+) -> FlyteFile:
+    """Store the answers of base and tuned model to one part of a task."""
+    path = new_folder() / "answers.json"
+    with classify_failures(), record_phase("evaluate"):
+        unpack_base_model(base)
+        score.in_subprocess(run.run, recipe, fetch(trained), job, local_data(harness_data)).write(path)
     return FlyteFile(str(path))
 
 
@@ -48,9 +50,9 @@ EVALUATE_TASKS: dict[str, Any] = {
 }
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES, secret_requests=secrets("hub"))
-def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], data: FlyteDirectory) -> Metrics:
-    """Return metrics with the tasks' scores, where no artifact is stored."""
-    with retried():
-        return combined(recipe, metrics, answers, data)[0]
+def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], harness_data: FlyteDirectory) -> Metrics:
+    """Return metrics with the scores of the harness's tasks, for workflows that store no artifact."""
+    with classify_failures():
+        return combine_scores(recipe, metrics, answers, harness_data)[0]

@@ -1,4 +1,4 @@
-"""Batch inference: prompts dealt out on a CPU, answered part by part on the machines named, joined on a CPU.
+"""Batch inference: prompts are split on a CPU, answered in parts on the named shape, and joined on a CPU.
 
 INFER maps shapes to map tasks over the parts: one for each row of shapes.yaml, on one of its nodes.
 """
@@ -26,32 +26,32 @@ from flytune.models.generation import Generation
 from flytune.recipe.recipe import Recipe
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.runtime.directories import fetch, fetch_file, fresh, lasting, unpack, uploaded
+from tasks.runtime.directories import fetch, fetch_file, new_folder, shared_address, unpack_base_model, upload
 from tasks.runtime.pods import declare
-from tasks.runtime.retries import noted, retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.retries import classify_failures, record_phase
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 log = logging.getLogger(__name__)
 
 
-class Split(NamedTuple):
-    """`keep` is the address that every attempt and execution sees, where parts that are answered lie."""
+class SplitOutput(NamedTuple):
+    """Parts of the prompts; `scratch_folder` is the address of answered parts, shared by all attempts and executions."""
 
     parts: list[Part]
     folder: FlyteDirectory
-    keep: str
+    scratch_folder: str
     base: BaseRequest
-    """Of the artifact's adapter; nothing is fetched for a model that was trained whole."""
+    """Base model of the artifact's adapter; names no commit for a fully trained model, so that nothing is fetched."""
 
 
 def _contents(directory: FlyteDirectory) -> Path:
-    """An artifact's artifact.json alone: the weights stay where they are."""
+    """Download only the artifact.json of an artifact."""
     address = str(directory.remote_source or directory.path).rstrip("/")
     return Path(FlyteFile(f"{address}/{CONTENTS}").download())
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"), retries=RETRIES, secret_requests=secrets("hub"))
 def split_prompts(
     questions: FlyteFile,
@@ -59,15 +59,15 @@ def split_prompts(
     adapters: dict[str, FlyteDirectory],
     shards: int,
     generation: Generation,
-    keep: str,
-) -> Split:
-    """Parts of the file, each named by all that its answers depend on."""
+    scratch_folder: str,
+) -> SplitOutput:
+    """Split the file into parts, each named by everything that its answers depend on."""
     base = _base(artifact, adapters)
     models = catalog.fingerprint({name: _contents(found) for name, found in {"artifact": artifact, **adapters}.items()})
-    folder = fresh("prompts")
+    folder = new_folder() / "prompts"
     parts = prompts.split(Path(questions.download()), shards, adapters, generation, models, folder)
-    keep = keep or lasting("inference") or ".checkpoints/inference"
-    return Split(parts, FlyteDirectory(str(folder)), keep, base)
+    scratch_folder = scratch_folder or shared_address("inference") or ".checkpoints/inference"
+    return SplitOutput(parts, FlyteDirectory(str(folder)), scratch_folder, base)
 
 
 def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory]) -> BaseRequest:
@@ -85,37 +85,37 @@ def answer_prompts(
     artifact: FlyteDirectory,
     adapters: dict[str, FlyteDirectory],
     base: FlyteDirectory,
-    keep: str,
+    scratch_folder: str,
 ) -> FlyteFile:
-    """One part's answers, or those that an earlier execution has left at `keep`."""
-    out = fresh("answers.jsonl")
-    with retried():
-        # Before anything is fetched: a part that is done needs no model.
-        if not batch.find_answers(part, keep, out):
-            with noted("answer"):
-                unpack(base)
+    """Answer one part, unless an earlier execution has stored its answers below `scratch_folder`."""
+    out = new_folder() / "answers.jsonl"
+    with classify_failures():
+        # Checked before anything is fetched: an answered part needs no model.
+        if not batch.find_answers(part, scratch_folder, out):
+            with record_phase("answer"):
+                unpack_base_model(base)
                 others = {name: fetch(found) for name, found in adapters.items()}
-                batch.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, keep, out)
+                batch.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, scratch_folder, out)
     return FlyteFile(str(out))
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES)
-def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[FlyteFile], keep: str) -> FlyteDirectory:
-    """One file in the order of the prompts; what was kept of its parts goes."""
-    out = fresh("answers")
-    with retried():
+def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[FlyteFile], scratch_folder: str) -> FlyteDirectory:
+    """Join the answers in the order of the prompts, and delete the parts below `scratch_folder`."""
+    out = new_folder() / "answers"
+    with classify_failures():
         prompts.join(fetch(folder), parts, [Path(file.download()) for file in answered], out)
-        stored = uploaded(out)
+        stored = upload(out)
     try:
-        prompts.remove_answers(parts, keep)
-    except StorageError as error:  # the answers are stored, and must not be lost for it
-        log.warning("%s: what was kept of the parts stays there: %s", keep, error)
+        prompts.remove_answers(parts, scratch_folder)
+    except StorageError as error:  # the answers are stored; the task must not fail
+        log.warning("%s: the stored parts were not deleted: %s", scratch_folder, error)
     return stored
 
 
 INFER: dict[str, Any] = {
-    shape.name: trimmed(
+    shape.name: without_schema(
         array_node_map_task(
             declare(
                 answer_prompts,
@@ -125,7 +125,7 @@ INFER: dict[str, Any] = {
                 container_image=IMAGE,
                 retries=RETRIES,
             ),
-            bound_inputs={"folder", "artifact", "adapters", "base", "keep"},
+            bound_inputs={"folder", "artifact", "adapters", "base", "scratch_folder"},
         )
     )
     for shape in load_shapes()

@@ -1,4 +1,4 @@
-"""Plan, on a CPU, before anything is rented: what cannot fit, cannot be read or is unknown is refused here."""
+"""Plan of a run, made on a CPU: a recipe that cannot fit or cannot be read is refused before a GPU is requested."""
 
 from typing import NamedTuple
 
@@ -17,51 +17,52 @@ from flytune.records.plan import Plan
 from flytune.sharding import route
 from flytune.sweeps.points import Run
 from images import LIGHT
-from tasks.runtime.directories import is_local, placed
+from tasks.runtime.directories import is_local, with_checkpoint_folder
 from tasks.runtime.harness_data import HarnessData
-from tasks.runtime.retries import retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.retries import classify_failures
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 
-class Planned(NamedTuple):
-    """`route` names the train task, `shape` the evaluate task; Flyte's conditions compare primitives only.
+class PlanOutput(NamedTuple):
+    """Plan and inputs of the tasks that follow.
 
-    `keep` is the folder that all attempts see; `base` names the commit that the base model is at; `jobs` are the parts of the
-    harness's tasks, and `data` is theirs.
+    `route` names the train task and `shape` the evaluate task: Flyte's conditions compare primitives only. `scratch_folder` is
+    shared by all attempts; `base` names the base model's commit; `jobs` are the parts of the harness's tasks, `harness_data` is
+    their data.
     """
 
     plan: Plan
     route: str
     shape: str
     request: DataRequest
-    keep: str
+    scratch_folder: str
     base: BaseRequest
     jobs: list[Job]
-    data: FlyteDirectory
+    harness_data: FlyteDirectory
 
 
-@trimmed
+@without_schema
 @task(
     container_image=LIGHT,
-    # The harness loads its tasks' data.
+    # Memory for the harness, which loads its tasks' data.
     requests=Resources(cpu="2", mem="8Gi"),
     retries=RETRIES,
     secret_requests=secrets("hub"),
     enable_deck=True,
     deck_fields=(),
 )
-def make_plan(recipe: Recipe) -> Planned:
-    """Plan a recipe, name the content that its data has now, and check its evaluation tasks."""
+def make_plan(recipe: Recipe) -> PlanOutput:
+    """Plan a recipe, record a fingerprint of its data as it is now, and check its evaluation tasks."""
     harness = HarnessData()
-    with retried():
-        run = planned(recipe, harness)
+    with classify_failures():
+        run = plan_run(recipe, harness)
     Deck("plan", table.as_html(run.plan))
-    return Planned(run.plan, run.route, run.shape, run.request, run.keep, run.base, run.jobs, harness.stored())
+    return PlanOutput(run.plan, run.route, run.shape, run.request, run.keep, run.base, run.jobs, harness.stored())
 
 
-def planned(recipe: Recipe, harness: HarnessData) -> Run:
-    """Return a recipe's run, with all that its tasks depend on; the data of its evaluation tasks goes to `harness`."""
+def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
+    """Return a recipe's run, with everything that its tasks depend on; add the data of its evaluation tasks to `harness`."""
     plan = planner.make(recipe, samples=sample_count.samples_guess(recipe.data))
     publish.check(recipe)
     base = models_base.request(recipe.model)
@@ -81,6 +82,6 @@ def planned(recipe: Recipe, harness: HarnessData) -> Run:
         shape=shape.name,
         request=request,
         base=base,
-        keep=placed(recipe).checkpoints.home,
+        keep=with_checkpoint_folder(recipe).checkpoints.home,
         jobs=harness.jobs(recipe),
     )

@@ -1,4 +1,4 @@
-"""Champion and challenger: held against each other on one node of the shape that evaluates; then the pointer, on a CPU.
+"""Champion and challenger, compared on one node of the shape that evaluates; promotion and rollback on a CPU.
 
 COMPARE maps shapes to tasks.
 """
@@ -18,10 +18,10 @@ from flytune.registry import history as models
 from flytune.registry.history import Duel
 from images import LIGHT
 from images import TRAIN as IMAGE
-from tasks.runtime.directories import fetch, fetch_file, unpack
+from tasks.runtime.directories import fetch, fetch_file, unpack_base_model
 from tasks.runtime.pods import declare
-from tasks.runtime.retries import retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.retries import classify_failures
+from tasks.runtime.schema import without_schema
 
 _POD = Resources(cpu="1", mem="2Gi")
 
@@ -29,11 +29,11 @@ _POD = Resources(cpu="1", mem="2Gi")
 def compare_models(
     recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory, champion: str
 ) -> Duel:
-    """Challenger and champion on the same held-out tokens; against its base model where there is no champion."""
-    with retried():
+    """Compare challenger and champion on the same held-out tokens; without a champion, compare with the base model."""
+    with classify_failures():
         if not champion:
             return compare.against_base(Metrics.read(fetch_file(artifact, "metrics.json")))
-        unpack(base)
+        unpack_base_model(base)
         return compare.duel(recipe, fetch(artifact), fetch(dataset), champion)
 
 
@@ -50,22 +50,28 @@ COMPARE: dict[str, Any] = {
 }
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=_POD, retries=RETRIES)
 def promote_challenger(
-    recipe: Recipe, accepted: str, champion: str, fingerprint: str, changed: Recipe, artifact: FlyteDirectory, duel: Duel
+    recipe: Recipe,
+    accepted: str,
+    champion: str,
+    fingerprint: str,
+    challenger: Recipe,
+    artifact: FlyteDirectory,
+    comparison: Duel,
 ) -> str:
-    """Accepts the challenger where it is better beyond doubt, and records the decision with its figures in any case."""
-    with retried():
+    """Accept the challenger if it is significantly better, and record the decision with its figures in any case."""
+    with classify_failures():
         metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
-        place = refresh.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
-    broken = guards.broken(changed, metrics)
-    decision = refresh.settle(recipe, accepted, champion, fingerprint, place, duel, broken)
+        place = refresh.stays_at(str(artifact.remote_source or artifact.path), challenger, metrics)
+    broken = guards.broken(challenger, metrics)
+    decision = refresh.settle(recipe, accepted, champion, fingerprint, place, comparison, broken)
     return f"{decision.outcome}: {decision.reason}"
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=_POD)
 def rollback_accepted(accepted: str, reason: str) -> str:
-    """Accepts the model before the accepted one again."""
+    """Accept the previously accepted model again; return its artifact's address."""
     return models.rollback(accepted, reason).artifact

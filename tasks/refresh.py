@@ -1,4 +1,4 @@
-"""Refresh, on a CPU: whether a kickoff's data is worth a run."""
+"""Decision of a scheduled refresh, on a CPU: train on the window's data, or skip."""
 
 import logging
 from datetime import datetime
@@ -10,36 +10,36 @@ from flytune.failures.table import RETRIES
 from flytune.recipe.recipe import Recipe
 from flytune.registry import refresh
 from images import LIGHT
-from tasks.runtime.retries import retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.retries import classify_failures
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 logger = logging.getLogger(__name__)
 _POD = Resources(cpu="1", mem="2Gi")
 
 
-class Decided(NamedTuple):
-    """`go` is `train` or `skip`; `changed` is the recipe to train, `champion` the accepted artifact or empty."""
+class RefreshOutput(NamedTuple):
+    """Decision: `action` is `train` or `skip`, `challenger` the recipe to train, `champion` the accepted artifact or empty."""
 
-    go: str
-    changed: Recipe
+    action: str
+    challenger: Recipe
     champion: str
     fingerprint: str
     reason: str
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=_POD, retries=RETRIES, secret_requests=secrets("hub"))
-def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
-    """Looks at the window's data and at the history of accepted models."""
-    with retried():
-        turn = refresh.decide(recipe, kickoff, accepted, days)
-    return Decided("train" if turn.trains else "skip", *turn[1:])
+def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> RefreshOutput:
+    """Decide from the window's data and the history of accepted models."""
+    with classify_failures():
+        decision = refresh.decide(recipe, kickoff, accepted, days)
+    return RefreshOutput("train" if decision.trains else "skip", *decision[1:])
 
 
-@trimmed
+@without_schema
 @task(container_image=LIGHT, requests=_POD)
 def skip_refresh(reason: str) -> str:
-    """Says why nothing was trained."""
+    """Log and return the reason why nothing was trained."""
     logger.info("skipped: %s", reason)
     return f"skipped: {reason}"

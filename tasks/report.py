@@ -1,4 +1,4 @@
-"""What happened to a run that failed, in words, and what it can go on from."""
+"""Report of a failed run: the cause, the advice, and the checkpoint from which it can resume."""
 
 import html
 import logging
@@ -15,14 +15,14 @@ from flytune.training.checkpoints import find
 from flytune.training.phase_notes import PhaseNote
 from images import LIGHT
 from tasks.runtime import messages
-from tasks.runtime.directories import attempts_of, is_local, placed
-from tasks.runtime.schema import trimmed
+from tasks.runtime.directories import attempt_notes_addresses, is_local, with_checkpoint_folder
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 log = logging.getLogger(__name__)
 
 
-@trimmed
+@without_schema
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="1", mem="1Gi"),
@@ -31,44 +31,46 @@ log = logging.getLogger(__name__)
     secret_requests=secrets("notify"),
 )
 def report_failure(recipe: Recipe, err: FlyteError | None = None) -> None:
-    """Says it in the log, in a deck, and to the webhook where the recipe asks for that; raises nothing itself."""
+    """Report the failure in the log, in a deck, and to the recipe's webhook; raise nothing."""
     try:
-        recipe = placed(recipe)
-        kept = find.described(recipe)
-        text = _described(recipe, err, kept)
-        # On this machine the error follows, shown by pyflyte.
-        log.error("%s", f"{recipe.name}: failed. {kept}" if is_local() else text)
+        recipe = with_checkpoint_folder(recipe)
+        checkpoint = find.described(recipe)
+        text = _failure_text(recipe, err, checkpoint)
+        # On this machine pyflyte shows the error afterwards.
+        log.error("%s", f"{recipe.name}: failed. {checkpoint}" if is_local() else text)
         Deck("Failure", f"<pre>{html.escape(str(text))}</pre>")
         notify.tell(recipe, "failed", text.within(notify.LONGEST))
-    except Exception:  # it would hide the run's own error
-        log.exception("%s: failed, and what there is to go on from could not be told", recipe.name)
+    except Exception:  # raised, it would hide the run's own error
+        log.exception("%s: failed, and the failure could not be reported", recipe.name)
 
 
-def _described(recipe: Recipe, err: FlyteError | None, kept: str) -> FailureText:
-    """Return the failure with the task's name, what is there to continue from (`kept`), and where the log is."""
-    text = messages.taken_apart(err.message if err else "")
-    further, failed = list(text.further), text.task
+def _failure_text(recipe: Recipe, err: FlyteError | None, checkpoint: str) -> FailureText:
+    """Return the failure with the task's name, the sentence on the newest `checkpoint`, and the log's address."""
+    text = messages.parse_message(err.message if err else "")
+    lines, failed = list(text.further), text.task
     execution = os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", "")
-    if not failed and (killed := _killed(recipe, execution)):
-        # A process that is killed says no word: its last note does.
+    if not failed and (killed := _note_of_killed_pod(recipe, execution)):
+        # A killed process stores no error; its last phase note names the task.
         failed = killed.task
-        further.append(f"last seen: {killed}")
+        lines.append(f"last seen: {killed}")
     if not failed and err and not is_local() and not err.failed_node_id.startswith("fn"):
-        # On a cluster, what Flyte names is the node of this very task: fn0.
+        # On a cluster, Flyte names the node of this task itself: fn0.
         failed = f"node {err.failed_node_id}"
-    further.append(kept)
-    if execution and not any(line.startswith("log: ") for line in further):
+    lines.append(checkpoint)
+    if execution and not any(line.startswith("log: ") for line in lines):
         page = os.environ.get("FLYTE_EXECUTION_URL", "").partition("/nodeId/")[0]
-        further.append(f"log: the console's page of execution {execution} {page}".rstrip())
+        lines.append(f"log: the console's page of execution {execution} {page}".rstrip())
     sentence = f"{recipe.name}: {failed or 'the run'} failed: {text.sentence}"
-    return FailureText(sentence, text.advice, further=tuple(further), details=text.details)
+    return FailureText(sentence, text.advice, further=tuple(lines), details=text.details)
 
 
-def _killed(recipe: Recipe, execution: str) -> PhaseNote | None:
-    """Return the last note of a pod that was killed, of those of this execution."""
+def _note_of_killed_pod(recipe: Recipe, execution: str) -> PhaseNote | None:
+    """Return the last phase note of this execution's killed pods."""
     if not execution:
         return None
     found = [
-        note for place in [*find.addresses(recipe), *attempts_of(execution)] for note in phase_notes.read(place, execution)
+        note
+        for address in [*find.addresses(recipe), *attempt_notes_addresses(execution)]
+        for note in phase_notes.read(address, execution)
     ]
     return max((note for note in found if note.was_killed), key=lambda note: note.attempt, default=None)

@@ -1,6 +1,6 @@
-"""Self-test, on the machines that train: one Flyte task for each row of shapes.yaml.
+"""Self-test on the machines that train: one Flyte task for each row of shapes.yaml.
 
-SELFTEST maps shapes to tasks. A row of several nodes is a job of one process a node, which starts the node's ranks.
+SELFTEST maps shapes to tasks. A row of several nodes is a job with one process a node, which starts the node's ranks.
 """
 
 from typing import Any
@@ -15,32 +15,32 @@ from flytune.selftest.matrix import Matrix
 from flytune.selftest.processes import Nodes
 from flytune.selftest.runs import Trials
 from images import TRAIN as IMAGE
-from tasks.runtime.attempts import told
-from tasks.runtime.directories import fresh
+from tasks.runtime.directories import new_folder
+from tasks.runtime.elastic import ranks
 from tasks.runtime.pods import declare
-from tasks.train import ranks
+from tasks.runtime.retries import report_failures
 
 
 def selftest_machine(pairs: str) -> Matrix:
-    """Every pair of method and sharding, or the named ones, held against plain training; the table as a deck."""
-    return _shown(matrix.fill(fresh("selftest"), matrix.pairs_named(pairs)))
+    """Compare every pair of method and sharding, or the named ones, with plain training; show the table as a deck."""
+    return _with_deck(matrix.fill(new_folder() / "selftest", matrix.pairs_named(pairs)))
 
 
 def selftest_nodes(pairs: str) -> Matrix:
-    """Do the same over all nodes. Runs in one process of each; the first one's table counts."""
-    with told():
+    """Run the self-test over all nodes, in one process of each; the table of the first is returned."""
+    with report_failures():
         named, nodes = matrix.pairs_named(pairs), Nodes()
         if nodes.rank > 0:
-            Trials(fresh("selftest"), nodes=nodes).follow()
-            # Of all processes' values, Flyte keeps that of rank 0.
+            Trials(new_folder() / "selftest", nodes=nodes).follow()
+            # Flyte keeps only the value of rank 0.
             return Matrix(machine="", global_batch_size=0, cells=[], seconds=0.0)
         try:
-            return _shown(matrix.fill(fresh("selftest"), named, nodes=nodes))
+            return _with_deck(matrix.fill(new_folder() / "selftest", named, nodes=nodes))
         finally:
             nodes.end()
 
 
-def _shown(filled: Matrix) -> Matrix:
+def _with_deck(filled: Matrix) -> Matrix:
     Deck("Self-test", table.html(filled))
     if not filled.is_good:
         Deck.publish()

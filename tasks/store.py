@@ -1,4 +1,4 @@
-"""Store: one artifact, whole or not at all."""
+"""Storage of one artifact, complete or not at all."""
 
 import json
 import logging
@@ -18,20 +18,20 @@ from flytune.records.plan import Plan
 from flytune.records.training import TrainingResult
 from flytune.training import checkpoints
 from images import LIGHT
-from tasks.runtime.directories import fetch, fresh, placed, uploaded
-from tasks.runtime.harness_data import combined
-from tasks.runtime.retries import retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.directories import fetch, new_folder, upload, with_checkpoint_folder
+from tasks.runtime.harness_data import combine_scores
+from tasks.runtime.retries import classify_failures
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 log = logging.getLogger(__name__)
 
 ARTIFACT = Artifact(name="flytune", partition_keys=["recipe", "base_model", "data"])
-"""Its name in Union's catalogue; open-source Flyte keeps the same as metadata of the output, and asks nothing."""
+"""Artifact as Union's catalogue lists it; open-source Flyte only stores the same as metadata of the output."""
 
 
 class Facts:
-    """What the console shows of an artifact without opening it: metadata of the task's output."""
+    """Metadata of the task's output, which the console shows without opening the artifact."""
 
     def __init__(self, folder: Path, recipe: Recipe, metrics: Metrics) -> None:
         self.partitions: dict[str, str] = {
@@ -42,11 +42,11 @@ class Facts:
         self._facts = {**self.partitions, **build.facts(folder, recipe, metrics)}
 
     def serialize_to_string(self, context: Any, variable: str) -> tuple[str, str]:
-        """Flytekit's protocol for what it puts beside an output."""
+        """Return the metadata's key and value, as flytekit's protocol for an output's metadata requires."""
         return "flytune", json.dumps(self._facts)
 
 
-@trimmed
+@without_schema
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="2", mem="8Gi"),
@@ -62,24 +62,24 @@ def store_artifact(
     trained: FlyteDirectory,
     metrics: Metrics,
     answers: list[FlyteFile],
-    data: FlyteDirectory,
+    harness_data: FlyteDirectory,
 ) -> Annotated[FlyteDirectory, ARTIFACT]:
-    """Store the artifact, with its report as a file and as this task's deck; published where the recipe says.
+    """Store the artifact with its report, also as this task's deck; publish it if the recipe asks for that.
 
-    `answers` are those to the parts of the harness's tasks, whose `data` scoring needs.
+    `answers` are the answers to the parts of the harness's tasks; `harness_data` is needed to score them.
     """
-    with retried():
-        metrics, results = combined(recipe, metrics, answers, data)
-        folder = build.store(recipe, plan, fetch(dataset), fetch(trained), metrics, fresh(recipe.name), results)
+    with classify_failures():
+        metrics, results = combine_scores(recipe, metrics, answers, harness_data)
+        folder = build.store(recipe, plan, fetch(dataset), fetch(trained), metrics, new_folder() / recipe.name, results)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
-    with retried():
-        stored = uploaded(folder)
+    with classify_failures():
+        stored = upload(folder)
     published = publish.attempt(folder, recipe, metrics)
     records = Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json")
     try:
-        checkpoints.clear(placed(recipe), *records)
-    except Exception as error:  # noqa: BLE001 (the artifact is stored, and must not be lost for it)
-        log.warning("%s: its checkpoints stay, for they cannot be removed: %s", recipe.name, error)
+        checkpoints.clear(with_checkpoint_folder(recipe), *records)
+    except Exception as error:  # noqa: BLE001 (the artifact is stored; the task must not fail)
+        log.warning("%s: the checkpoints could not be deleted: %s", recipe.name, error)
     notify.tell(recipe, "succeeded", notify.succeeded(recipe, metrics, published or stored.path))
     facts = Facts(folder, recipe, metrics)
     return ARTIFACT.create_from(stored, facts, **facts.partitions)

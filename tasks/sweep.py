@@ -1,13 +1,11 @@
-"""A sweep's own tasks, on CPUs: draw its points and plan them; compare those that succeeded."""
+"""Tasks of a sweep, on CPUs: draw and plan its points; compare those that succeeded."""
 
 import tempfile
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytekit import Deck, FlyteContextManager, Resources, task
 from flytekit.types.directory import FlyteDirectory
-from flytekit.types.file import FlyteFile
 
 from flytune.artifacts import notify
 from flytune.errors import FlytuneError, RecipeError
@@ -19,64 +17,64 @@ from flytune.records.training import TrainingResult
 from flytune.sweeps import grid as sweeps_grid
 from flytune.sweeps import results as sweeps_results
 from flytune.sweeps.grid import Points
-from flytune.sweeps.points import Run, Running, distinct
+from flytune.sweeps.points import Run, Running
 from flytune.sweeps.results import Outcome
 from images import LIGHT
-from tasks.plan import planned
-from tasks.runtime.directories import fresh
+from tasks.plan import plan_run
+from tasks.runtime.directories import new_folder
 from tasks.runtime.harness_data import HarnessData
-from tasks.runtime.mapping import reason
-from tasks.runtime.retries import retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime.retries import classify_failures
+from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.sweep_stages import result_of
 
 ALL = "all"
-"""The group of all points, which are stored by one task."""
+"""Name of the one group that stores all points."""
 
 
-class Drawn(NamedTuple):
-    """All points; those that can run; the data of their evaluation tasks."""
+class DrawOutput(NamedTuple):
+    """All points, the runs of those that can run, and the data of their evaluation tasks."""
 
     points: Points
     running: Running
-    data: FlyteDirectory
+    harness_data: FlyteDirectory
 
 
-@trimmed
+@without_schema
 @task(
     container_image=LIGHT,
-    # The harness loads its tasks' data.
+    # Memory for the harness, which loads its tasks' data.
     requests=Resources(cpu="2", mem="8Gi"),
     retries=RETRIES,
     secret_requests=secrets("hub"),
 )
 def draw_points(
     recipe: Recipe,
-    grid: dict,  # type: ignore[type-arg]  # Flyte's word for any JSON object
+    grid: dict,  # type: ignore[type-arg]  # Flyte's type for any JSON object
     changes: list[dict],  # type: ignore[type-arg]
     concurrency: int,
     min_success_ratio: float,
     max_points: int,
-) -> Drawn:
-    """Reads and plans every point before any is run."""
+) -> DrawOutput:
+    """Read and plan every point before any is run."""
     sweeps_results.check(concurrency, min_success_ratio)
     harness, runs = HarnessData(), list[Run]()
-    with retried():
+    with classify_failures():
         drawn = sweeps_grid.draw(recipe, grid, changes, max_points)
-        points = sweeps_results.planned(drawn, min_success_ratio, lambda one: runs.append(_planned(one, harness)))
+        points = sweeps_results.planned(drawn, min_success_ratio, lambda one: runs.append(_plan_point(one, harness)))
     running = Running(
         runs=runs,
         least=sweeps_results.least(points, min_success_ratio),
         concurrency=concurrency,
         notes=FlyteContextManager.current_context().file_access.get_random_remote_directory(),
     )
-    return Drawn(points, running, harness.stored())
+    return DrawOutput(points, running, harness.stored())
 
 
-def _planned(recipe: Recipe, harness: HarnessData) -> Run:
-    """Plan one point's run. What another attempt may mend is raised as it is; all else is the point's own, and refuses it."""
+def _plan_point(recipe: Recipe, harness: HarnessData) -> Run:
+    """Plan one point's run. Recoverable errors are raised unchanged; any other error refuses this point only."""
     try:
-        return planned(recipe, harness)
+        return plan_run(recipe, harness)
     except FlytuneError:
         raise
     except Exception as error:
@@ -85,7 +83,7 @@ def _planned(recipe: Recipe, harness: HarnessData) -> Run:
         raise RecipeError(f"{type(error).__name__}: {error}") from error
 
 
-@trimmed
+@without_schema
 @task(
     container_image=LIGHT,
     requests=Resources(cpu="1", mem="2Gi"),
@@ -98,17 +96,17 @@ def compare_points(points: Points, running: Running, artifacts: list[FlyteDirect
     """Write sweep.json, report.html, and best.yaml: the recipe of the lowest held-out loss.
 
     Raises:
-        FlytuneError: fewer have succeeded than must; the deck and the log have the table.
+        FlytuneError: fewer points have succeeded than must; the deck and the log have the table.
     """
     pairs = enumerate(zip(running.runs, artifacts, strict=True))
-    with retried():
-        made = {run.recipe.name: _made(running, "store", ALL, at, one, "artifact") for at, (run, one) in pairs}
+    with classify_failures():
+        made = {run.recipe.name: result_of(running, "store", ALL, at, one, "artifact") for at, (run, one) in pairs}
         running = running.after(made)
         succeeded = {run.recipe.name: _outcome(points, run) for run in running.runs}
     for point in points.points:
         if (name := point.recipe.name) in running.reasons:
             notify.tell(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
-    sweep, folder = sweeps_results.compare(points, succeeded, running.reasons), fresh(f"{points.recipe}-sweep")
+    sweep, folder = sweeps_results.compare(points, succeeded, running.reasons), new_folder() / f"{points.recipe}-sweep"
     sweeps_results.write(sweep, points, folder)
     sweeps_results.log(sweep)
     Deck("Sweep", (folder / sweeps_results.REPORT).read_text(encoding="utf-8"))
@@ -118,68 +116,8 @@ def compare_points(points: Points, running: Running, artifacts: list[FlyteDirect
     return FlyteDirectory(str(folder))
 
 
-def notes(running: Running, stage: str, group: str) -> str:
-    """Return the address of what the elements of one map task have failed of."""
-    return f"{running.notes}/{stage}/{group}"
-
-
-def with_data(running: Running, datasets: list[FlyteDirectory | None], bases: list[FlyteDirectory | None]) -> Running:
-    """Return the runs whose data and base model are there: one of each for all runs that share them."""
-    requests, models = distinct([run.request for run in running.runs]), distinct([run.base for run in running.runs])
-    results: dict[str, dict[str, str] | str] = {}
-    for run in running.runs:
-        data, model = requests.index(run.request), models.index(run.base)
-        found = _made(running, "prepare", "data", data, datasets[data], "dataset")
-        files = _made(running, "prepare", "base", model, bases[model], "base_files")
-        results[run.recipe.name] = found if isinstance(found, str) else files if isinstance(files, str) else found | files
-    return running.after(results)
-
-
-def with_models(running: Running, trained: list[list[FlyteDirectory | None]]) -> Running:
-    """Return the runs that were trained; `trained` has a list for each route."""
-    results = {}
-    for (route, runs), models in zip(running.by_route().items(), trained, strict=True):
-        for index, (run, model) in enumerate(zip(runs, models, strict=True)):
-            results[run.recipe.name] = _made(running, "train", route, index, model, "trained")
-    return running.after(results)
-
-
-def with_metrics(running: Running, metrics: list[list[Metrics | None]], answers: list[list[FlyteFile | None]]) -> Running:
-    """Return the runs that were evaluated in all parts; both have a list for each shape, answers for those that are asked."""
-    results: dict[str, dict[str, Any] | str] = {}
-    parts = iter(answers)
-    for (shape, runs), found in zip(running.by_shape().items(), metrics, strict=True):
-        files = enumerate(next(parts) if any(run.jobs for run in runs) else [])
-        for index, (run, one) in enumerate(zip(runs, found, strict=True)):
-            mine = list(islice(files, len(run.jobs)))
-            unanswered = [part for part, file in mine if file is None]
-            if one is None:
-                results[run.recipe.name] = _reason(running, "evaluate", shape, index)
-            elif unanswered:
-                results[run.recipe.name] = _reason(running, "ask", shape, unanswered[0])
-            else:
-                addresses = [str(file.remote_source or file.path) for _, file in mine if file]
-                results[run.recipe.name] = {"metrics": one, "answers": addresses}
-    return running.after(results)
-
-
-def _made(
-    running: Running, stage: str, group: str, index: int, folder: FlyteDirectory | None, field: str
-) -> dict[str, str] | str:
-    """Return the field with the folder's address; or the reason why there is none."""
-    if folder is None:
-        return _reason(running, stage, group, index)
-    return {field: str(folder.remote_source or folder.path)}
-
-
-def _reason(running: Running, stage: str, group: str, index: int) -> str:
-    return (
-        f"{stage}: {reason(notes(running, stage, group), index) or 'its pod was ended before it could tell; see the console'}"
-    )
-
-
 def _outcome(points: Points, run: Run) -> Outcome:
-    """Return the outcome of one point that succeeded. Its records alone are read: the weights stay where they are."""
+    """Return the outcome of one point that succeeded, from its records; no weights are downloaded."""
     files = FlyteContextManager.current_context().file_access
     with tempfile.TemporaryDirectory() as folder:
         for name in ("training.json", "metrics.json"):

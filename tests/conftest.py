@@ -1,4 +1,4 @@
-"""Every test gets folders of its own, and none reaches a hub."""
+"""Fixtures of all tests, and settings by which each test has its own folders and none contacts a hub."""
 
 import gc
 import json
@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Before any library reads them.
+# Set before any library reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["DS_ACCELERATOR"] = "cpu"
-# Who asks for gs:// would wait for the metadata server of a Google machine.
+# Without it, gs:// addresses would wait for the metadata server of a Google machine.
 os.environ["NO_GCE_CHECK"] = "true"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,7 +20,7 @@ import multiprocessing.util
 
 import pytest
 
-# Flyte, torchrun and datasets leave folders in the temporary directory: they get one that goes when the tests are over.
+# Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after the tests.
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="flytune-tests-")
@@ -29,20 +29,20 @@ if not _IS_WORKER:
 
 def pytest_unconfigure(config):
     if not _IS_WORKER:
-        multiprocessing.util._run_finalizers()  # has a folder in there, which it would look for at the very end
+        multiprocessing.util._run_finalizers()  # its folder in there must exist until it has run
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen():
-    """Leaves out of each collection of garbage what lives longer than a file's tests: half a second a collection."""
+    """Exclude objects that exist before a test file from garbage collection, which saves half a second a collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def uncalibrated(monkeypatch):
-    """Plans as they are told, whatever this machine was calibrated to."""
+    """Ignore this machine's calibration, so that plans are the same everywhere."""
     from flytune.planning import calibration
 
     monkeypatch.setattr(calibration, "CALIBRATION_FILE", Path(os.environ["TMPDIR"]) / "no-calibration.yaml")
@@ -50,7 +50,7 @@ def uncalibrated(monkeypatch):
 
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory):
-    """A Hugging Face cache that holds the config.json of each model of the hub that shipped recipes name."""
+    """A Hugging Face cache with the config.json of each hub model that shipped recipes name."""
     from flytune.models import geometry
 
     cache = tmp_path_factory.mktemp("hub")
@@ -64,7 +64,7 @@ def hub_cache(tmp_path_factory):
 
 @pytest.fixture
 def hub(hub_cache, monkeypatch):
-    """Makes huggingface_hub look into that cache, offline."""
+    """Make huggingface_hub use that cache, offline."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub_cache))
@@ -73,7 +73,7 @@ def hub(hub_cache, monkeypatch):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """This process has not trained, as the pods that evaluate have not: score.in_subprocess starts no other for each model."""
+    """Mark this process as one that has not trained, so that evaluation loads models in it and not in subprocesses."""
     monkeypatch.delitem(sys.modules, "trl", raising=False)
 
 
@@ -84,7 +84,7 @@ def bucket(monkeypatch):
     import s3fs
     from moto.server import ThreadedMotoServer
 
-    from tasks.runtime.ending import close_file_systems
+    from tasks.runtime.termination import close_file_systems
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -101,7 +101,7 @@ def bucket(monkeypatch):
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
-    """A checkout that `pyflyte run --remote` is typed in."""
+    """A checkout in which `pyflyte run --remote` is called."""
     from tests.support.laptop import checkout
 
     return checkout(tmp_path_factory.mktemp("laptop") / "checkout")
@@ -109,7 +109,7 @@ def laptop(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """The stand-in for flyteadmin, the variables of its storage, and a home that knows it."""
+    """The mock flyteadmin, the variables of its storage, and a home with its configuration."""
     from tests.support.flyteadmin import flyteadmin
 
     home = tmp_path_factory.mktemp("home")

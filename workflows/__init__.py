@@ -1,3 +1,3 @@
-"""Flyte workflows: wiring only. What goes into them: inputs.py."""
+"""Flyte workflows, which only connect tasks; inputs.py converts their inputs."""
 
 from workflows import inputs as inputs

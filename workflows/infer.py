@@ -1,4 +1,4 @@
-"""A tuned model's answers to a file of prompts, on the machines named.
+"""Batch inference: a tuned model answers a file of prompts on a named shape.
 
 pyflyte run workflows/infer.py infer --artifact ADDRESS --prompts prompts.jsonl --shape cpu-1 --shards 2
 """
@@ -10,7 +10,7 @@ from flytekit.types.file import FlyteFile
 from flytune.models.generation import Generation
 from tasks.base_model import fetch_base_model
 from tasks.infer import INFER, join_answers, split_prompts
-from workflows.routing import on
+from workflows.routing import route_to
 
 
 @workflow
@@ -21,16 +21,22 @@ def infer(
     adapters: dict[str, FlyteDirectory] = {},  # noqa: B006 (Flyte reads it once)
     shards: int = 1,
     generation: Generation = Generation(),  # noqa: B008 (frozen)
-    keep: str = "",
+    scratch_folder: str = "",
 ) -> FlyteDirectory:
-    """Deal the prompts out, answer all parts at once on `shape`, and join the answers in order.
+    """Split the prompts, answer all parts in parallel on `shape`, and join the answers in order.
 
-    Run again after a failure, only parts without answers are answered: those of others lie at `keep`.
+    After a failure, a second run answers only the parts that have no answers below `scratch_folder`.
     """
     split = split_prompts(
-        questions=prompts, artifact=artifact, adapters=adapters, shards=shards, generation=generation, keep=keep
+        questions=prompts,
+        artifact=artifact,
+        adapters=adapters,
+        shards=shards,
+        generation=generation,
+        scratch_folder=scratch_folder,
     )
     base = fetch_base_model(base=split.base)
-    shared = {"folder": split.folder, "artifact": artifact, "adapters": adapters, "base": base, "keep": split.keep}
-    answered = on("infer", shape, INFER, part=split.parts, **shared)
-    return join_answers(parts=split.parts, folder=split.folder, answered=answered, keep=split.keep)
+    scratch = {"scratch_folder": split.scratch_folder}
+    shared = {"folder": split.folder, "artifact": artifact, "adapters": adapters, "base": base, **scratch}
+    answered = route_to("infer", shape, INFER, part=split.parts, **shared)
+    return join_answers(parts=split.parts, folder=split.folder, answered=answered, **scratch)

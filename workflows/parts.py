@@ -1,4 +1,4 @@
-"""The parts of finetune by themselves, for who works from the console.
+"""Parts of finetune as workflows, for use from the command line and the console.
 
 pyflyte run workflows/parts.py plan_only --recipe recipes/demo-qlora.yaml
 """
@@ -14,47 +14,47 @@ from tasks.harness import combine_tasks
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.report import report_failure
-from workflows.finetune import evaluated, prepared, stored
+from workflows.finetune import evaluate, prepare, train_and_store
 
 
 @workflow
 def plan_only(recipe: Recipe) -> Plan:
-    """Whether the recipe fits, on what, why, and for how much; nothing is rented."""
+    """Plan the recipe: whether it fits, on which shape, why, and at what cost; no GPU is requested."""
     plan: Plan = make_plan(recipe=recipe).plan
     return plan
 
 
 @workflow
 def prepare_only(recipe: Recipe) -> FlyteDirectory:
-    """The prepared data set; a later finetune of the same data, tokenizer and data section takes it from the cache."""
+    """Prepare the data set; a later finetune with the same data, tokenizer and data section takes it from the cache."""
     planned = make_plan(recipe=recipe)
-    dataset: FlyteDirectory = prepare_data(request=planned.request, keep=planned.keep)
+    dataset: FlyteDirectory = prepare_data(request=planned.request, scratch_folder=planned.scratch_folder)
     return dataset
 
 
 @workflow
 def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
-    """A stored artifact held against its base model once more, on the recipe's held-out data as it is now."""
-    planned, dataset, base = prepared(recipe)
-    metrics, answers = evaluated(recipe, planned, dataset, base, artifact)
-    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=planned.data)
+    """Compare a stored artifact with its base model again, on the recipe's held-out data as it is now."""
+    planned, dataset, base = prepare(recipe)
+    metrics, answers = evaluate(recipe, planned, dataset, base, artifact)
+    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, harness_data=planned.harness_data)
     return found
 
 
 @workflow(on_failure=report_failure)
 def resume(recipe: Recipe) -> FlyteDirectory:
-    """Finetune from the run's newest whole checkpoint; refused where there is none."""
+    """Resume from the run's newest complete checkpoint; fail if there is none."""
     return _from_checkpoint(recipe, is_export_only=False)
 
 
 @workflow(on_failure=report_failure)
 def export_only(recipe: Recipe) -> FlyteDirectory:
-    """The run's newest whole checkpoint exported, evaluated and stored without a further step; the checkpoint stays."""
+    """Export, evaluate and store the run's newest complete checkpoint without further training; keep the checkpoint."""
     return _from_checkpoint(recipe, is_export_only=True)
 
 
 def _from_checkpoint(recipe: Recipe, is_export_only: bool) -> FlyteDirectory:
-    planned, dataset, base = prepared(recipe)
+    planned, dataset, base = prepare(recipe)
     found = find_checkpoint(recipe=recipe, dataset=dataset)
-    artifact: FlyteDirectory = stored(found, planned, dataset, base, is_export_only)
+    artifact: FlyteDirectory = train_and_store(found, planned, dataset, base, is_export_only)
     return artifact

@@ -1,4 +1,4 @@
-"""Which branch is taken: by the machines that a plan chose, or by what was decided."""
+"""Conditions over tasks: routing to the task of a shape, and workflows within a branch."""
 
 from functools import partial
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from flytekit import FlyteContextManager, conditional, map_task
 from flytekit.core.context_manager import BranchEvalMode
 
-from tasks.runtime.schema import trimmed
+from tasks.runtime.schema import without_schema
 
 
-def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
-    """Runs the one task whose key equals `choice`, with `inputs`; a Flyte condition over all keys."""
+def route_to(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
+    """Run the task whose key equals `choice`, with `inputs`: a Flyte condition over all keys."""
     branch: Any = conditional(name)
     for position, (key, task) in enumerate(tasks.items()):
         case = branch.if_(choice == key) if position == 0 else branch.elif_(choice == key)
@@ -20,11 +20,11 @@ def on(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:
     )
 
 
-def apart(workflow: Any, **inputs: Any) -> Any:
-    """Runs a workflow that has conditions of its own within the branch of another condition.
+def run_inline(workflow: Any, **inputs: Any) -> Any:
+    """Run a workflow that has conditions within the branch of another condition.
 
-    Local runs of flytekit 1.16 take a condition within a taken branch for a part of the outer one: they run its first case
-    whatever it says, and skip what comes after it. Here it begins anew; a cluster has no such trouble.
+    Local runs of flytekit 1.16 treat a condition within a taken branch as part of the outer condition: they run its first case
+    whatever its test says, and skip what follows. This function hides the outer condition; clusters do not need it.
     """
     context = FlyteContextManager.current_context()
     state = context.execution_state
@@ -36,6 +36,8 @@ def apart(workflow: Any, **inputs: Any) -> Any:
         return workflow(**inputs)
 
 
-def each_on(name: str, choice: Any, tasks: dict[str, Any], over: dict[str, Any], **inputs: Any) -> Any:
-    """Like `on`, with the task mapped over the one list in `over`: a pod for each item, none for an empty list."""
-    return on(name, choice, {key: trimmed(map_task(partial(task, **inputs))) for key, task in tasks.items()}, **over)
+def map_on(name: str, choice: Any, tasks: dict[str, Any], over: dict[str, Any], **inputs: Any) -> Any:
+    """Run like `route_to`, with the task mapped over the list in `over`: one pod for each item, none for an empty list."""
+    return route_to(
+        name, choice, {key: without_schema(map_task(partial(task, **inputs))) for key, task in tasks.items()}, **over
+    )

@@ -1,8 +1,8 @@
-"""Launch plans that run by themselves, never two of one at once. Registered, they sleep until someone activates them.
+"""Scheduled launch plans, at most one run of each at a time. They are registered inactive.
 
 pyflyte launchplan nightly --activate
 
-Make your own here with one call of `scheduled`. See docs/schedules.md.
+Add your own here with one call of `scheduled`. See docs/schedules.md.
 """
 
 from pathlib import Path
@@ -27,10 +27,10 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
     """Return a launch plan that refreshes a model on the data of the `days` before each kickoff.
 
     Args:
-        name: of the launch plan; there is one of a name.
-        recipe_file: read now, and fixed; a path that is not absolute begins in recipes/.
-        cron: five fields, in UTC: `0 2 * * 1` is Mondays at two.
-        accepted: the folder or fsspec address that keeps which model is accepted.
+        name: name of the launch plan, unique.
+        recipe_file: recipe, read now and fixed; a relative path starts in recipes/.
+        cron: five fields in UTC: `0 2 * * 1` is Mondays at two.
+        accepted: folder or fsspec address of the history of accepted models.
 
     Raises:
         RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its commit, or files of

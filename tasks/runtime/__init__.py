@@ -1,0 +1,1 @@
+"""Shared parts of the Flyte tasks: pods, elastic jobs, retries, directories, schemas, secrets."""

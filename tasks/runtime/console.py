@@ -1,4 +1,4 @@
-"""The console's text of a failed task: one sentence, what to do, where the log is; the traceback last."""
+"""Text of a failed task in Flyte's console: one sentence, advice, the log's address; the traceback last."""
 
 import os
 import traceback
@@ -11,12 +11,12 @@ from flytune.failures import reports
 from flytune.failures.text import FailureText, task_name
 
 LONGEST = 16_000
-"""Most characters; flytepropeller leaves the middle of longer ones out than it is configured to keep (2,048 and more)."""
+"""Most characters of a text. flytepropeller cuts the middle out of texts longer than its limit (2,048 or more)."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def log_lines() -> tuple[str, ...]:
-    """Say where the log of this pod is; nothing outside of a pod."""
+    """Return lines with the addresses of this pod's log and console page; none outside a pod."""
     if "FLYTE_INTERNAL_EXECUTION_ID" not in os.environ:
         return ()
     pod = os.environ.get("HOSTNAME", "")
@@ -28,8 +28,8 @@ def log_lines() -> tuple[str, ...]:
     return tuple(lines)
 
 
-def described(error: BaseException) -> FailureText:
-    """Return what a task has failed with, as RunFailed has it or as the table of failures does."""
+def failure_text(error: BaseException) -> FailureText:
+    """Return the text of a task's error: its own where it has one (RunFailed), else from the table of failures."""
     shown: BaseException | None = error
     text = getattr(error, "text", None)
     # A SyntaxError has a `text` too.
@@ -37,17 +37,17 @@ def described(error: BaseException) -> FailureText:
         failure = reports.of_error(error, rank=0)
         text = FailureText(failure.sentence, failure.advice, task_name(), log_lines())
     else:
-        # Not the error itself: what it says is reported, and one that judges others has a traceback that says nothing.
+        # The traceback of its cause: that of RunFailed itself shows only where failures are classified.
         shown = error.__cause__
     trace = "".join(traceback.format_exception(shown)) if shown else ""
     return text._replace(details=text.details or trace)
 
 
 def install() -> None:
-    """Make flytekit write errors so, in pods: its own begin with the traceback, and there is no other place to say it."""
+    """Replace flytekit's function that writes errors in pods, whose text begins with the traceback; there is no hook."""
 
     def written(error: Exception) -> str:
         value = error.value if isinstance(error, FlyteUserRuntimeException) else error
-        return described(value).within(LONGEST)
+        return failure_text(value).within(LONGEST)
 
     entrypoint.get_traceback_str = written

@@ -1,4 +1,4 @@
-"""Flyte's directories as folders on this machine's disk."""
+"""Flyte's directories as local folders, and addresses that several attempts share."""
 
 import hashlib
 import os
@@ -17,10 +17,10 @@ from flytune.training import attempt_notes
 
 
 def fetch(directory: FlyteDirectory) -> Path:
-    """A directory's local folder, downloaded once however many workers of the node ask for it at the same time.
+    """Return a directory's local folder, downloaded once even if many workers of the node request it at the same time.
 
     Raises:
-        DataError: it was there once and is no more (a cached local result whose temporary folder was cleared).
+        DataError: the folder is empty or gone (a cached local result whose temporary folder was cleared).
     """
     from filelock import FileLock
 
@@ -41,13 +41,13 @@ def fetch(directory: FlyteDirectory) -> Path:
 
 
 def is_local() -> bool:
-    """Whether what tasks hand on stays on this machine: a run without a cluster."""
+    """Return True if tasks' outputs stay on this machine: a run without a cluster."""
     scheme, _, path = FlyteContextManager.current_context().file_access.raw_output_prefix.partition("://")
     return not path or scheme == "file"
 
 
-def uploaded(folder: Path) -> FlyteDirectory:
-    """A folder's content as Flyte's directory, stored now: its address is known before the task returns."""
+def upload(folder: Path) -> FlyteDirectory:
+    """Store a folder's content now, so that its address is known before the task returns; return it as Flyte's directory."""
     files = FlyteContextManager.current_context().file_access
     if is_local():
         return FlyteDirectory(str(folder))
@@ -55,20 +55,20 @@ def uploaded(folder: Path) -> FlyteDirectory:
 
 
 def fetch_file(directory: FlyteDirectory, name: str) -> Path:
-    """One file of a directory, without the others."""
+    """Return the local path of one file of a directory, downloaded without the others."""
     if directory.remote_source is None:
         return Path(directory.path) / name
-    target = fresh("file") / name
+    target = new_folder() / name
     target.parent.mkdir(parents=True, exist_ok=True)
     FlyteContextManager.current_context().file_access.get_data(f"{directory.remote_source.rstrip('/')}/{name}", str(target))
     return target
 
 
-def unpack(base: FlyteDirectory | None) -> None:
-    """Puts what fetch_base_model stored into this node's Hugging Face cache, once however many workers ask.
+def unpack_base_model(base: FlyteDirectory | None) -> None:
+    """Download the files of fetch_base_model into this node's Hugging Face cache, once even if many workers request them.
 
     Raises:
-        DataError: it was stored once and is no more.
+        DataError: the stored files are gone.
     """
     if base is None or base.remote_source is None:
         return
@@ -83,15 +83,15 @@ def unpack(base: FlyteDirectory | None) -> None:
             FlyteContextManager.current_context().file_access.get_data(base.remote_source, str(cache), is_multipart=True)
         except FlyteDataNotFoundException:
             raise DataError(
-                f"{base.remote_source}: the stored base model is gone; run again with --overwrite-cache, which fetches it anew"
+                f"{base.remote_source}: the stored base model is gone; run again with --overwrite-cache, which fetches it again"
             ) from None
         done.touch()
 
 
-def lasting(name: str) -> str | None:
-    """An address that all attempts and executions see; None on this machine.
+def shared_address(name: str) -> str | None:
+    """Return an address that all attempts and executions share; None on this machine.
 
-    Below the cluster's raw output location, beside what Flyte gives each attempt: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
+    It is below the cluster's raw output location, next to the folders of attempts: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
     """
     scheme, _, path = FlyteContextManager.current_context().file_access.raw_output_prefix.partition("://")
     if is_local():
@@ -100,31 +100,31 @@ def lasting(name: str) -> str | None:
     return f"{scheme}://{location}/flytune-{name}"
 
 
-def attempts_place() -> str | None:
-    """Return an address that the attempts of this very task have in common; None on this machine."""
-    root = lasting("phases")
+def attempt_notes_address() -> str | None:
+    """Return the address of the phase notes that all attempts of this task share; None on this machine."""
+    root = shared_address("phases")
     if root is None:
         return None
-    # Of a node, all attempts have the same inputs' address; parts of a map task have an index as well.
+    # All attempts of a node have the same address of inputs; elements of a map task have an index as well.
     inputs = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--inputs", "")
     index = os.environ.get(os.environ.get("BATCH_JOB_ARRAY_INDEX_VAR_NAME", ""), "")
     key = hashlib.sha256(f"{inputs} {index}".encode()).hexdigest()[:16]
     return f"{root}/{os.environ.get('FLYTE_INTERNAL_EXECUTION_ID', 'none')}/{key}"
 
 
-def attempts_of(execution: str) -> list[str]:
-    """Return those addresses of all tasks of an execution."""
-    root = lasting("phases")
+def attempt_notes_addresses(execution: str) -> list[str]:
+    """Return the addresses of the phase notes of all tasks of an execution."""
+    root = shared_address("phases")
     return [f"{root}/{execution}/{key}" for key in attempt_notes.names(f"{root}/{execution}")] if root else []
 
 
-def placed(recipe: Recipe) -> Recipe:
-    """The recipe with a folder for checkpoints that all attempts and executions see, where it names none."""
-    if recipe.checkpoints.folder is not None or (folder := lasting("checkpoints")) is None:
+def with_checkpoint_folder(recipe: Recipe) -> Recipe:
+    """Return the recipe with a checkpoint folder that all attempts and executions share, if it names none."""
+    if recipe.checkpoints.folder is not None or (folder := shared_address("checkpoints")) is None:
         return recipe
     return recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})})
 
 
-def fresh(name: str) -> Path:
-    """A path for a new folder of this attempt; the folder does not exist yet."""
-    return Path(tempfile.mkdtemp(prefix="flytune-", dir=current_context().working_directory)) / name
+def new_folder() -> Path:
+    """Create an empty folder in this attempt's working directory."""
+    return Path(tempfile.mkdtemp(prefix="flytune-", dir=current_context().working_directory))

@@ -1,4 +1,4 @@
-"""The data of the harness's tasks as a folder that travels, for pods that see no hub; and the parts' answers put together."""
+"""Stored data of the harness's tasks for pods without access to a hub, and scores combined from the parts' answers."""
 
 import json
 from pathlib import Path
@@ -6,51 +6,53 @@ from pathlib import Path
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.evaluation.harness import data as harness_data
+from flytune.evaluation.harness import data as harness
 from flytune.evaluation.harness import run
 from flytune.evaluation.harness.run import Job, JobResult
 from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics
-from tasks.runtime.directories import fetch, fresh, is_local
+from tasks.runtime.directories import fetch, is_local, new_folder
 
-_KEPT = "datasets"
+_DATASETS = "datasets"
 
 
 class HarnessData:
-    """Data that has been kept in this pod so far."""
+    """Data of the harness's tasks that this pod has downloaded so far."""
 
     def __init__(self) -> None:
-        self._folder = fresh("data")
-        (self._folder / _KEPT).mkdir(parents=True)
+        self._folder = new_folder()
+        (self._folder / _DATASETS).mkdir()
         self._tasks: list[str] = []
 
     def jobs(self, recipe: Recipe) -> list[Job]:
-        """Return the parts of the recipe's tasks, whose data is kept.
+        """Download the data of the recipe's tasks; return the parts of these tasks.
 
         Raises:
-            RecipeError, DataError: what the harness does not know or cannot load.
+            RecipeError, DataError: the harness does not know a task, or cannot load its data.
         """
         jobs = run.jobs(recipe)
-        harness_data.download(recipe, None if is_local() else self._folder / _KEPT)
+        harness.download(recipe, None if is_local() else self._folder / _DATASETS)
         self._tasks += [job.task.name for job in jobs]
         return jobs
 
     def stored(self) -> FlyteDirectory:
-        """Return the folder of all that was kept."""
+        """Return the folder of all downloaded data."""
         (self._folder / "tasks.json").write_text(json.dumps(self._tasks), encoding="utf-8")
         return FlyteDirectory(str(self._folder))
 
 
-def kept(data: FlyteDirectory) -> Path | None:
-    """Return the folder of what was stored; None on this machine, whose own cache has it."""
-    return None if is_local() else fetch(data) / _KEPT
+def local_data(harness_data: FlyteDirectory) -> Path | None:
+    """Return the local folder of the stored data; None on this machine, whose own cache has the data."""
+    return None if is_local() else fetch(harness_data) / _DATASETS
 
 
-def combined(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], data: FlyteDirectory) -> tuple[Metrics, Path | None]:
-    """Return the harness's own figures over all parts, and the folder of its results; None where nothing was asked."""
+def combine_scores(
+    recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], harness_data: FlyteDirectory
+) -> tuple[Metrics, Path | None]:
+    """Return metrics with the harness's scores over all parts, and the folder of its results; None without harness tasks."""
     if not recipe.evaluation.tasks:
         return metrics, None
-    out = fresh("harness")
+    out = new_folder() / "harness"
     found = [JobResult.read(Path(answer.download())) for answer in answers]
-    scores = run.combine(recipe, found, out, kept(data))
+    scores = run.combine(recipe, found, out, local_data(harness_data))
     return metrics.model_copy(update={"tasks": scores}), out

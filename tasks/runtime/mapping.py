@@ -1,6 +1,6 @@
-"""A task mapped over points that may fail, each one and all of them, without failing the others.
+"""Map tasks of a sweep whose elements, its points, may fail without failing the others.
 
-Open-source Flyte maps over tasks alone: flytepropeller reads a map over a launch plan as one call with lists.
+Open-source Flyte maps over tasks only: flytepropeller reads a map over a launch plan as one call with lists.
 """
 
 import os
@@ -17,21 +17,22 @@ from flytekit.tools.module_loader import load_object_from_module
 from flytune.errors import FlytuneError
 from flytune.failures.table import RETRIES
 from tasks.runtime.retries import RunFailed
-from tasks.runtime.schema import trimmed
+from tasks.runtime.schema import without_schema
 
 
-def mapped(task: Any, notes: str, spare: int, concurrency: int | None = None) -> Any:
-    """Map `task` over lists of its inputs; None where it has failed, and the reason below `notes` (see `reason`).
+def map_points(task: Any, notes: str, allowed_failures: int, concurrency: int | None = None) -> Any:
+    """Map `task` over lists of its inputs; a failed element yields None and stores its reason (see `failure_reason`).
 
     Args:
-        spare: once so many and one more have left their reasons beside `notes`, no further one does its work.
-        concurrency: how many run at a time; 0 for all; None for as many as Flyte runs of a workflow.
+        notes: prefix of the addresses of the elements' reasons.
+        allowed_failures: number of failures of a stage; once there are more, elements that have not begun are refused.
+        concurrency: number of elements that run at a time; 0 for all; None for Flyte's limit of the workflow.
     """
-    return trimmed(_Points(task, notes, spare, concurrency=concurrency))
+    return without_schema(PointsTask(task, notes, allowed_failures, concurrency=concurrency))
 
 
-def reason(notes: str, index: int) -> str:
-    """Return why the element of a map task has failed; empty where it could not say, as when its pod was killed."""
+def failure_reason(notes: str, index: int) -> str:
+    """Return the reason of an element's failure; empty if it stored none, for example because its pod was killed."""
     files = FlyteContextManager.current_context().file_access
     if not files.exists(address := f"{notes}-{index}.txt"):
         return ""
@@ -40,35 +41,37 @@ def reason(notes: str, index: int) -> str:
         return Path(folder, "reason.txt").read_text(encoding="utf-8")
 
 
-class _Points(ArrayNodeMapTask):
-    def __init__(self, task: Any, notes: str, spare: int, **arguments: Any) -> None:
-        # A ratio of 0: all may fail, and flytekit allows for None.
+class PointsTask(ArrayNodeMapTask):
+    """Map task that stores the reasons of failed elements, and refuses elements after too many failures."""
+
+    def __init__(self, task: Any, notes: str, allowed_failures: int, **arguments: Any) -> None:
+        # With a ratio of 0 all elements may fail, and flytekit types the results as optional.
         super().__init__(task, min_success_ratio=0.0, **arguments)
-        self.notes, self.spare = notes, spare
+        self.notes, self.allowed_failures = notes, allowed_failures
 
     def get_command(self, settings: Any) -> list[str]:
         command: list[str] = super().get_command(settings)
         command[command.index("--resolver") + 1] = PointsResolver().name()
         own = command.index("--") + 1
-        return [*command[:own], "notes", self.notes, "spare", str(self.spare), *command[own:]]
+        return [*command[:own], "notes", self.notes, "allowed", str(self.allowed_failures), *command[own:]]
 
     def dispatch_execute(self, ctx: Any, input_literal_map: Any) -> Any:
-        """Run one element in a pod: inputs, execution and outputs."""
+        """Run one element in a pod, from its inputs to its outputs."""
         state = ctx.execution_state
         if state is None or state.is_local_execution():
             return super().dispatch_execute(ctx, input_literal_map)
         index = self._compute_array_job_index()
         try:
             try:
-                self._refuse_what_is_hopeless()
+                self._refuse_if_too_many_failed()
             except FlytuneError as error:
-                # As what a task raises: flytekit calls errors around it recoverable.
+                # Wrapped as an error of the task: flytekit calls errors outside the task recoverable.
                 raise FlyteUserRuntimeException(error) from error
             return super().dispatch_execute(ctx, input_literal_map)
         except Exception as error:
-            # Of a pod without rank 0; flytekit wraps what a task raises.
+            # A pod without rank 0 raises IgnoreOutputs; flytekit wraps what a task raises.
             if not isinstance(getattr(error, "value", error), IgnoreOutputs):
-                self._note(index, error)
+                self._store_reason(index, error)
             raise
 
     def _raw_execute(self, **inputs: Any) -> list[Any]:
@@ -76,22 +79,22 @@ class _Points(ArrayNodeMapTask):
         made: list[Any] = []
         for index, values in enumerate(zip(*inputs.values(), strict=True)):
             try:
-                self._refuse_what_is_hopeless()
+                self._refuse_if_too_many_failed()
                 made.append(self._run_task.execute(**dict(zip(inputs, values, strict=True))))
-            except Exception as error:  # noqa: BLE001 (whatever it is, it costs this point alone)
-                self._note(index, error)
+            except Exception as error:  # noqa: BLE001 (any error fails this point only)
+                self._store_reason(index, error)
                 made.append(None)
         return made
 
-    def _refuse_what_is_hopeless(self) -> None:
+    def _refuse_if_too_many_failed(self) -> None:
         files = FlyteContextManager.current_context().file_access
         stage = self.notes.rpartition("/")[0]
         filesystem = files.get_filesystem_for_path(stage)
         failed = len(filesystem.ls(stage, detail=False)) if filesystem.exists(stage) else 0
-        if failed > self.spare:
-            raise FlytuneError(f"not run: {failed} points had failed, and {self.spare} may (min_success_ratio)")
+        if failed > self.allowed_failures:
+            raise FlytuneError(f"not run: {failed} points had failed, and {self.allowed_failures} may (min_success_ratio)")
 
-    def _note(self, index: int, error: Exception) -> None:
+    def _store_reason(self, index: int, error: Exception) -> None:
         cause = getattr(error, "value", None) or error
         is_last = int(os.environ.get("FLYTE_ATTEMPT_NUMBER", RETRIES)) >= RETRIES
         if isinstance(cause, FlyteRecoverableException) and not is_last:
@@ -104,11 +107,11 @@ class _Points(ArrayNodeMapTask):
 
 
 class PointsResolver(ArrayNodeMapTaskResolver):
-    """Resolver that finds the map task in a pod, with its notes' address."""
+    """Resolver that loads the map task in a pod, with the address of its notes."""
 
     def name(self) -> str:
         return "tasks.runtime.mapping.PointsResolver"
 
-    def load_task(self, loader_args: list[str], max_concurrency: int = 0) -> _Points:
-        _, notes, _, spare, _, _, _, resolver, *arguments = loader_args
-        return _Points(load_object_from_module(resolver).load_task(loader_args=arguments), notes, int(spare))
+    def load_task(self, loader_args: list[str], max_concurrency: int = 0) -> PointsTask:
+        _, notes, _, allowed, _, _, _, resolver, *arguments = loader_args
+        return PointsTask(load_object_from_module(resolver).load_task(loader_args=arguments), notes, int(allowed))

@@ -1,4 +1,4 @@
-"""A row of shapes.yaml as Flyte sees it, on the cluster that cluster.yaml tells of; docs/pods.md says why, field by field."""
+"""Pod templates and task declarations for the rows of shapes.yaml and for cluster.yaml; docs/pods.md explains each field."""
 
 import multiprocessing
 import types
@@ -35,26 +35,26 @@ from flytune.hardware import devices
 from flytune.hardware.cluster import Cluster, load_cluster
 from flytune.hardware.shapes import Shape
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import ending
-from tasks.runtime.retries import retried
-from tasks.runtime.schema import trimmed
+from tasks.runtime import termination
+from tasks.runtime.retries import classify_failures
+from tasks.runtime.schema import without_schema
 
 PRIMARY = "primary"
 SCRATCH = "/scratch"
 USER = 10001
-"""The images' user (Dockerfile)."""
+"""User id of the images (Dockerfile)."""
 TERMINATION_SECONDS = int(2 * GRACE_SECONDS)
-"""From SIGTERM to SIGKILL: ranks have GRACE_SECONDS whatever they train, and their parent as long again to tell Flyte."""
+"""Seconds from SIGTERM to SIGKILL: GRACE_SECONDS for the ranks, and as long for their parent to report to Flyte."""
 _SHAPE_LABEL = "flytune-shape"
 _JOB_LABEL = "training.kubeflow.org/job-name"
 
 
 def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
-    """One node's pod; a new one at each call: plugins write in it."""
+    """Return the pod template of one node; a new one for each call, because plugins modify it."""
     container = V1Container(
         name=PRIMARY,
         env=[V1EnvVar(name=name, value=value) for name, value in _environment(shape).items()],
-        # Not Flyte's Resources: those know no network devices, and replace what stands here.
+        # Not Flyte's Resources: they have no network devices, and would replace these.
         resources=_resources(shape, cluster),
         volume_mounts=[V1VolumeMount(name="dshm", mount_path="/dev/shm"), V1VolumeMount(name="scratch", mount_path=SCRATCH)],
     )
@@ -67,8 +67,8 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
         volumes=[V1Volume(name="dshm", empty_dir=memory), _scratch(shape, cluster)],
         security_context=V1PodSecurityContext(fs_group=USER, fs_group_change_policy="OnRootMismatch"),
         termination_grace_period_seconds=TERMINATION_SECONDS,
-        # The kernel hands a namespace's PID 1 no signal that it has no handler for, and Python has none until a task sets it: a
-        # pod that imports would outlive SIGTERM. In a shared one PID 1 is the pause process.
+        # The kernel delivers no signal to PID 1 of a namespace without a handler, and Python has none until a task sets one: a
+        # pod would ignore SIGTERM while it imports. In a shared namespace PID 1 is the pause process.
         share_process_namespace=True,
         tolerations=_tolerations(shape, cluster),
         node_selector=shape.node_labels or None,
@@ -84,21 +84,21 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
 
 
 def _resources(shape: Shape, cluster: Cluster) -> V1ResourceRequirements:
-    """Requests, and the same as limits: a node is the pod's own. Strings: the Kubernetes models refuse numbers."""
-    asked = {"cpu": str(shape.cpu), "memory": f"{shape.memory_gib}Gi"}
+    """Return requests and equal limits: the pod has the node to itself. Strings: the Kubernetes models refuse numbers."""
+    requests = {"cpu": str(shape.cpu), "memory": f"{shape.memory_gib}Gi"}
     if cluster.scratch_storage_class is None:
-        asked["ephemeral-storage"] = f"{shape.disk_gib}Gi"
+        requests["ephemeral-storage"] = f"{shape.disk_gib}Gi"
     if shape.is_gpu:
-        asked["nvidia.com/gpu"] = str(shape.processes)
+        requests["nvidia.com/gpu"] = str(shape.processes)
     if shape.network_devices:
-        asked[shape.fabric.resource(cluster)] = str(shape.network_devices)
-    return V1ResourceRequirements(requests=asked, limits=dict(asked))
+        requests[shape.fabric.resource(cluster)] = str(shape.network_devices)
+    return V1ResourceRequirements(requests=requests, limits=dict(requests))
 
 
 def _environment(shape: Shape) -> dict[str, str]:
     offline = {"HF_HUB_OFFLINE": "1"} if shape.is_gpu else {}
-    talk = {"NCCL_DEBUG": "WARN"} if shape.is_gpu and shape.nodes > 1 else {}
-    return {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub"} | offline | talk | shape.fabric.environment
+    debug = {"NCCL_DEBUG": "WARN"} if shape.is_gpu and shape.nodes > 1 else {}
+    return {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub"} | offline | debug | shape.fabric.environment
 
 
 def _scratch(shape: Shape, cluster: Cluster) -> V1Volume:
@@ -120,11 +120,11 @@ def _tolerations(shape: Shape, cluster: Cluster) -> list[V1Toleration]:
 
 
 def _affinity(shape: Shape, cluster: Cluster) -> V1Affinity:
-    """The nodes of one run in one zone: always, where their network ends with it; else where there is room."""
+    """Return an affinity for one zone: required if the network does not cross zones, else preferred."""
     term = V1PodAffinityTerm(
         topology_key=cluster.zone_label,
         label_selector=V1LabelSelector(match_labels={_SHAPE_LABEL: shape.name}),
-        # The pod's own value: no other run's pods. Dropped by what is older than Kubernetes 1.31; then all runs of the row.
+        # Only pods of the same job. Kubernetes older than 1.31 drops this; then it applies to all runs of the row.
         match_label_keys=[_JOB_LABEL],
     )
     if not shape.fabric.has_devices:
@@ -133,39 +133,34 @@ def _affinity(shape: Shape, cluster: Cluster) -> V1Affinity:
     return V1Affinity(pod_affinity=V1PodAffinity(required_during_scheduling_ignored_during_execution=[term]))
 
 
-def rendezvous(cluster: Cluster) -> dict[str, int]:
-    """Timeouts of torchrun, in seconds; read_timeout would stay at torch's 60 otherwise."""
-    return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), int(cluster.node_start_minutes * 60))
-
-
 def job_labels(shape: Shape, cluster: Cluster) -> dict[str, str] | None:
-    """Of the job object, where Kueue looks; rows without GPUs do not queue for them."""
+    """Return the labels of the job object, where Kueue reads its queue; rows without GPUs are not queued."""
     return {"kueue.x-k8s.io/queue-name": str(cluster.queue)} if cluster.gang_scheduling == "kueue" and shape.is_gpu else None
 
 
 def accelerator(shape: Shape) -> Any:
-    """Flyte's name for the shape's GPU, which the cluster turns into a node selector; None where Flyte has none."""
+    """Return Flyte's accelerator for the shape's GPU, which the cluster turns into node affinity; None if Flyte has none."""
     return getattr(accelerators, shape.accelerator.replace("-", "_"), None) if shape.is_gpu else None
 
 
-def _on_its_devices(execute: Callable[..., Any], shape: Shape) -> Callable[..., Any]:
-    """Return a task's `execute` that compares the node's GPUs with the row first: before it fetches a model, or asks one."""
+def _after_device_check(execute: Callable[..., Any], shape: Shape) -> Callable[..., Any]:
+    """Return a task's `execute` that first compares the node's GPUs with the row, before it fetches or loads a model."""
 
-    def compared(**inputs: Any) -> Any:
+    def checked(**inputs: Any) -> Any:
         if shape.is_gpu:
             devices.configure_allocator()
-            # In a process of its own: one that has used CUDA cannot be forked, and the self-test forks its ranks.
-            with retried(), ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
-                apart.submit(devices.check, shape).result()
+            # In another process: one that has used CUDA cannot be forked, and the self-test forks its ranks.
+            with classify_failures(), ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor:
+                executor.submit(devices.check, shape).result()
         return execute(**inputs)
 
-    return compared
+    return checked
 
 
 def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[str, Any], **arguments: Any) -> Any:
-    """A Flyte task of its own for one shape: `function` under another name, declared with the shape's pod.
+    """Declare a separate Flyte task for one shape: a copy of `function` under `name`, with the shape's pod.
 
-    The copy stands in its module under that name, for a pod finds its task by module and name. Flyte refuses tasks made
+    The copy is added to `module` under that name, because a pod loads its task by module and name. Flyte refuses tasks made
     from inner functions, and one function cannot be two tasks.
     """
     copy = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
@@ -179,8 +174,8 @@ def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[
         labels=job_labels(shape, cluster),
         **arguments,
     )(copy)
-    if "task_config" not in arguments:  # ranks compare for themselves, in processes of their own
-        made.execute = _on_its_devices(made.execute, shape)
-    made.execute = ending.storing(made.execute)
-    module[name] = trimmed(made)
+    if "task_config" not in arguments:  # ranks check for themselves, in their own processes
+        made.execute = _after_device_check(made.execute, shape)
+    made.execute = termination.ignoring_sigterm_after(made.execute)
+    module[name] = without_schema(made)
     return module[name]

@@ -1,4 +1,7 @@
-"""What is worth another attempt, raised as what Flyte retries: flytekit calls every other exception of a task final."""
+"""Recoverable and final failures of tasks, raised as the exceptions that make Flyte retry or stop.
+
+flytekit treats every exception other than FlyteRecoverableException as final.
+"""
 
 import os
 import signal
@@ -15,11 +18,11 @@ from flytune.failures.table import RETRIES
 from flytune.failures.text import FailureText, task_name
 from flytune.training.phase_notes import PhaseNotes
 from tasks.runtime import console
-from tasks.runtime.directories import attempts_place
+from tasks.runtime.directories import attempt_notes_address
 
 
 class RunFailed(FlyteException):
-    """Final: no attempt is made after it. Says nothing around its message."""
+    """Final failure: Flyte makes no further attempt. Its text is the message alone."""
 
     _ERROR_CODE = "RunFailed"
 
@@ -32,67 +35,81 @@ class RunFailed(FlyteException):
 
 
 class AttemptFailed(RunFailed, FlyteRecoverableException):
-    """Recoverable: Flyte starts another attempt, while any is left."""
+    """Recoverable failure: Flyte starts another attempt while any is left."""
 
     _ERROR_CODE = "AttemptFailed"
 
 
 @contextmanager
-def retried() -> Iterator[None]:
-    """In a task of one process, with retries: raises as recoverable what the table of failures calls so, all else as it is."""
+def report_failures() -> Iterator[None]:
+    """Report a rank's exception to its parent process, and raise it as recoverable or final by the table of failures."""
+    try:
+        yield
+    except Exception as error:
+        failure = reports.of_error(error, int(os.environ.get("RANK", "0")))
+        reports.report(failure)
+        raise flyte_error(failure) from error
+
+
+@contextmanager
+def classify_failures() -> Iterator[None]:
+    """Raise exceptions that the table of failures calls recoverable as AttemptFailed, for tasks of one process with retries.
+
+    All other exceptions are raised unchanged.
+    """
     try:
         yield
     except Exception as error:
         failure = reports.of_error(error, rank=0)
         if failure.recoverable:
-            raise raised(failure, is_alone=True) from error
+            raise flyte_error(failure, is_alone=True) from error
         raise
 
 
 @contextmanager
-def noted(phase: str) -> Iterator[None]:
-    """Keep the notes of a task of one process that loads a model; refuse a third attempt where two were killed.
+def record_phase(phase: str) -> Iterator[None]:
+    """Write phase notes for a task of one process that loads a model; refuse a third attempt where two were killed.
 
     Raises:
-        KilledAgain: they were.
+        KilledAgain: two attempts were killed.
     """
-    if (place := attempts_place()) is None:
+    if (address := attempt_notes_address()) is None:
         yield
         return
     signals: list[int] = []
-    notes = PhaseNotes(place, is_signalled=lambda: bool(signals))
+    notes = PhaseNotes(address, is_signalled=lambda: bool(signals))
 
     def end(number: int, frame: Any) -> None:
-        """Note SIGTERM, so that an eviction is not taken for a kill; then end the process as it would have ended."""
+        """Record SIGTERM, so that an eviction is not taken for a kill; then end the process as before."""
         signals.append(number)
         notes.write_now()
-        if callable(before):
-            before(number, frame)
+        if callable(previous):
+            previous(number, frame)
         else:
-            # Not by the signal itself: process 1 of a pod is not ended by it.
+            # The signal itself does not end process 1 of a pod.
             os._exit(128 + number)
 
     with notes.attempt(phase=phase):
-        before = signal.signal(signal.SIGTERM, end)
+        previous = signal.signal(signal.SIGTERM, end)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous)
 
 
-def raised(failure: Failure, is_alone: bool = False) -> RunFailed:
-    """Return the exception with which Flyte does what the failure says; of a process that `is_alone`, without its rank.
+def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
+    """Return the exception that makes Flyte retry or stop, as the failure requires; `is_alone` leaves the rank out.
 
-    The earliest of several nodes' is shown.
+    Of several nodes' errors, Flyte shows the earliest.
     """
     rank = "" if is_alone else f"rank {failure.rank}: "
-    outcome = _next() if failure.recoverable else "the run does not go on by itself"
-    further = (outcome, *console.log_lines())
-    text = FailureText(f"{rank}{failure.sentence}", failure.advice, task_name(), further, failure.details)
+    outcome = _next_attempt() if failure.recoverable else "the run does not go on by itself"
+    lines = (outcome, *console.log_lines())
+    text = FailureText(f"{rank}{failure.sentence}", failure.advice, task_name(), lines, failure.details)
     return (AttemptFailed if failure.recoverable else RunFailed)(text, timestamp=failure.time)
 
 
-def _next() -> str:
+def _next_attempt() -> str:
     if not (attempt := os.environ.get("FLYTE_ATTEMPT_NUMBER")):
         return "recoverable: on a cluster, Flyte starts another attempt; here, run it again"
     done, most = int(attempt) + 1, RETRIES + 1

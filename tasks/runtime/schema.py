@@ -1,4 +1,4 @@
-"""What of a task's types goes into every workflow that has the task."""
+"""Task interfaces without JSON schemas, which every workflow that has the task would carry."""
 
 from functools import cache
 from typing import Any, TypeVar
@@ -9,20 +9,20 @@ from flytekit.models.types import LiteralType, SimpleType, TypeStructure, UnionT
 
 _Task = TypeVar("_Task", bound=Any)
 
-# flytekit makes a class's JSON schema anew for every task and every field that has the class: 1,700 schemas of 31 classes, half
-# the time that importing the workflows takes.
+# flytekit makes a class's JSON schema again for every task and every field of the class: 1,700 schemas of 31 classes, half the
+# time that importing the workflows takes.
 PydanticTransformer.get_literal_type = cache(PydanticTransformer.get_literal_type)
 
 
-def trimmed(task: _Task) -> _Task:
-    """The task itself, its structures without their JSON schema.
+def without_schema(task: _Task) -> _Task:
+    """Remove the JSON schemas from a task's interface, and return the task.
 
-    A recipe's schema is 50 kB, and a workflow carries those of all its tasks, for each shape anew: more than the 2 MB that
-    flyteadmin reads by default, and than etcd keeps. Workflows have it, for the console's form; Flyte compares two structures
-    only where both have one (flytepropeller, pkg/compiler/validators/typing.go).
+    A recipe's schema is 50 kB, and a workflow carries those of all its tasks for each shape: more than the 2 MB that flyteadmin
+    reads by default, and than etcd stores. Workflows keep theirs for the console's form; Flyte compares the schemas of two
+    structures only where both have one (flytepropeller, pkg/compiler/validators/typing.go).
     """
     interface = task.interface
-    # New ones: flytekit gives every task of a type the same.
+    # New variables: flytekit shares one object between all tasks that use a type.
     task._interface = TypedInterface(_variables(interface.inputs), _variables(interface.outputs))
     return task
 
@@ -30,7 +30,7 @@ def trimmed(task: _Task) -> _Task:
 def _variables(variables: dict[str, Variable]) -> dict[str, Variable]:
     return {
         name: Variable(
-            _bare(one.type),
+            _type_without_schema(one.type),
             one.description,
             artifact_partial_id=one.artifact_partial_id,
             artifact_tag=one.artifact_tag,
@@ -39,19 +39,19 @@ def _variables(variables: dict[str, Variable]) -> dict[str, Variable]:
     }
 
 
-def _bare(kind: LiteralType) -> LiteralType:
+def _type_without_schema(kind: LiteralType) -> LiteralType:
     if kind.simple == SimpleType.STRUCT:
         return LiteralType(simple=SimpleType.STRUCT)
     if kind.collection_type is not None:
-        return LiteralType(collection_type=_bare(kind.collection_type))
+        return LiteralType(collection_type=_type_without_schema(kind.collection_type))
     if kind.union_type is not None:
         return LiteralType(union_type=UnionType([_variant(one) for one in kind.union_type.variants]))
     return kind
 
 
 def _variant(kind: LiteralType) -> LiteralType:
-    """Return it with the tag by which Flyte distinguishes a union's variants."""
-    bare = _bare(kind)
+    """Return the variant without its schema, but with the tag by which Flyte distinguishes a union's variants."""
+    bare = _type_without_schema(kind)
     if bare is kind or kind.structure is None:
         return bare
     return LiteralType(

@@ -1,4 +1,4 @@
-"""Secrets as Flyte requests them: their names stand in cluster.yaml, their values nowhere in this project."""
+"""Secrets as Flyte requests them: cluster.yaml has their names, and no file of this project has their values."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ from flytune.hardware.cluster import load_cluster
 
 
 def secrets(kind: Literal["hub", "tracking", "notify"]) -> list[Secret]:
-    """What the pods of one kind of task see as environment variables; elsewhere than in a pod nothing is asked for.
+    """Return the secrets that pods of one kind of task get as environment variables; local runs request none.
 
     Raises:
-        RecipeError: a secret without a group, where Flyte wants one.
+        RecipeError: a secret has no group, where Flyte requires one.
     """
     found = []
     for position, secret in enumerate(getattr(load_cluster().secrets, kind)):
@@ -21,7 +21,5 @@ def secrets(kind: Literal["hub", "tracking", "notify"]) -> list[Secret]:
             found.append(Secret(group=secret.group, key=secret.key, env_var=secret.env_var, mount_requirement=as_variable))
         except ValueError as error:
             where = f"cluster.yaml: secrets.{kind}[{position}]"
-            raise RecipeError(
-                f"{where}: {error}; give group: the Kubernetes secret's name (Union alone does without)"
-            ) from None
+            raise RecipeError(f"{where}: {error}; give group: the Kubernetes secret's name (only Union needs none)") from None
     return found

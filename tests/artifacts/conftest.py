@@ -1,5 +1,5 @@
-"""Fixtures of several modules here."""
+"""Fixtures of several modules of this folder."""
 
-from tests.support.publishing import hub
+from tests.support.mock_hub import hub
 
 __all__ = ["hub"]

@@ -14,10 +14,9 @@ from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError, RecipeError
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Publish
-from tests.support import hub_stand_in
-from tests.support.hub_stand_in import Refusal
+from tests.support import mock_hub
+from tests.support.mock_hub import ADDRESS, REPOSITORY, Refusal
 from tests.support.paths import ROOT
-from tests.support.publishing import ADDRESS, REPOSITORY
 from tests.support.reports import metrics as made_up
 from tests.support.stages import plan_for, recipe_for, write_dataset, write_trained
 from tests.support.tiny import tiny_base
@@ -83,7 +82,7 @@ def test_its_artifact_json_lists_it_as_it_lies_there(hub, adapter):
     files = hub.repositories[REPOSITORY].files()
     listed = {file["file"]: file["sha256"] for file in json.loads(files["artifact.json"])["files"]}
     assert listed == {
-        name: hub_stand_in.hashlib.sha256(content).hexdigest()
+        name: mock_hub.hashlib.sha256(content).hexdigest()
         for name, content in files.items()
         if name not in (".gitattributes", "artifact.json")
     }
@@ -163,7 +162,7 @@ def test_a_commit_in_between_and_a_hub_that_is_away_for_a_moment(hub, adapter):
 
 
 def test_an_existing_repository_stays_as_public_as_it_is(hub, adapter):
-    hub.repositories[REPOSITORY] = hub_stand_in.Repository(private=False)
+    hub.repositories[REPOSITORY] = mock_hub.Repository(private=False)
     publish(adapter)
     assert not hub.repositories[REPOSITORY].private
 
@@ -174,7 +173,7 @@ def test_public_where_the_recipe_says_so(hub, base, dataset, tmp_path):
 
 
 def test_anothers_model_is_left_as_it_is(hub, adapter):
-    repository = hub.repositories[REPOSITORY] = hub_stand_in.Repository(private=True)
+    repository = hub.repositories[REPOSITORY] = mock_hub.Repository(private=True)
     repository.files().update({"config.json": b"{}", "model.safetensors": b"", "README.md": b"", "LICENSE.txt": b""})
     assert refused(adapter) == (
         "main holds config.json, model.safetensors, which Flytune has not published; it is left as it is: give a repository "
@@ -208,7 +207,7 @@ NO_TOKEN = (
     ],
 )
 def test_refusals(token, address, message, hub, adapter, monkeypatch):
-    hub.repositories["bob/public"] = hub_stand_in.Repository(private=False)
+    hub.repositories["bob/public"] = mock_hub.Repository(private=False)
     monkeypatch.setenv("HF_TOKEN", token)
     assert refused(adapter, address) == message
     assert hub.asked["put"] == hub.asked["commit"] == 0
@@ -255,7 +254,7 @@ def test_the_card(hub, base, dataset, tmp_path):
     recipe = Recipe.from_yaml(stored / "recipe.yaml").model_dump(exclude_defaults=True)
     recipe["model"]["name_or_path"], recipe["data"] = "meta/tiny", {"dataset_name": "ada/pairs"}
     (stored / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    hub.repositories["meta/tiny"] = hub_stand_in.Repository(private=False)
+    hub.repositories["meta/tiny"] = mock_hub.Repository(private=False)
     hub.repositories["meta/tiny"].card = {"license": "other", "license_name": "tiny-1", "license_link": "https://x", "tags": []}
     publish(stored)
     text = hub.repositories[REPOSITORY].files()["README.md"].decode()
@@ -296,7 +295,7 @@ def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model,
         assert "ada/sums" in published.read_text()
         answers.append([tmp_path / f"{name}-{place}.pt" for place in ("hub", "folder")])
         asked += [tmp_path, published, answers[-1][0], stored, stored / "README.md", answers[-1][1]]
-    environment = hub_stand_in.environment(hub, str(tmp_path / "home"))
+    environment = mock_hub.environment(hub, str(tmp_path / "home"))
     command = [sys.executable, "-W", "ignore", "-c", LOAD, *map(str, asked)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -316,7 +315,7 @@ def test_what_the_page_says_works(hub, adapter, model, tmp_path):
         page = page.replace(name, own)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (command,) = re.findall(r"^```\n(flytune .*)\n```", page, re.MULTILINE)
-    environment = hub_stand_in.environment(hub, str(tmp_path / "home")) | {"PYTHONPATH": str(ROOT)}
+    environment = mock_hub.environment(hub, str(tmp_path / "home")) | {"PYTHONPATH": str(ROOT)}
     for start in (
         ["-c", f"from transformers import AutoModelForCausalLM\n{code}"],
         ["-m", "flytune.cli", *command.split()[1:]],

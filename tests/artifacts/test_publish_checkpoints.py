@@ -14,7 +14,7 @@ from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.sharding import pair_problem
 from flytune.training import loop
 from tests.support import ranks
-from tests.support.publishing import ADDRESS, REPOSITORY
+from tests.support.mock_hub import ADDRESS, REPOSITORY
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=<...>. to upload raw bytes:DeprecationWarning")

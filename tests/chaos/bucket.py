@@ -1,4 +1,4 @@
-"""An S3 server (moto's) in a process of its own, that can be made to fail."""
+"""Mock S3 server (moto's) in another process, which can be made to fail."""
 
 import http.client
 import multiprocessing
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 NAME = "runs"
-MODES = ("well", "errors", "cut", "stall", "full")
-"""errors: 503 to all; cut: the connection ends within an upload; stall: no answer; full: 403 QuotaExceeded to writes, as
-Ceph's has it."""
+MODES = ("normal", "errors", "cut", "stall", "full")
+"""Modes: errors answers 503 to all requests; cut closes connections within uploads; stall does not answer; full answers writes
+with 403 QuotaExceeded, as Ceph does."""
 _CODES = {"errors": ("503 Slow Down", "SlowDown"), "full": ("403 Forbidden", "QuotaExceeded")}
 
 
 class Bucket:
-    """s3://runs; the environment of this process, and of those that it starts from now on, points to it."""
+    """Bucket s3://runs; the environment of this process, and so of its later children, points to it."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("fork")
@@ -30,17 +30,17 @@ class Bucket:
         connection.request("PUT", f"/{NAME}")
         connection.getresponse().read()
 
-    def be(self, mode: str) -> None:
-        """Fails from now on as `mode` says."""
+    def set_mode(self, mode: str) -> None:
+        """Switch to a mode of MODES."""
         self._mode.value = MODES.index(mode)
 
     @property
     def uploads(self) -> int:
-        """Writes that have begun."""
+        """Number of writes that have begun."""
         return int(self._uploads.value)
 
     def close(self) -> None:
-        """Ends the server; all that it stored is gone."""
+        """Stop the server; its content is lost."""
         self._process.kill()
         self._process.join()
 

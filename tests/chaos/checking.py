@@ -1,4 +1,4 @@
-"""What must hold: of the ledger after each strike, and of the result at the end. Run in processes of their own."""
+"""Checks of the ledger after each fault, and of the result at the end. They run in subprocesses."""
 
 import json
 import logging
@@ -20,21 +20,21 @@ from tests.chaos import pods
 COMPARED = ("loss", "grad_norm", "eval_loss", "learning_rate", "tokens")
 
 
-def broken(address: str, spoiled: set[str]) -> list[str]:
-    """What is wrong with checkpoints of the ledger that no fault has spoiled."""
+def ledger_problems(address: str, damaged: set[str]) -> list[str]:
+    """Return the problems of the ledger's checkpoints, except those that a fault has damaged."""
     logging.disable()
     ledger = Ledger(Storage(address), limit=1)
-    faults = [(one.folder, ledger.fault(one)) for one in ledger.checkpoints() if one.folder not in spoiled]
+    faults = [(one.folder, ledger.fault(one)) for one in ledger.checkpoints() if one.folder not in damaged]
     return [f"{folder}: {fault}" for folder, fault in faults if fault]
 
 
-def left(address: str) -> list[str]:
-    """What lies at the address."""
+def remaining_files(address: str) -> list[str]:
+    """Return the names of the files at the address."""
     return Storage(address).names()
 
 
-def spoil(address: str, how: str, share: float) -> str | None:
-    """Damages one file of the newest checkpoint; returns the checkpoint's folder, or None where there is none."""
+def damage(address: str, how: str, share: float) -> str | None:
+    """Damage one file of the newest checkpoint; return the checkpoint's folder, or None if there is no checkpoint."""
     storage = Storage(address)
     found = Ledger(storage, limit=1).checkpoints()
     if not found:
@@ -53,13 +53,13 @@ def spoil(address: str, how: str, share: float) -> str | None:
 
 
 def losses(lines: list[str]) -> list[list[Any]]:
-    """What is compared of each line of a steps.jsonl, the step first."""
+    """Return the compared values of each line of a steps.jsonl, the step first."""
     rows = [json.loads(line) for line in lines]
     return [[row["step"], *(row.get(name) for name in COMPARED)] for row in rows]
 
 
 def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, Any]:
-    """Steps, hashes of the weights and the gate's word, of a pod that is over; its checkpoints go then, as storing does it."""
+    """Return steps, hashes of the weights and the gate's verdict of a finished pod; delete its checkpoints, as storing does."""
     trained = pods.output(task, folder)
     try:
         exported = gate.check_files(recipe, trained, dataset)
@@ -78,16 +78,20 @@ def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, 
     }
 
 
-def lost(found: dict[str, Any], calm: dict[str, Any]) -> list[str]:
-    """How a result differs from the undisturbed run's; nothing where it is the same to the last bit."""
+def differences(found: dict[str, Any], undisturbed: dict[str, Any]) -> list[str]:
+    """Return the differences of a result from the undisturbed run's; none if they are equal bit for bit."""
     problems = [f"the gate refuses it: {found['refused']}"] if found["refused"] else []
-    steps, expected = [row[0] for row in found["steps"]], [row[0] for row in calm["steps"]]
+    steps, expected = [row[0] for row in found["steps"]], [row[0] for row in undisturbed["steps"]]
     if steps != expected:
         problems.append(f"steps {steps}, not {expected}")
-    for mine, theirs in zip(found["steps"], calm["steps"], strict=False):
+    for mine, theirs in zip(found["steps"], undisturbed["steps"], strict=False):
         if mine != theirs:
             problems.append(f"step {theirs[0]}: {mine[1:]}, undisturbed {theirs[1:]}")
-    problems += [f"{name}: other weights" for name in calm["weights"] if found["weights"].get(name) != calm["weights"][name]]
-    if found["heldout_loss"] != calm["heldout_loss"]:
-        problems.append(f"held-out loss {found['heldout_loss']}, undisturbed {calm['heldout_loss']}")
+    problems += [
+        f"{name}: other weights"
+        for name in undisturbed["weights"]
+        if found["weights"].get(name) != undisturbed["weights"][name]
+    ]
+    if found["heldout_loss"] != undisturbed["heldout_loss"]:
+        problems.append(f"held-out loss {found['heldout_loss']}, undisturbed {undisturbed['heldout_loss']}")
     return problems

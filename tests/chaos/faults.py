@@ -1,24 +1,25 @@
-"""What strikes, and when: drawn from a seed, all kinds as often."""
+"""Kinds of faults and their moments, drawn from a seed with equal frequency."""
 
 import random
 from typing import NamedTuple
 
-# Whether the pod is gone after it, and what it is.
+# Kinds after which the pod has ended, with descriptions.
 KILLS = {
     "rank killed": "SIGKILL of one rank",
-    "agent killed": "SIGKILL of the process that started the ranks; those are killed up to 3 s later, beside the next attempt",
+    "agent killed": "SIGKILL of the process that starts the ranks, which are killed up to 3 s later, during the next attempt",
     "pod killed": "SIGKILL of all processes",
-    "SIGTERM": "and as long as it takes",
-    "SIGTERM, short": "SIGKILL of all follows within 0.4 s",
+    "SIGTERM": "SIGTERM without a limit of time",
+    "SIGTERM, short": "SIGTERM; SIGKILL of all processes follows within 0.4 s",
     "file cut": "pod killed; a file of the newest checkpoint loses its second half",
-    "bit flipped": "pod killed; in a file of the newest checkpoint",
-    "file missing": "pod killed; of the newest checkpoint",
+    "bit flipped": "pod killed; one bit of a file of the newest checkpoint is flipped",
+    "file missing": "pod killed; a file of the newest checkpoint is deleted",
 }
+# Kinds that the pod may survive.
 LIVES = {
     "two alive": "a second attempt starts; one of the two is killed up to 2 s after the second's first step",
     "frozen": "SIGSTOP of all processes for 1 to 4 s",
 }
-ON_DISK = {"disk full": "no file can grow beyond 64 kB (RLIMIT_FSIZE, which stands for a full disk) for 1 to 4 s"}
+ON_DISK = {"disk full": "no file can grow beyond 64 kB (RLIMIT_FSIZE, a stand-in for a full disk) for 1 to 4 s"}
 ON_S3 = {
     "S3 errors": "503 to all requests for 1 to 6 s",
     "S3 cut": "connections end in the middle of uploads for 1 to 6 s",
@@ -28,20 +29,20 @@ ON_S3 = {
 ALL = KILLS | LIVES | ON_DISK | ON_S3
 
 MOMENTS = ("start", "step", "step", "saving", "storing")
-"""In the first seconds; after a step; when the Trainer's folder of a checkpoint appears; when its first file is stored."""
+"""Moments: in the first seconds; after a step; when the Trainer's checkpoint folder appears; when its first file is stored."""
 
 
 class Fault(NamedTuple):
-    """One of them."""
+    """One fault."""
 
     kind: str
     moment: str
     steps: int
-    """Steps that the attempt is first let do."""
+    """Number of steps that the attempt may do before the moment."""
     delay: float
-    """Seconds after the moment."""
+    """Delay after the moment, in seconds."""
     seconds: float
-    """That it lasts, where it lasts; 0 to 1, a share of the most."""
+    """Duration as a share of the longest one, 0 to 1."""
 
 
 class Bag:
@@ -52,7 +53,7 @@ class Bag:
         self._kinds: dict[bool, list[str]] = {True: [], False: []}
 
     def next(self, on_s3: bool) -> Fault:
-        """The next fault for a run whose checkpoints lie on S3, or in a folder."""
+        """Draw the next fault for a run with checkpoints on S3 or in a folder."""
         draw, kinds = self._draw, self._kinds[on_s3]
         if not kinds:
             kinds.extend(KILLS | LIVES | (ON_S3 if on_s3 else ON_DISK))

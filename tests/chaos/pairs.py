@@ -1,4 +1,4 @@
-"""The pairs of method and sharding that run on a CPU: what each trains, and what became of it."""
+"""Pairs of method and sharding that run on a CPU: their recipes, their runs with faults, and reports."""
 
 import random
 import shutil
@@ -24,33 +24,33 @@ from flytune.sharding import pair_problem, sharding_of
 from tasks.train import TRAIN
 from tests.chaos import checking
 from tests.chaos.bucket import NAME, Bucket
+from tests.chaos.disturbed_run import DisturbedRun, by_step
 from tests.chaos.faults import Bag
 from tests.chaos.pods import write_inputs
-from tests.chaos.rounds import Round, grouped
 
 STEPS, ROWS = 14, 40
 
 
 class Report(Record):
-    """What became of a pair."""
+    """Result of a pair's runs."""
 
     pair: str
     faults: dict[str, int]
-    """By kind."""
+    """Number of faults by kind."""
     runs: int
     on_s3: int
-    """Of the runs."""
+    """Number of runs with checkpoints on S3."""
     pods: int
     by_hand: int
-    """Attempts after which Flyte would not have started another: a person had to."""
+    """Number of attempts whose error is final for Flyte, so that a user would have to start the next."""
     steps: int
-    """Of all runs together."""
+    """Number of steps of all runs together."""
     repeated: dict[str, int]
-    """Steps that were trained again, by the kind of fault before."""
+    """Number of steps that were trained again, by the kind of the preceding fault."""
     seconds: list[float]
-    """From each kill to the end of the next step."""
+    """Seconds from each kill to the end of the next step."""
     problems: list[str]
-    """What was lost."""
+    """Differences from the undisturbed run, and other failures."""
 
     @property
     def median(self) -> float | None:
@@ -58,7 +58,7 @@ class Report(Record):
 
 
 def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> Recipe:
-    """Dropout is on, and the held-out samples are scored now and then: both have states that must come back."""
+    """Return a recipe with dropout and evaluations, whose states a resumed run must restore."""
     processes = {"none": 1, "device_map": 1}.get(pair.sharding, 2)
     return Recipe.model_validate(
         {
@@ -83,8 +83,8 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
     )
 
 
-def that_run(folder: Path) -> list[Pair]:
-    """All that run on this machine's CPU, without offload."""
+def pairs_on_cpu(folder: Path) -> list[Pair]:
+    """Return all pairs that run on this machine's CPU, without offload."""
     found = []
     for pair in all_pairs():
         if pair.offload == "none" and pair.rows == "chats":
@@ -95,7 +95,7 @@ def that_run(folder: Path) -> list[Pair]:
 
 
 def make_inputs(folder: Path) -> None:
-    """The tiny model and its data."""
+    """Write the tiny model and its data."""
     selftest_dataset.write(folder / "chats.jsonl", ROWS)
     selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
     selftest_processes.run(1, tiny_model.write, folder / "base", tiny_model.SENTENCES, log=folder / "model.log")
@@ -103,86 +103,90 @@ def make_inputs(folder: Path) -> None:
     selftest_processes.run(1, selftest_dataset.prepare, recipe, folder / "dataset", log=folder / "dataset.log")
 
 
-class Struck:
-    """One pair's runs, below one folder."""
+class DisturbedPair:
+    """Runs of one pair, below one folder."""
 
     def __init__(self, pair: Pair, inputs: Path, folder: Path, seed: str, storage: str, cold: bool) -> None:
         self.pair, self.inputs, self.folder, self.storage, self.cold = pair, inputs, folder, storage, cold
         self.draw = random.Random(seed)
-        self.rounds: list[Round] = []
+        self.runs: list[DisturbedRun] = []
         self.problems: list[str] = []
 
-    def run(self, faults: int, tell: Callable[[str | None], None]) -> Report:
-        """Strikes `faults` times, in as many runs as it takes."""
+    def run(self, faults: int, report: Callable[[str | None], None]) -> Report:
+        """Inject `faults` faults, in as many runs as that takes."""
         signal.signal(signal.SIGTERM, lambda *_: _raise_exit())
         bag, bucket = Bag(self.draw), Bucket() if self.storage != "folder" else None
         try:
-            calm = self._result(self._round(None, 1), Bag(self.draw), 0, tell)
-            while calm and (done := sum(one.struck.total() for one in self.rounds)) < faults:
-                on_s3 = bucket if self.storage == "s3" or len(self.rounds) % 2 == 0 else None
-                one = self._round(on_s3, self.draw.choice([1, 2]))
+            undisturbed = self._result(self._new_run(None, 1), Bag(self.draw), 0, report)
+            while undisturbed and (done := sum(one.injected.total() for one in self.runs)) < faults:
+                on_s3 = bucket if self.storage == "s3" or len(self.runs) % 2 == 0 else None
+                one = self._new_run(on_s3, self.draw.choice([1, 2]))
                 before = len(self.problems)
-                self._result(one, bag, faults - done, tell, calm)
-                if len(self.problems) > before + 1 or not one.struck:
+                self._result(one, bag, faults - done, report, undisturbed)
+                if len(self.problems) > before + 1 or not one.injected:
                     break
         finally:
             if bucket:
                 bucket.close()
-        return self._report(self.rounds[1:])
+        return self._report(self.runs[1:])
 
-    def _round(self, bucket: Bucket | None, save_steps: int) -> Round:
-        folder = self.folder / f"run-{len(self.rounds)}"
+    def _new_run(self, bucket: Bucket | None, save_steps: int) -> DisturbedRun:
+        folder = self.folder / f"run-{len(self.runs)}"
         folder.mkdir(parents=True)
         checkpoints = f"s3://{NAME}/{folder.name}" if bucket else str(folder / "checkpoints")
         recipe = recipe_for(self.pair, self.inputs, checkpoints, save_steps)
         self.recipe, plan = recipe, planner.make(recipe)
         self.task = TRAIN[plan.shape]
         selftest_processes.run(1, _write, self.task, folder / "inputs.pb", recipe, plan, self.inputs / "dataset")
-        self.rounds.append(Round(self.task, folder / "inputs.pb", folder, f"{checkpoints}/chaos", bucket, self.draw, self.cold))
-        return self.rounds[-1]
+        self.runs.append(
+            DisturbedRun(self.task, folder / "inputs.pb", folder, f"{checkpoints}/chaos", bucket, self.draw, self.cold)
+        )
+        return self.runs[-1]
 
-    def _result(self, one: Round, bag: Bag, faults: int, tell: Callable[[str | None], None], calm: Any = None) -> Any:
-        """Runs it and compares it with the undisturbed run; what is wrong goes to `problems`."""
-        one.run(bag, faults, tell)
+    def _result(
+        self, one: DisturbedRun, bag: Bag, faults: int, report: Callable[[str | None], None], undisturbed: Any = None
+    ) -> Any:
+        """Finish a run and compare it with the undisturbed run; add differences to `problems`."""
+        one.run(bag, faults, report)
         found: Any = None
         problems = list(one.problems)
         for pod in one.done:
             found = selftest_processes.run(1, checking.result, self.task, pod.folder, self.recipe, self.inputs / "dataset")
-            one.take([f"{line}\n" for line in found["lines"]])
-            problems += checking.lost(found, calm or found)
-        left = selftest_processes.run(1, checking.left, one.address) if one.done else []
-        if one.is_left:
+            one.record([f"{line}\n" for line in found["lines"]])
+            problems += checking.differences(found, undisturbed or found)
+        left = selftest_processes.run(1, checking.remaining_files, one.address) if one.done else []
+        if one.leaves_files:
             # A later attempt, which was killed when an earlier one had its result, leaves its checkpoints.
             left = [name for name in left if name.startswith("attempt-")]
         if left:
-            problems.append(f"the run is over, and {', '.join(left)} is left at its address")
-        expected = {row[0]: row[1:] for row in (calm or found or {"steps": []})["steps"]}
-        for step, seen in grouped(one.lines).items():
+            problems.append(f"the run has finished, and {', '.join(left)} is left at its address")
+        expected = {row[0]: row[1:] for row in (undisturbed or found or {"steps": []})["steps"]}
+        for step, seen in by_step(one.lines).items():
             problems += [
                 f"an attempt had step {step} as {row}, not {expected.get(step)}" for row in seen if row != expected.get(step)
             ]
         for problem in problems:
-            tell(f"{self.pair}: {one.folder.name}: {problem}")
+            report(f"{self.pair}: {one.folder.name}: {problem}")
         self.problems += [f"{one.folder.name}: {problem}" for problem in problems]
         if not problems:
             shutil.rmtree(one.folder)
         return found
 
-    def _report(self, rounds: list[Round]) -> Report:
+    def _report(self, runs: list[DisturbedRun]) -> Report:
         faults, repeated = Counter[str](), Counter[str]()
-        for one in rounds:
-            faults += one.struck
+        for one in runs:
+            faults += one.injected
             repeated += one.repeated
         return Report(
             pair=str(self.pair),
             faults=dict(sorted(faults.items())),
-            runs=len(rounds),
-            on_s3=sum(one.bucket is not None for one in rounds),
-            pods=sum(one.pods for one in rounds),
-            by_hand=sum(one.by_hand for one in rounds),
-            steps=STEPS * len(rounds),
+            runs=len(runs),
+            on_s3=sum(one.bucket is not None for one in runs),
+            pods=sum(one.pods for one in runs),
+            by_hand=sum(one.by_hand for one in runs),
+            steps=STEPS * len(runs),
             repeated=dict(sorted(repeated.items())),
-            seconds=[second for one in rounds for second in one.seconds],
+            seconds=[second for one in runs for second in one.seconds],
             problems=self.problems,
         )
 

@@ -1,4 +1,4 @@
-"""A train pod as Flyte starts it: the container's own command, in a process group of its own."""
+"""Simulated train pod: the container's command in its own process group."""
 
 import os
 import re
@@ -29,16 +29,16 @@ SETTINGS = SerializationSettings(
 
 
 def write_inputs(task: Any, file: Path, inputs: dict[str, Any]) -> None:
-    """inputs.pb, as propeller writes it."""
+    """Write inputs.pb, as propeller does."""
     context = FlyteContextManager.current_context()
     literals = TypeEngine.dict_to_literal_map(context, inputs, task.python_interface.inputs)
     utils.write_proto_to_file(literals.to_flyte_idl(), str(file))
 
 
-def filled(command: list[str], inputs: str, prefix: str, raw: str | None = None, previous: str = '""') -> list[str]:
-    """A container's command with the addresses that propeller puts into it: below `prefix`, but for the inputs' and `raw`'s.
+def fill_command(command: list[str], inputs: str, prefix: str, raw: str | None = None, previous: str = '""') -> list[str]:
+    """Return a container's command with propeller's addresses: below `prefix`, except those of `inputs` and `raw`.
 
-    `previous` is the checkpoint folder of the attempt before.
+    `previous` is the checkpoint folder of the previous attempt.
     """
     places = {
         "{{.input}}": inputs,
@@ -51,53 +51,53 @@ def filled(command: list[str], inputs: str, prefix: str, raw: str | None = None,
 
 
 class Pod:
-    """One attempt. `cold` starts a new interpreter, as a container does; else this process is forked, imports and all."""
+    """One attempt. `cold` starts a new interpreter, as a container does; otherwise this process is forked with its imports."""
 
     def __init__(self, task: Any, inputs: Path, folder: Path, number: int, cold: bool) -> None:
         self.folder, self.started = folder, time.monotonic()
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        command = filled(task.get_command(SETTINGS), str(inputs), str(folder))
-        # After the last retry, Flyte starts no other; a person starts a new execution.
+        command = fill_command(task.get_command(SETTINGS), str(inputs), str(folder))
+        # After the last retry, a user has to start a new execution.
         environment = {"HOME": str(folder), "TMPDIR": str(self.temporary), "FLYTE_ATTEMPT_NUMBER": str(number % (RETRIES + 1))}
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(command, environment, folder / "log", cold, task)
+            _run_pod(command, environment, folder / "log", cold, task)
         self._is_reaped = False
 
     def has_ended(self) -> bool:
-        """Whether its main process has."""
+        """Return True if the main process has ended."""
         if not self._is_reaped:
             self._is_reaped = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         return self._is_reaped
 
     def members(self) -> dict[int, int]:
-        """Parents of all processes of the pod that live, by process id."""
+        """Return the parents of the pod's live processes, by process id."""
         found = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 state, parent, group = stat.read_text().rpartition(")")[2].split()[:3]
-            except OSError:  # gone meanwhile
+            except OSError:  # the process has ended
                 continue
             if int(group) == self.pid and state != "Z":
                 found[int(stat.parent.name)] = int(parent)
         return found
 
     def ranks(self) -> list[int]:
-        """Process ids of those that train: the main process's children, or itself where it trains alone."""
+        """Return the process ids of the ranks: the main process's children; none if it trains itself."""
         children = [pid for pid, parent in self.members().items() if parent == self.pid]
         return [pid for pid in children if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def send(self, number: int) -> None:
-        """A signal to all its processes."""
+        """Send a signal to all processes."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return
 
     def kill(self) -> None:
-        """Ends all its processes, and returns when they have."""
+        """Kill all processes; return when they have ended."""
         deadline = time.monotonic() + 30
         while self.members() and time.monotonic() < deadline:
             self.send(signal.SIGKILL)
@@ -105,25 +105,25 @@ class Pod:
         self.has_ended()
 
     def error(self) -> tuple[bool, str] | None:
-        """Whether Flyte would start another attempt, and what the console shows; nothing where there is no error."""
+        """Return whether Flyte would start another attempt, and the console's message; None without an error."""
         file = self.folder / "error.pb"
         if not file.exists():
             return None
         error = utils.load_proto_from_file(errors_pb2.ErrorDocument, str(file)).error
         return error.kind == ContainerError.Kind.RECOVERABLE, error.message
 
-    def said(self) -> str:
-        """The end of its log."""
+    def log_end(self) -> str:
+        """Return the end of the log."""
         text = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
         return re.sub(r"\x1b\[[0-9;]*m", "", text)[-1500:]
 
     def has_outputs(self) -> bool:
-        """Whether it is over, with a result."""
+        """Return True if the pod has stored outputs."""
         return (self.folder / "outputs.pb").exists()
 
 
 def outputs(task: Any, folder: Path) -> dict[str, Any]:
-    """What a pod returned, by name."""
+    """Return a pod's outputs by name."""
     context = FlyteContextManager.current_context()
     proto = utils.load_proto_from_file(literals_pb2.LiteralMap, str(folder / "outputs.pb"))
     literals = LiteralMap.from_flyte_idl(proto)
@@ -132,11 +132,11 @@ def outputs(task: Any, folder: Path) -> dict[str, Any]:
 
 
 def output(task: Any, folder: Path) -> Path:
-    """The folder that a train pod returned."""
+    """Return the output folder of a train pod."""
     return Path(outputs(task, folder)["o0"].download())
 
 
-def _become(command: list[str], environment: dict[str, str], log: Path, cold: bool, task: Any) -> None:
+def _run_pod(command: list[str], environment: dict[str, str], log: Path, cold: bool, task: Any) -> None:
     code = 1
     try:
         os.setsid()
@@ -151,7 +151,7 @@ def _become(command: list[str], environment: dict[str, str], log: Path, cold: bo
             os.environ["PYTHONPATH"] = str(ROOT)
             os.execv(Path(sys.executable).with_name(command[0]), command)
         tempfile.tempdir = None
-        # Else forked pods give their downloads the same names, in one folder.
+        # Without it, forked pods would use the same names for downloads in one folder.
         random.seed()
         if hasattr(task.task_config, "start_method"):
             task.task_config.start_method = "fork"
@@ -159,10 +159,10 @@ def _become(command: list[str], environment: dict[str, str], log: Path, cold: bo
         execute_task_cmd.main(command[1:], command[0])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 (all that a pod can die of is in its log)
+    except BaseException:  # noqa: BLE001 (any error of a pod goes to its log)
         os.write(2, traceback.format_exc().encode())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not exit: what the parent has registered is not ours to run.
+        # Not sys.exit: the parent's exit functions must not run here.
         os._exit(code)

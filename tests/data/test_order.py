@@ -13,7 +13,7 @@ from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.recipe.sections import Training
 from flytune.training import loop, step_log
 from tests.support import ranks
-from tests.support.dying import kill_once_saved
+from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 SAME = 1e-5

@@ -15,8 +15,8 @@ from flytune.cli import main
 from flytune.doctor import admin, kube, laptop, nodes
 from flytune.hardware.cluster import Cluster
 from flytune.hardware.shapes import load_shapes, shape_named
+from tests.support.mock_cluster import flyteadmin, http
 from tests.support.recipes import content
-from tests.support.stand_ins import flyteadmin, http
 from tests.support.tiny import tiny_base
 
 ALL = [f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in load_shapes()] + ["tasks.plan.make_plan"]

@@ -1,4 +1,4 @@
-"""The short form of `make chaos`, and that it would notice what is lost."""
+"""Tests of the chaos test: a short run, its faults, and the differences that it must detect."""
 
 import copy
 import http.client
@@ -16,7 +16,7 @@ from tests.chaos.bucket import Bucket
 from tests.chaos.faults import KILLS, LIVES, ON_DISK, ON_S3, Bag
 from tests.support.paths import ROOT
 
-CALM = {
+UNDISTURBED = {
     "steps": [[1, 6.0, 1.0], [2, 5.0, 1.0]],
     "weights": {"model.safetensors": "abc"},
     "heldout_loss": 5.5,
@@ -36,22 +36,22 @@ CALM = {
         (lambda found: found.update(refused="a tensor is empty"), "the gate refuses it: a tensor is empty"),
     ],
 )
-def test_what_is_lost_is_told(change, said):
-    assert checking.lost(CALM, CALM) == []
-    found = copy.deepcopy(CALM)
+def test_differences_are_reported(change, said):
+    assert checking.differences(UNDISTURBED, UNDISTURBED) == []
+    found = copy.deepcopy(UNDISTURBED)
     change(found)
     with pytest.raises(AssertionError, match=said):
-        raise AssertionError("; ".join(checking.lost(found, CALM)))
+        raise AssertionError("; ".join(checking.differences(found, UNDISTURBED)))
 
 
 @pytest.mark.parametrize(("on_s3", "kinds"), [(True, KILLS | LIVES | ON_S3), (False, KILLS | LIVES | ON_DISK)])
-def test_every_kind_of_fault_strikes_as_often_and_the_same_for_a_seed(on_s3, kinds):
+def test_kinds_of_faults_are_equally_frequent_and_the_same_for_a_seed(on_s3, kinds):
     draws = [[bag.next(on_s3) for _ in range(2 * len(kinds))] for bag in (Bag(random.Random("1")), Bag(random.Random("1")))]
     assert draws[0] == draws[1]
     assert Counter(fault.kind for fault in draws[0]) == dict.fromkeys(kinds, 2)
 
 
-def test_the_bucket_fails_as_it_is_told_and_is_well_again(monkeypatch):
+def test_the_bucket_fails_by_its_mode_and_recovers(monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     bucket = Bucket()
     host = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
@@ -68,15 +68,15 @@ def test_the_bucket_fails_as_it_is_told_and_is_well_again(monkeypatch):
     try:
         assert ask("PUT", b"whole")[0] == 200
         for mode, status, code in (("errors", 503, b"SlowDown"), ("full", 403, b"QuotaExceeded")):
-            bucket.be(mode)
+            bucket.set_mode(mode)
             answer = ask("PUT", b"other")
             assert answer[0] == status
             assert code in answer[1]
         assert ask("GET") == (200, b"whole"), "a full store can be read"
-        bucket.be("cut")
+        bucket.set_mode("cut")
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             ask("PUT", b"other" * 1000)
-        bucket.be("well")
+        bucket.set_mode("normal")
         assert ask("GET") == (200, b"whole")
         assert bucket.uploads >= 4
     finally:
@@ -84,8 +84,8 @@ def test_the_bucket_fails_as_it_is_told_and_is_well_again(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_struck_ten_times_is_the_undisturbed_one():
-    command = [sys.executable, "-m", "chaos", "--faults", "10", "--pairs", "full/ddp", "--json"]
+def test_a_run_with_ten_faults_equals_the_undisturbed_one():
+    command = [sys.executable, "-m", "tests.chaos", "--faults", "10", "--pairs", "full/ddp", "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,3 +1,5 @@
+"""Tests of the demo's inputs: its data, harness tasks and base models."""
+
 import importlib.util
 import json
 import math

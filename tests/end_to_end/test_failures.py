@@ -1,4 +1,4 @@
-"""Ranks that fail in a pod: what the console shows, whether Flyte tries again, and what the next attempt does."""
+"""Tests of failing ranks in a pod: the console's text, Flyte's retries, and the next attempt."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture
 def attempt(inputs, tmp_path, monkeypatch):
-    """Makes attempts of one run, each with a fault ("what ranks step")."""
+    """A function that runs attempts of one run, each with a fault ("FAULT RANKS STEP")."""
     done = []
 
     def make(fault="", **changes):
@@ -59,7 +59,7 @@ def test_every_train_task_has_the_retries_of_the_table():
     assert {task.metadata.retries for task in TRAIN.values()} == {RETRIES}
 
 
-def test_a_bug_is_final_and_told_with_its_rank_and_traceback(attempt):
+def test_a_bug_is_final_and_reported_with_its_rank_and_traceback(attempt):
     error = attempt("bug 1 2")
     assert error.kind != RECOVERABLE
     first, second, third, *_ = error.message.splitlines()
@@ -70,7 +70,7 @@ def test_a_bug_is_final_and_told_with_its_rank_and_traceback(attempt):
     assert "peer gone" not in error.message
 
 
-def test_a_killed_rank_is_named_and_tried_again(attempt):
+def test_a_killed_rank_is_named_and_retried(attempt):
     error = attempt("kill 1 2")
     assert error.kind == RECOVERABLE
     assert error.message.startswith("train_cpu_2 failed: rank 1: out of host memory: ended by SIGKILL")
@@ -78,10 +78,10 @@ def test_a_killed_rank_is_named_and_tried_again(attempt):
     assert "peer gone" not in error.message
 
 
-def test_a_pod_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time(attempt, monkeypatch):
+def test_a_pod_that_is_killed_twice_in_the_same_phase_is_not_retried(attempt, monkeypatch):
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
     alone = {"sharding": "none", "hardware.shape": "cpu-1"}
-    # In different phases; then by SIGTERM, twice; then in the same phase, twice.
+    # Killed in different phases; ended by SIGTERM twice; killed in the same phase twice.
     for fault in ("kill 0 1", "kill 0 2", "preempt 0 2", "preempt 0 2", "kill 0 2", "kill 0 2"):
         with contextlib.suppress(PodKilled):
             assert attempt(fault, **alone).kind == RECOVERABLE
@@ -92,12 +92,12 @@ def test_a_pod_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time(
     assert "attempts 5 and 6 were killed without a report in the same phase, steady step, at " in first
     assert re.search(r"at \d+\.\d and \d+\.\d of the \d+\.\d GiB .* \(the plan had counted \d+\.\d GiB\)", first)
     assert second.startswith("what to do: a shape with more memory_gib")
-    # Another execution tries it anew.
+    # Another execution may try again.
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "def")
     assert len(attempt(**alone).steps) == 4
 
 
-def test_a_rank_that_is_killed_twice_in_the_same_phase_is_not_tried_a_third_time(attempt, monkeypatch):
+def test_a_rank_that_is_killed_twice_in_the_same_phase_is_not_retried(attempt, monkeypatch):
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
     for _ in range(2):
         assert attempt("kill 1 2").kind == RECOVERABLE
@@ -118,7 +118,7 @@ def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attem
     assert [step.loss for step in halved.steps] == pytest.approx([step.loss for step in whole.steps], abs=1e-5)
 
 
-def test_sigterm_saves_at_one_step_of_all_ranks_and_the_next_attempt_goes_on(attempt):
+def test_sigterm_saves_at_one_step_of_all_ranks_and_the_next_attempt_resumes(attempt):
     error = attempt("preempt 0 2", **{"checkpoints.save_steps": 50})
     assert error.kind == RECOVERABLE
     assert "preempted: SIGTERM: step 2 is saved, 2" in error.message
@@ -127,7 +127,7 @@ def test_sigterm_saves_at_one_step_of_all_ranks_and_the_next_attempt_goes_on(att
     assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps[2:]]
 
 
-def test_sigterm_without_checkpoints_ends_at_once_and_says_what_is_lost(attempt):
+def test_sigterm_without_checkpoints_ends_at_once_and_reports_the_lost_steps(attempt):
     error = attempt("preempt 0 3", sharding="none", **{"hardware.shape": "cpu-1"})
     assert error.kind == RECOVERABLE
     assert "SIGTERM after step 2: checkpoints.save_steps is not set; steps 1 to 2 are lost" in error.message
@@ -146,7 +146,7 @@ def test_a_hang_ends_in_seconds_with_a_stack_of_each_rank(attempt):
     assert "time.sleep(600)" in sleeps
 
 
-def test_a_process_alone_that_hangs_is_told_too(attempt):
+def test_a_hang_of_a_single_process_is_reported_too(attempt):
     error = attempt("hang 0 2", sharding="none", **{"hardware.shape": "cpu-1", "training.hang_minutes": 0.15})
     assert error.kind == RECOVERABLE
     assert "time.sleep(600)" in error.message

@@ -1,4 +1,4 @@
-"""The whole way: two adapters trained, evaluated, published to a hub on this machine, fetched from it, and asked together."""
+"""Test of the complete path: two adapters are trained, evaluated, published to a mock hub, fetched, and used together."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flytune.records.metrics import Metrics
-from tests.support import hub_stand_in
+from tests.support import mock_hub
 from tests.support.paths import ROOT
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -18,7 +18,7 @@ PROMPTS = [{"prompt": "Add 1 and"}, {"prompt": "Add 1 and", "adapter": "other"},
 
 
 def write_task(folder):
-    """Six questions of two choices, in the harness's YAML."""
+    """Write a harness task of six questions with two choices."""
     folder.mkdir()
     rows = [{"question": f"{n} and {n}?", "choices": [str(2 * n), "none"], "answer": 0} for n in range(6)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,14 +41,14 @@ def ran(seen, *command):
 def test_two_adapters_from_recipe_to_answers(tmp_path):
     base, data, task = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), write_task(tmp_path / "tasks")
     fetched = {}
-    with hub_stand_in.running() as hub:
+    with mock_hub.running() as hub:
         for name, rate in (("first", 1e-3), ("other", 3e-2)):
             home = tmp_path / name
             home.mkdir()
             changes = {"name": name, "method": "lora", "training.learning_rate": rate, "publish.address": f"hf://ada/{name}"}
             changes |= {"evaluation.tasks": ["twice"], "evaluation.include_path": str(task), "evaluation.task_shards": 2}
-            seen = hub_stand_in.environment(hub, str(home)) | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
-            done = pyflyte(tiny_recipe(base, data, changes), home, hub_stand_in.environment(hub, str(home)))
+            seen = mock_hub.environment(hub, str(home)) | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+            done = pyflyte(tiny_recipe(base, data, changes), home, mock_hub.environment(hub, str(home)))
             assert done.returncode == 0, done.stderr[-3000:]
             (revision,) = hub.repositories[f"ada/{name}"].tags
             fetched[name] = tmp_path / f"{name}-fetched"
@@ -74,7 +74,7 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
         "2",
     ]
     infer += ["--prompts", tmp_path / "prompts.jsonl", "--adapters", json.dumps({"other": str(fetched["other"])})]
-    ran(seen, *infer, "--keep", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8}))
+    ran(seen, *infer, "--scratch_folder", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8}))
     (answers,) = home.rglob("answers/answers.jsonl")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row.get("adapter") for row in rows] == [None, "other", "base"]

@@ -1,4 +1,4 @@
-"""A whole run in pods as the images run them: the project is not installed, HOME is missing, the root is read-only."""
+"""Tests of a complete run in the images' stand-ins: project not installed, HOME missing, root read-only."""
 
 import pytest
 
@@ -40,13 +40,13 @@ def cluster(tmp_path_factory):
 
 
 def logs(folder):
-    """Of all pods, by task and number."""
+    """Return the logs of all pods by task and number."""
     return {f"{log.parts[-3]}/{log.parts[-2]}": log.read_text() for log in folder.glob("*/*/log")}
 
 
 @pytest.mark.slow
 def test_a_run_from_recipe_to_artifact(images, cluster, tmp_path):
-    """Pods run the images' own code, which they may not write, as after `pyflyte register --copy none`."""
+    """Run pods with the images' read-only code, as after `pyflyte register --copy none`."""
     admin, submitted = cluster
     for image in images.values():
         image.takes_code = False
@@ -56,7 +56,7 @@ def test_a_run_from_recipe_to_artifact(images, cluster, tmp_path):
     manifests = [admin.stored(key) for key in admin.keys("flytune-checkpoints/") if key.endswith("/manifest.json")]
     assert {Checkpoint.model_validate_json(manifest).flytune for manifest in manifests} == {__version__}
 
-    # Once more, as an attempt whose predecessor died behind its last step.
+    # Run again, like a retry of an attempt that was killed after its last step.
     again = Run(admin, run.name, tmp_path / "again", run.environment, images)
     again.values, again.taken = dict(run.values), dict(run.taken)
     (node,) = [node for node, task in run.taken.items() if task == "train_cpu_2"]
@@ -76,8 +76,8 @@ def test_a_run_from_recipe_to_artifact(images, cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_with_gpus_on_a_node_without_ends_before_anything_is_loaded(images, cluster, tmp_path):
-    """This machine's own torch: built without CUDA, or without a GPU to use."""
+def test_a_row_with_gpus_fails_on_a_node_without_gpus_before_anything_is_loaded(images, cluster, tmp_path):
+    """The check runs with this machine's torch, which has no CUDA or no GPU."""
     import torch
 
     _, submitted = cluster
@@ -94,7 +94,7 @@ def test_a_row_with_gpus_on_a_node_without_ends_before_anything_is_loaded(images
 
 @pytest.mark.slow
 def test_code_of_fast_registration(images, cluster, tmp_path):
-    """It is unpacked over the image's, in /app, and trains."""
+    """The code is unpacked over the image's in /app, and trains."""
     admin, submitted = cluster
     for image in images.values():
         image.takes_code = True

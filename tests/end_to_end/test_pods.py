@@ -1,4 +1,4 @@
-"""Tasks of this checkout, each in a pod of its own (tests/support/pods.py). test_remote.py: what a cluster was sent."""
+"""Tests of this checkout's tasks in simulated pods (tests/support/pods.py); test_remote.py runs registered tasks."""
 
 from pathlib import Path
 
@@ -23,14 +23,16 @@ def test_plan_prepare_and_an_elastic_train_pod(inputs, tmp_path):
     recipe = Recipe.model_validate(tiny_recipe(*inputs, {"sharding": "zero2", "hardware.shape": "cpu-2"}))
     planned = pod(make_plan, tmp_path / "plan", recipe=recipe)
     assert planned["route"] == planned["shape"] == "cpu-2"
-    dataset = pod(prepare_data, tmp_path / "prepare", request=planned["request"], keep=planned["keep"])["o0"]
+    dataset = pod(prepare_data, tmp_path / "prepare", request=planned["request"], scratch_folder=planned["scratch_folder"])[
+        "o0"
+    ]
     trained = pod(TRAIN["cpu-2"], tmp_path / "train", recipe=recipe, plan=planned["plan"], dataset=dataset)["o0"]
     folder = Path(trained.download())
     assert TrainingResult.read(folder / "training.json").world_size == 2
     assert (folder / "model" / "model.safetensors").is_file()
 
 
-def test_a_pod_s_error_reaches_the_console_in_our_words(inputs, tmp_path, monkeypatch):
+def test_a_pod_s_error_reaches_the_console_as_our_text(inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_PROJECT", "p")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_DOMAIN", "d")
@@ -44,7 +46,7 @@ def test_a_pod_s_error_reaches_the_console_in_our_words(inputs, tmp_path, monkey
     assert error.message.partition("\n\n")[2].startswith("Traceback (most recent call last):")
 
 
-def test_inputs_that_cannot_be_read_reach_the_console_in_a_sentence_too(inputs, tmp_path):
+def test_unreadable_inputs_reach_the_console_as_a_sentence_too(inputs, tmp_path):
     recipe = Recipe.model_validate(tiny_recipe(*inputs))
     error = pod(make_plan, tmp_path / "plan", recipe=recipe.model_copy(update={"name": "no name"})).error
     assert error.message.startswith("make_plan failed: ")

@@ -1,4 +1,4 @@
-"""Recipes, artifacts and checkpoints of earlier releases, read by this one. See tests/support/releases/*/README.md."""
+"""Tests that this release reads recipes, artifacts and checkpoints of earlier ones. See tests/support/releases/*/README.md."""
 
 import json
 import logging
@@ -33,14 +33,14 @@ from tests.support.paths import ROOT
 
 RELEASES = ROOT / "tests/support/releases"
 LATER = "99.0.0"
-"""Version that the code is made to have, so that each stored one is an earlier one."""
+"""Version that the code is set to, so that each stored version is an earlier one."""
 
 pytestmark = pytest.mark.parametrize("release", sorted(path.name for path in RELEASES.glob("*.*.*")))
 
 
 @pytest.fixture
 def place(release, tmp_path, monkeypatch):
-    """A copy of the release's folder as the working directory: its paths are relative."""
+    """A copy of the release's folder as the working directory, because its paths are relative."""
     shutil.copytree(RELEASES / release, tmp_path / "release")
     monkeypatch.chdir(tmp_path / "release")
     for name, module in list(sys.modules.items()):
@@ -50,7 +50,7 @@ def place(release, tmp_path, monkeypatch):
 
 
 def missing(expected, found, where="recipe"):
-    """List the parts of `expected` that `found` lacks or has otherwise; fields that `found` has in addition are allowed."""
+    """Return the parts of `expected` that `found` lacks or has with other values; `found` may have additional fields."""
     if isinstance(expected, dict) and isinstance(found, dict):
         lost = [f"{where}.{key}: missing" for key in expected.keys() - found.keys()]
         shared = expected.keys() & found.keys()
@@ -65,10 +65,10 @@ def test_every_field_of_a_recipe_keeps_its_name_and_value(place):
     expected = json.loads(Path("recipe.json").read_text())
     recipe = Recipe.from_yaml("recipe.yaml")
     assert missing(expected, recipe.model_dump(mode="json")) == []
-    assert Recipe.model_validate(expected) == recipe, "as Flyte hands it from task to task"
+    assert Recipe.model_validate(expected) == recipe, "as Flyte passes it from task to task"
 
 
-def test_the_files_of_an_artifact_are_read_and_mean_what_they_meant(place):
+def test_the_files_of_an_artifact_are_read_with_their_meaning(place):
     folder = Path("artifact")
     plan, manifest = Plan.read(folder / "plan.json"), Manifest.read(folder / "manifest.json")
     result = TrainingResult.read(folder / "training.json")
@@ -98,13 +98,13 @@ def test_an_artifact_is_listed_and_fetched(place, release):
     assert {path.name for path in Path("fetched").iterdir()} == {path.name for path in Path("artifact").iterdir()}
 
 
-def test_an_adapter_is_loaded_and_answers_as_the_model_that_was_trained(place):
+def test_an_adapter_is_loaded_and_answers_as_the_trained_model(place):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     assert gate.check_files(recipe, Path("artifact"), Path("dataset")) == Path("artifact")
     model = gate.check(recipe, Path("artifact"), Path("dataset"), lambda: loading.load({"old": "artifact"}))
     live = probe.Answers.read(Path("artifact", probe.PROBE))
     logits = probe.ask(model, live.prompts).logits
-    # Other CPUs add up in another order.
+    # Other CPUs sum in another order.
     assert torch.allclose(logits, live.logits, atol=1e-5)
     with model.disable_adapter():
         assert not torch.allclose(probe.ask(model, live.prompts).logits, live.logits, atol=1e-5)
@@ -116,7 +116,7 @@ def test_an_adapter_is_merged(place):
     assert made.candidates[0].divergence < 1e-7
 
 
-def test_an_artifact_is_accepted_and_is_a_champion(place, untrained):
+def test_an_artifact_is_accepted_as_champion(place, untrained):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     metrics = Metrics.read(Path("artifact/metrics.json"))
     decision = refresh.settle(
@@ -150,7 +150,7 @@ def checkpoint():
     return json.loads(manifest.read_text())
 
 
-def test_data_is_prepared_as_it_was(place):
+def test_data_is_prepared_as_before(place):
     recipe = Recipe.from_yaml("recipe-train.yaml")
     data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), Path("again"))
     old, new = data.read_manifest(Path("dataset")), data.read_manifest(Path("again"))
@@ -158,7 +158,7 @@ def test_data_is_prepared_as_it_was(place):
     assert new.tokenizer_sha256 == old.tokenizer_sha256
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint(place, release):
+def test_a_killed_run_resumes_from_its_checkpoint(place, release):
     recipe = Recipe.from_yaml("recipe-train.yaml")
     old = checkpoint()
     assert old["flytune"] == release
@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(place, release):
     assert (found.checkpoint.step, found.checkpoint.decisions) == (2, old["decisions"])
     saved = load_file(next(Path("checkpoint").glob("*/2-*/model.safetensors")))
 
-    # Nothing was saved there: from the beginning.
+    # Nothing was saved there: it starts from the beginning.
     straight, _ = ranks.run(1, fit, changed(recipe, folder="elsewhere"), Path("straight"))
     resumed, warnings = ranks.run(1, fit, recipe, Path("resumed"))
     assert warnings == [f"the checkpoint of step 2: written by flytune {release}, this is {LATER}"]

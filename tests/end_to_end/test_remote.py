@@ -1,4 +1,4 @@
-"""What `pyflyte run --remote` and `pyflyte register` send, and that it runs where nothing else is.
+"""Tests of the code and protos that `pyflyte run --remote` and `pyflyte register` send, run in isolated pods.
 
 No cluster: tests/support/flyteadmin.py stands for the control plane, tests/support/propeller.py for what starts pods.
 """
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def registered(laptop, cluster):
-    """The admin, once `pyflyte register` is done."""
+    """The admin after `pyflyte register`."""
     admin, _, home = cluster
     done = pyflyte(laptop, home, "register", "--copy", "all", "--destination-dir", ".", *WHERE, "workflows")
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
@@ -73,7 +73,7 @@ def test_no_proto_holds_a_variable_or_a_path_of_the_laptop(registered, laptop):
         assert str(laptop.parent).encode() not in sent, request.id.name
 
 
-def test_every_pod_unpacks_the_code_where_it_may_write_and_gets_no_variable_but_ours(registered):
+def test_every_pod_unpacks_the_code_into_a_writable_folder_and_gets_only_our_variables(registered):
     for name, request in registered.tasks.items():
         command, variables = container_of(request.spec.template)
         assert command[0] == "pyflyte-fast-execute", name
@@ -90,14 +90,14 @@ OURS = {"HF_HUB_OFFLINE", "HF_HOME", "NCCL_DEBUG", "FI_PROVIDER", "OMP_NUM_THREA
 OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET"}
 
 
-def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
+def test_a_condition_leads_to_each_task_or_to_our_error(registered):
     nodes = registered.workflows["workflows.finetune.finetune"].spec.template.nodes
     branches = {node.id: node.branch_node.if_else for node in nodes if node.HasField("branch_node")}
     assert len(branches) == 3
     for branch in branches.values():
         cases = [branch.case, *branch.other]
         values = [case.condition.comparison.right_value.primitive.string_value for case in cases]
-        # Mapped tasks lie within an array node.
+        # Mapped tasks are within an array node.
         nodes = [case.then_node.array_node.node if case.then_node.HasField("array_node") else case.then_node for case in cases]
         tasks = [node.task_node.reference_id.name.rpartition(".")[2] for node in nodes]
         assert len(set(values)) == len(set(tasks)) == len(cases) > len(load_shapes())
@@ -106,7 +106,7 @@ def test_a_condition_leads_to_each_task_and_ends_in_our_words(registered):
         assert "no such shape is registered" in branch.error.message
 
 
-def test_a_schedule_is_received_with_its_recipe_and_asleep(registered):
+def test_a_schedule_is_received_with_its_recipe_and_inactive(registered):
     plan = registered.launch_plans["weekly"].spec
     assert plan.entity_metadata.schedule.cron_schedule.schedule == "0 2 * * 1"
     assert plan.workflow_id.name == "workflows.refresh.refresh"
@@ -114,7 +114,7 @@ def test_a_schedule_is_received_with_its_recipe_and_asleep(registered):
     assert registered.active == []
 
 
-def test_a_mistake_in_a_recipe_is_told_before_anything_is_sent(laptop, cluster, inputs):
+def test_a_mistake_in_a_recipe_is_reported_before_anything_is_sent(laptop, cluster, inputs):
     admin, _, home = cluster
     before = len(admin.uploads), set(admin.executions)
     (home / "bad.yaml").write_text(yaml.safe_dump(tiny_recipe(*inputs, {"training.learning_rat": 1})))
@@ -126,7 +126,7 @@ def test_a_mistake_in_a_recipe_is_told_before_anything_is_sent(laptop, cluster, 
 
 
 @pytest.mark.slow
-def test_a_submitted_recipe_runs_from_the_uploaded_code_alone(laptop, cluster, inputs, tmp_path):
+def test_a_submitted_recipe_runs_from_only_the_uploaded_code(laptop, cluster, inputs, tmp_path):
     admin, storage, home = cluster
     changes = {"sharding": "zero2", "hardware.shape": "cpu-2", "checkpoints": {"save_steps": 2}}
     name = submit(laptop, home, admin, tiny_recipe(*inputs, changes))
@@ -144,7 +144,7 @@ def test_a_submitted_recipe_runs_from_the_uploaded_code_alone(laptop, cluster, i
 
 
 @pytest.mark.slow
-def test_a_task_s_error_is_told_in_our_words(laptop, cluster, inputs, tmp_path):
+def test_a_task_s_error_has_our_text(laptop, cluster, inputs, tmp_path):
     admin, storage, home = cluster
     name = submit(laptop, home, admin, tiny_recipe(*inputs, {"sharding": "device_map"}))
     with pytest.raises(PodFailed, match="method full with sharding device_map: a 16-bit model spread by layers"):

@@ -1,4 +1,4 @@
-"""Two pods make one two-node run: the training operator's variables, storage that both see, and no disk in common."""
+"""Tests of two-node runs in two pods, with the training operator's variables and shared storage, but no shared disk."""
 
 import json
 
@@ -29,7 +29,7 @@ def fit(recipe, dataset, out):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
-def test_two_pods_make_one_run(sharding, tmp_path):
+def test_two_pods_are_one_run(sharding, tmp_path):
     inputs = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)
     changes = {"sharding": sharding, "checkpoints": {"save_steps": 2}}
     with flyteadmin(tmp_path / "home") as (admin, storage):
@@ -37,7 +37,7 @@ def test_two_pods_make_one_run(sharding, tmp_path):
         name = submit(checkout(tmp_path / "laptop"), tmp_path / "home", admin, recipe)
         run = Run(admin, name, tmp_path / "run", storage)
         prepared = run.until("prepare_data")["o0"].scalar.blob.uri
-        # Longer than the pod without rank 0 would live if it did not wait.
+        # Longer than the pod without rank 0 would run if it did not wait.
         admin.bytes_per_second = 200_000
         trained = run.until("train")["o0"].scalar.blob.uri
         dataset, two = admin.fetch(prepared, tmp_path / "dataset"), admin.fetch(trained, tmp_path / "two")

@@ -1,4 +1,4 @@
-"""docs/use.md does what it says: its commands and its Python, in order, on a store of tiny adapters."""
+"""Tests of the commands and the Python of docs/use.md, in order, on a store of tiny adapters."""
 
 import json
 import os

@@ -25,7 +25,7 @@ from tests.support.harness import DOCUMENTS, asking
 from tests.support.paths import ROOT
 from tests.support.reports import metrics
 from tests.support.stages import recipe_for, write_dataset, write_trained
-from workflows.routing import each_on
+from workflows.routing import map_on
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +212,8 @@ def evaluated(
     jobs: list[Job],
     data: FlyteDirectory,
 ) -> Metrics:
-    answers = each_on("ask", shape, EVALUATE_TASKS, {"job": jobs}, recipe=recipe, trained=trained, base=base, data=data)
-    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, data=data)
+    answers = map_on("ask", shape, EVALUATE_TASKS, {"job": jobs}, recipe=recipe, trained=trained, base=base, harness_data=data)
+    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, harness_data=data)
     return found
 
 

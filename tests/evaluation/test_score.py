@@ -15,7 +15,7 @@ from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate, manifest
 from flytune.models import loading, probe, scoring
 from flytune.recipe.recipe import Recipe
-from tests.support.dying import end_at_once, in_which_process
+from tests.support.process_kills import end_at_once, in_which_process
 from tests.support.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.support.tiny import tiny_base
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: `make test-gpu` on a machine that has one. The tiny model, real kernels."""
+"""Tests that need a GPU (`make test-gpu`): training the tiny model with real kernels."""
 
 import os
 import subprocess
@@ -16,13 +16,13 @@ from flytune.training import loop
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
-# Asked of the driver's library: a process that has started CUDA cannot be forked.
+# Read from the driver's library: a process that has started CUDA cannot be forked.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 def this_machine() -> Shape:
-    # Not of torch, which would start CUDA before training does.
+    # Not from torch, which would start CUDA before training does.
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits", "--id=0"]
     name, mib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().rsplit(", ", 1)
     row = {"name": "here", "accelerator": name, "processes": 1, "gpu_memory_gib": int(mib) / 1024, "cpu": 4}
@@ -30,7 +30,7 @@ def this_machine() -> Shape:
 
 
 def fit(recipe, dataset, out):
-    # Here and not in the parent: a process that has used CUDA cannot be forked.
+    # Imported here and not in the parent: a process that has used CUDA cannot be forked.
     shape = this_machine()
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
     model = gate.check(recipe, out, dataset, lambda: loading.exported_model(recipe, out, device_map={"": 0}))
@@ -39,7 +39,7 @@ def fit(recipe, dataset, out):
 
 
 @pytest.mark.parametrize("pair", ["full none", "lora none", "qlora device_map"])
-def test_a_pair_trains_in_bfloat16_and_its_export_is_what_was_trained(pair, tmp_path):
+def test_a_pair_trains_in_bfloat16_and_exports_the_trained_model(pair, tmp_path):
     method, sharding = pair.split()
     changes = {"method": method, "sharding": sharding, "model.dtype": "bfloat16", "hardware.shape": "here"}
     recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes))

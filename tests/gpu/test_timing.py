@@ -1,4 +1,4 @@
-"""The clock on a GPU, where the host runs ahead of the work: `make test-gpu` on a machine that has one."""
+"""Tests of the step timer on a GPU, where the host runs ahead of the device (`make test-gpu`)."""
 
 import time
 

@@ -363,7 +363,7 @@ def test_the_workflow_continues_after_a_shard_that_failed(store, tmp_path, monke
             shape="cpu-1",
             shards=2,
             generation=Generation(max_new_tokens=12, batch_size=4),
-            keep=str(tmp_path / "keep"),
+            scratch_folder=str(tmp_path / "keep"),
         )
 
     monkeypatch.setattr(batch.InferenceModel, "answers", failing)
@@ -388,7 +388,7 @@ def test_each_shape_is_a_map_task_that_the_workflow_routes_to():
         command = task.get_command(SETTINGS)
         module, name = command[command.index("task-module") + 1], command[command.index("task-name") + 1]
         assert getattr(importlib.import_module(module), name) is task.python_function_task
-        assert command[command.index("vars") + 1] == "adapters,artifact,base,folder,keep"
+        assert command[command.index("vars") + 1] == "adapters,artifact,base,folder,scratch_folder"
 
 
 def test_cpu_pods_deal_out_and_join_without_torch():

@@ -20,8 +20,8 @@ from flytune.training.checkpoints.ledger import Checkpoint
 from flytune.training.preemption import Stopper
 from tests.support import ranks
 from tests.support.plans import SMALL, recipe_of
+from tests.support.ranks import ALONE, NOTHING_SAVED
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-from tests.support.training import ALONE, NOTHING_SAVED
 
 
 def test_the_scarcer_of_hours_and_money_counts():

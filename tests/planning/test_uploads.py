@@ -285,14 +285,14 @@ def test_an_artifact_s_folder_and_prompts_are_uploaded_as_they_are(laptop, clust
         "prompts": f"{tmp_path}/prompts.jsonl",
         "adapters": {"mine": f"{tmp_path}/artifact"},
     }
-    (tmp_path / "inputs.yaml").write_text(yaml.safe_dump(given) + "shape: cpu-1\nkeep: off\n")
+    (tmp_path / "inputs.yaml").write_text(yaml.safe_dump(given) + "shape: cpu-1\nscratch_folder: off\n")
     done, sent = run(laptop, cluster, "workflows/infer.py", "infer", "--inputs-file", tmp_path / "inputs.yaml")
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     address = sent["artifact"].scalar.blob.uri
     assert {name: admin.stored(f"{address}/{name}").decode() for name in files} == files
     assert sent["adapters"].map.literals["mine"].scalar.blob.uri == address
     assert admin.stored(sent["prompts"].scalar.blob.uri) == (tmp_path / "prompts.jsonl").read_bytes()
-    assert sent["keep"].scalar.primitive.string_value == "off"
+    assert sent["scratch_folder"].scalar.primitive.string_value == "off"
 
 
 def test_a_missing_file_ends_pyflyte_in_our_words_and_nothing_is_submitted(laptop, cluster, base):

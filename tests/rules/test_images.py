@@ -1,3 +1,5 @@
+"""Rules of the container images: the Dockerfile, ImageSpec, ignore files, and imports with a lock's packages only."""
+
 import os
 import re
 import shutil
@@ -22,7 +24,7 @@ DOCKERFILE = (images.ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def rendered(spec: str | ImageSpec, folder: Path) -> tuple[str, str]:
-    """The Dockerfile and the requirements that ImageSpec's builder makes; no docker is asked."""
+    """Return the Dockerfile and the requirements that ImageSpec's builder makes; docker is not needed."""
     assert isinstance(spec, ImageSpec)
     folder.mkdir(exist_ok=True)
     create_docker_context(spec, folder)
@@ -35,7 +37,7 @@ def argument(name: str) -> str:
     return found[1]
 
 
-def test_the_version_is_the_code_s_own_and_the_package_s_too():
+def test_the_version_of_the_package_is_that_of_the_code():
     from setuptools.config.pyprojecttoml import read_configuration
 
     assert read_configuration(images.ROOT / "pyproject.toml")["project"]["version"] == flytune.__version__
@@ -53,7 +55,7 @@ def test_images_are_names_unless_asked_otherwise():
     assert images.images("dockerfile", "ghcr.io/someone", "v1")[0] == "ghcr.io/someone/flytune-train:v1"
 
 
-def test_an_unknown_kind_is_told():
+def test_an_unknown_kind_is_refused():
     with pytest.raises(FlytuneError, match="FLYTUNE_IMAGES=podman: unknown; give `dockerfile` or `imagespec`"):
         images.images("podman", None, "dev")
 
@@ -97,7 +99,7 @@ def test_the_dockerfile_is_clean():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_both_ways_run_the_same_commands(tmp_path):
+def test_dockerfile_and_imagespec_run_the_same_commands(tmp_path):
     dockerfile, _ = rendered(images.images("imagespec", None, "dev")[0], tmp_path)
     (line,) = [line for line in dockerfile.splitlines() if "DS_BUILD_CPU_ADAM=1" in line]
     scripts = [
@@ -129,7 +131,7 @@ def test_a_changed_lock_does_not_compile_flash_attention_again():
     lines = (images.ROOT / "requirements.lock").read_text().splitlines()
     kept = {line.partition("==")[0] for line in lines if re.match(pattern[1], line)}
     assert kept == {"torch", "setuptools", "packaging", "psutil", "ninja", "numpy"}
-    # What it needs beside torch when it runs.
+    # FlashAttention needs it at run time, in addition to torch.
     assert any(line.startswith("einops==") for line in lines)
 
 
@@ -141,7 +143,7 @@ def test_no_stage_is_given_a_secret():
     assert IgnoreGroup(str(images.ROOT), [DockerIgnore, FlyteIgnore]).is_ignored(".env")
 
 
-def test_an_image_without_cuda_is_told():
+def test_an_image_without_cuda_is_reported():
     check = [sys.executable, str(images.ROOT / "images" / "check_train.py"), images.FLASH_ATTN]
     assert f"RUN python images/{Path(check[1]).name} " in stage("train")
     done = subprocess.run(check, capture_output=True, text=True, timeout=300)
@@ -163,7 +165,7 @@ def test_flash_attention_is_compiled_for_every_gpu_that_has_it():
     assert {gpu[0] for gpu in gpus} <= {architecture[0] for architecture in compiled[1].split(";") if len(architecture) == 2}
 
 
-def test_both_ways_install_the_same():
+def test_dockerfile_and_imagespec_install_the_same():
     assert (argument("CUDA"), argument("PYTHON")) == (images.CUDA, images.PYTHON)
     assert argument("FLASH_ATTN") == images.FLASH_ATTN
     assert f"--no-install-recommends {' '.join(images.APT_PACKAGES)} " in DOCKERFILE
@@ -182,7 +184,7 @@ def test_the_compile_scripts_are_shell_one_command_a_line(script, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["light", "train"])
-def test_each_target_drops_root_finds_the_project_and_says_its_revision(target):
+def test_each_target_drops_root_finds_the_project_and_names_its_revision(target):
     text = stage(target)
     for needed in ("USER 10001", "WORKDIR /app", "PYTHONPATH=/app", "COPY --chown=flytune . .", "image.revision=${REVISION}"):
         assert needed in text
@@ -190,7 +192,7 @@ def test_each_target_drops_root_finds_the_project_and_says_its_revision(target):
 
 
 @pytest.mark.parametrize("target", ["light", "train"])
-def test_the_first_process_of_a_container_takes_signals_while_python_imports(target):
+def test_the_first_process_of_a_container_handles_signals_while_python_imports(target):
     text = stage(target)
     assert 'ENTRYPOINT ["tini", "-s", "--"]' in text
     assert re.search(r"apt-get install [^&]* tini ", text)
@@ -199,7 +201,7 @@ def test_the_first_process_of_a_container_takes_signals_while_python_imports(tar
 @pytest.mark.parametrize(
     ("script", "said"), [("pyflyte-fast-execute", "another\n"), ("pyflyte-execute", "Unclosed\nanother\n")]
 )
-def test_the_process_that_fetches_the_code_ends_without_errors_of_open_connections(script, said, tmp_path):
+def test_the_process_that_fetches_the_code_reports_no_open_connections(script, said, tmp_path):
     assert "COPY images/sitecustomize.py /opt/site/" in DOCKERFILE
     assert DOCKERFILE.count("PYTHONPATH=/app:/opt/site") == 2
     (tmp_path / script).write_text(
@@ -211,7 +213,7 @@ def test_the_process_that_fetches_the_code_ends_without_errors_of_open_connectio
     assert done.stderr == said
 
 
-def test_pods_get_what_they_read_and_nothing_else():
+def test_pods_get_only_the_files_that_they_read():
     ignored = IgnoreGroup(str(images.ROOT), [DockerIgnore, FlyteIgnore]).is_ignored
     needed = [
         "shapes.yaml",
@@ -231,7 +233,14 @@ def test_pods_get_what_they_read_and_nothing_else():
         "docs/design.md",
         ".checkpoints/a",
     ]
-    left_out += ["flytune/__pycache__/a.pyc", ".mypy_cache/a", "benchmarks/a.py", "flytune.egg-info/PKG-INFO", "Dockerfile"]
+    left_out += [
+        "flytune/__pycache__/a.pyc",
+        ".mypy_cache/a",
+        "benchmarks/a.py",
+        "demo/inputs.py",
+        "flytune.egg-info/PKG-INFO",
+        "Dockerfile",
+    ]
     left_out += [".xray/report.html", "wandb/run-1/a.log", "flytune-package.tgz"]
     assert [path for path in left_out if not ignored(path)] == []
     assert not DockerIgnore(images.ROOT).is_ignored("requirements.lock")
@@ -259,7 +268,7 @@ def plain(name):
 locked = {plain(line.split("==")[0]) for line in Path("requirements-light.lock").read_text().split()}
 owners = importlib.metadata.packages_distributions()
 missing = {top for top, names in owners.items() if not any(plain(name) in locked for name in names)}
-missing -= {"flytune", "tasks", "workflows", "images", "demo", "chaos", "_distutils_hack", "setuptools", "pkg_resources", "pip"}
+missing -= {"flytune", "tasks", "workflows", "images", "demo", "_distutils_hack", "setuptools", "pkg_resources", "pip"}
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -274,7 +283,7 @@ for module in sys.argv[1:]:
 
 
 def test_every_task_of_the_light_image_imports_with_its_lock_alone():
-    """What the lock does not have is hidden: as in the image, whose environment is the lock."""
+    """Hide all packages that are not in the lock, as they are missing in the image."""
     import importlib
 
     from flytekit.core.context_manager import FlyteEntities
@@ -288,4 +297,4 @@ def test_every_task_of_the_light_image_imports_with_its_lock_alone():
     assert done.returncode == 0, done.stderr[-1500:]
     checked = re.search(r'RUN python -c "import ([^"]+)"', DOCKERFILE.replace("\\\n", ""))
     assert checked
-    assert set(modules) <= {name.strip() for name in checked[1].split(",")}, "the build imports them as well"
+    assert set(modules) <= {name.strip() for name in checked[1].split(",")}, "the build of the image imports every task"

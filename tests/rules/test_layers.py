@@ -1,4 +1,4 @@
-"""The layers of the project: which package may import which. docs/design.md draws them."""
+"""Layers of the project: the imports that each package may have. docs/design.md draws them."""
 
 import ast
 import re
@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
-# What each package of flytune/ may import besides the modules directly in flytune/ (errors, schema, storage ...), which import
-# no package. An arrow points down by at least one floor of docs/design.md's drawing.
+# Packages that each package of flytune/ may import, in addition to the modules directly in flytune/ (errors, storage ...),
+# which import no package. An import points at least one layer down in the drawing of docs/design.md.
 ALLOWED = {
     "failures": "",
     "recipe": "",
@@ -37,10 +37,10 @@ ALLOWED = {
     "cli": "adapters artifacts console doctor hardware models planning recipe registry report selftest",
 }
 FLOORS = re.search(r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL)
-# Above flytune, in this order.
+# Packages above flytune, from the lowest.
 TOPS = ("images", "tasks", "workflows")
 PROJECT = {*TOPS, "flytune", "demo", "tests", "benchmarks"}
-# What a laptop waits for, or a CPU pod does not have.
+# Libraries that are slow to import on a laptop, or missing in CPU pods.
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets", "pyarrow", "numpy"}
 HEAVY |= {"matplotlib", "huggingface_hub", "safetensors", "fsspec", "tokenizers", "jinja2"}
 FILES = sorted(path for top in ("flytune", *TOPS) for path in (ROOT / top).rglob("*.py"))
@@ -92,7 +92,7 @@ def test_imports_point_down(path):
             assert package_of(name) in {"", mine, *ALLOWED.get(mine, "").split()}, f"{where}: not in ALLOWED[{mine!r}]"
 
 
-def test_no_module_imports_itself_by_way_of_others():
+def test_imports_have_no_cycle():
     graph = {module_of(path): {name for name, _ in imports(path) if name != module_of(path)} for path in FILES}
     TopologicalSorter({module: names & set(graph) for module, names in graph.items()}).prepare()
 
@@ -110,7 +110,7 @@ def test_the_drawing_in_the_design_is_the_table():
 
 
 @pytest.mark.parametrize("package", ALLOWED)
-def test_no_arrow_is_allowed_that_nothing_uses(package):
+def test_every_allowed_import_is_used(package):
     used = {package_of(name) for path in (ROOT / "flytune" / package).rglob("*.py") for name, _ in imports(path)}
     assert set(ALLOWED[package].split()) - used == set()
 
@@ -143,12 +143,12 @@ def test_a_cpu_pod_imports_its_task_without_torch(module):
     assert done.stdout.strip() == "False"
 
 
-def test_no_file_outgrows_its_reader():
+def test_no_file_is_longer_than_400_lines():
     assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 400] == []
 
 
 def test_flytune_knows_nothing_of_flyte():
-    # The doctor asks Flyte whether it is there, and `flytune fetch` which artifact an execution has stored.
+    # The doctor checks Flyte, and `flytune fetch` asks it for the artifact of an execution.
     asking = {ROOT / "flytune/doctor/admin.py", ROOT / "flytune/artifacts/executions.py"}
     for path in set((ROOT / "flytune").rglob("*.py")) - asking:
         assert not {name.split(".")[0] for name, _ in imports(path)} & {"flytekit", "flytekitplugins"}

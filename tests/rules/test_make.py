@@ -1,4 +1,4 @@
-"""The Makefile's commands for a cluster: the lines they run, and the package, really made."""
+"""Rules of the Makefile: the commands that its targets run, and a package that is really made."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 
 def lines(target, *options, **variables):
-    """What make would run."""
+    """Return the commands that make would run."""
     command = [
         "make",
         "--no-print-directory",
@@ -27,7 +27,7 @@ def lines(target, *options, **variables):
     return done.stdout.splitlines()
 
 
-def test_remote_and_register_show_the_plain_line_and_ask_plan_and_cluster_first():
+def test_remote_and_register_show_the_command_after_checking_plan_and_cluster():
     remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
     made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
     asked = ["flytune plan recipes/x.yaml", "flytune doctor --remote --reach"]
@@ -39,10 +39,10 @@ def test_remote_and_register_show_the_plain_line_and_ask_plan_and_cluster_first(
 
 
 NEW = ("--assume-new", "requirements-dev.lock")
-"""As where nothing is installed yet."""
+"""Options of make by which nothing is installed yet."""
 
 
-def test_torch_without_cuda_is_installed_before_the_lock_which_takes_it():
+def test_torch_without_cuda_is_installed_before_the_lock():
     (version,) = {line for line in (ROOT / "requirements-dev.lock").read_text().split() if line.startswith("torch==")}
     made = [line for line in lines("install", *NEW, TORCH="cpu", BIN="nowhere/bin") if "pip install" in line]
     assert f'"{version}+cpu"' in made[0]
@@ -54,12 +54,18 @@ def test_torch_without_cuda_is_installed_before_the_lock_which_takes_it():
     )
 
 
-def test_help_lists_them():
+def test_chaos_passes_the_variables_that_are_set():
+    assert lines("chaos")[-1] == "python -m tests.chaos"
+    assert lines("chaos", FAULTS=60, SEED=991, JOBS=2)[-1] == "python -m tests.chaos --faults 60 --seed 991 --jobs 2"
+    assert lines("chaos", SEED=0)[-1] == "python -m tests.chaos --seed 0"
+
+
+def test_help_lists_the_commands_for_a_cluster():
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"remote", "register", "package", "doctor"} <= {line.split()[0] for line in done.stdout.splitlines()}
 
 
-def test_without_a_cluster_remote_says_how_to_start_one(tmp_path):
+def test_without_a_cluster_doctor_says_how_to_start_one(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "FLYTECTL_CONFIG"} | {"HOME": str(tmp_path)}
     command = [sys.executable, "-m", "flytune.cli", "doctor", "--remote", "--reach"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -70,7 +76,7 @@ def test_without_a_cluster_remote_says_how_to_start_one(tmp_path):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """The protos by kind and name, and the names in the code's archive, of a package made in a clean checkout."""
+    """The protos by kind and name, and the file names of the code archive, of a package made in a clean checkout."""
     folder = tmp_path_factory.mktemp("package")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in files.strip("\0").split("\0"):
@@ -104,7 +110,7 @@ def test_the_package_has_every_shape_s_tasks_workflows_and_launch_plans(package)
     assert {"nightly", "weekly", "workflows.finetune.finetune"} <= set(plans)
 
 
-def test_the_package_s_code_has_what_pods_read_and_nothing_of_the_laptop(package):
+def test_the_package_s_code_has_the_files_of_pods_and_none_of_the_laptop(package):
     _, names = package
     assert {
         "shapes.yaml",

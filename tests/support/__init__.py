@@ -1,0 +1,1 @@
+"""Shared parts of the tests: sample data, small models, mocks and stand-ins."""

@@ -1,4 +1,4 @@
-"""Attempts of a run."""
+"""Simulated attempts of a run, each in its own process."""
 
 import multiprocessing
 import os
@@ -36,7 +36,7 @@ def run(place, attempt, phase, end, saved_step, node, execution):
 
 
 def attempt(place, number, phase="load", end="killed", saved_step=0, node=0, execution="abc"):
-    """One attempt, in a process of its own; its exit code."""
+    """Run one attempt in another process; return its exit code."""
     one = multiprocessing.get_context("fork").Process(
         target=run, args=(str(place), number, phase, end, saved_step, node, execution)
     )

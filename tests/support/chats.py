@@ -1,4 +1,4 @@
-"""Tokenizers, chat templates and requests for the tests of flytune.data."""
+"""Tokenizers, chat templates and data requests for the tests of flytune.data."""
 
 import json
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ SHOUTING = CHATML.replace("message['content']", "message['content'] | upper")
 
 
 def byte_level(texts: list[str], vocabulary: int, special: list[str], adds_space: bool = False) -> Any:
-    """Byte-level BPE trained on `texts`, without a post-processor."""
+    """Return a byte-level BPE tokenizer trained on `texts`, without a post-processor."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
@@ -72,7 +72,7 @@ def tokenizer_folder(
     more: Sequence[str] = (),
     **tokens: str | None,
 ) -> Path:
-    """Saves a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token ..."""
+    """Save a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token ..."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -90,21 +90,21 @@ def tokenizer_folder(
 
 
 def request(tokenizer: Path, **data: Any) -> DataRequest:
-    """A data request; heldout_fraction 0.3 unless told."""
+    """Return a data request, by default with heldout_fraction 0.3."""
     return DataRequest(
         model=Model(name_or_path=str(tokenizer)), data=Data(**{"heldout_fraction": 0.3, **data}), fingerprint="0" * 64
     )
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """JSON Lines."""
+    """Write the rows as JSON Lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def stored(folder: Path, split: str) -> list[dict[str, list[int]]]:
-    """All samples of a split, as the shards hold them."""
+    """Return all samples of a split from its shards."""
     from pyarrow import parquet
 
     return [row for file in sorted((folder / split).glob("*.parquet")) for row in parquet.read_table(file).to_pylist()]

@@ -1,8 +1,8 @@
-"""A stand-in for flytepropeller's compiler: the types of all bindings against the interfaces that they are bound to.
+"""Stand-in for flytepropeller's compiler, which compares the types of all bindings with the interfaces of their nodes.
 
-flyteadmin compiles what is registered, flytepropeller what a dynamic task returns. Written after its validators (v1.16:
+flyteadmin compiles registered workflows, flytepropeller the jobs of dynamic tasks. It follows the compiler's validators (v1.16:
 pkg/compiler/validators/interface.go, bindings.go, typing.go). An array node has the interface of the node within it: flytekit
-makes lists of a mapped task's inputs, and nobody does so of a launch plan's.
+makes lists of a mapped task's inputs, but not of a launch plan's.
 """
 
 from flyteidl.core import types_pb2
@@ -20,7 +20,7 @@ _PRIMITIVES = {
 
 
 class Closure:
-    """Templates of tasks and workflows by name; of launch plans, their inputs' defaults and their workflow's name."""
+    """Templates of tasks and workflows by name, and each launch plan's workflow with the inputs that have defaults."""
 
     def __init__(self, tasks, workflows=(), launch_plans=None):
         self.tasks = {task.id.name: task for task in tasks}
@@ -28,9 +28,9 @@ class Closure:
         self.launch_plans = launch_plans or {}
 
 
-def mistakes(workflow, closure):
-    """Of a workflow's template, its branches and the workflows within it; as Flyte tells them."""
-    return list(_Workflow(workflow, closure).mistakes())
+def errors(workflow, closure):
+    """Return the compiler's errors for a workflow's template, its branches and its subworkflows, in Flyte's words."""
+    return list(_Workflow(workflow, closure).errors())
 
 
 class _Workflow:
@@ -38,18 +38,18 @@ class _Workflow:
         self.workflow, self.closure = workflow, closure
         self.nodes = dict(_all(workflow.nodes))
 
-    def mistakes(self):
+    def errors(self):
         nodes = dict(self.nodes)
         if self.workflow.HasField("failure_node"):
             nodes["failure"] = self.workflow.failure_node
         for identifier, node in nodes.items():
             if node.id in ("start-node", "end-node"):
                 continue
-            # What a branch reads is found by its bindings; any type will do.
+            # A branch has no interface; its bindings may have any type.
             inputs = None if node.HasField("branch_node") else self.interface(node).inputs.variables
             yield from self.bound(identifier, node.inputs, inputs)
             if node.WhichOneof("target") == "workflow_node" and node.workflow_node.HasField("sub_workflow_ref"):
-                yield from mistakes(self.closure.workflows[node.workflow_node.sub_workflow_ref.name], self.closure)
+                yield from errors(self.closure.workflows[node.workflow_node.sub_workflow_ref.name], self.closure)
         yield from self.bound("end-node", self.workflow.outputs, self.workflow.interface.outputs.variables)
 
     def interface(self, node):
@@ -96,7 +96,7 @@ class _Workflow:
         elif kind == "collection" or kind == "map":
             inner = "collection_type" if kind == "collection" else "map_value_type"
             if not expected.HasField(inner):
-                yield f"MismatchingBindings: input [{name}] on node [{node}] expects {_said(expected)}. Received bindings"
+                yield f"MismatchingBindings: input [{name}] on node [{node}] expects {_text(expected)}. Received bindings"
                 return
             items = data.collection.bindings if kind == "collection" else data.map.bindings.values()
             for item in items:
@@ -106,13 +106,13 @@ class _Workflow:
             if source is None:
                 yield f"ParameterNotBound: [{name}] of node [{node}]"
             elif not castable(source, expected):
-                yield f"MismatchingTypes: [{name}] of node [{node}] expects {_said(expected)}, received {_said(source)}"
+                yield f"MismatchingTypes: [{name}] of node [{node}] expects {_text(expected)}, received {_text(source)}"
         elif kind == "scalar":
             if not castable(type_of(data.scalar), expected):
-                found = _said(type_of(data.scalar))
-                yield f"MismatchingTypes: [{name}] of node [{node}] expects {_said(expected)}, received {found}"
+                found = _text(type_of(data.scalar))
+                yield f"MismatchingTypes: [{name}] of node [{node}] expects {_text(expected)}, received {found}"
         else:
-            yield f"MismatchingBindings: input [{name}] on node [{node}] expects {_said(expected)}. Received nothing"
+            yield f"MismatchingBindings: input [{name}] on node [{node}] expects {_text(expected)}. Received nothing"
 
     def source(self, promise):
         if promise.node_id in ("", "start-node"):
@@ -130,7 +130,7 @@ class _Workflow:
 
 
 def castable(upstream, downstream):
-    """typing.go's AreTypesCastable, for the types that this project has."""
+    """Return the result of typing.go's AreTypesCastable, for the types of this project."""
     variants = upstream.union_type.variants
     if len(variants) == 1 and _casts(variants[0], downstream):
         return True
@@ -162,14 +162,14 @@ def _casts(upstream, downstream):
 
 
 def type_of(scalar):
-    """The type of a value that is bound as it is."""
+    """Return the type of a constant that is bound."""
     kind, found = scalar.WhichOneof("value"), types_pb2.LiteralType()
     if kind == "primitive":
         found.simple = _PRIMITIVES[scalar.primitive.WhichOneof("value")]
     elif kind == "blob":
         found.blob.CopyFrom(scalar.blob.metadata.type)
     elif kind == "binary":
-        # With a tag it is a structure in MessagePack.
+        # A binary value with a tag is a structure in MessagePack.
         found.simple = STRUCT if scalar.binary.tag else types_pb2.BINARY
     elif kind == "union":
         found.union_type.variants.add().CopyFrom(scalar.union.type)
@@ -184,7 +184,7 @@ def _cases(node):
 
 
 def _all(nodes, within=""):
-    """Nodes by id, with those of branches, which the compiler adds to the workflow's own under other ids."""
+    """Yield all nodes by id, including those of branches, which the compiler adds to the workflow under other ids."""
     for node in nodes:
         yield within + node.id, node
         if node.HasField("branch_node"):
@@ -193,5 +193,5 @@ def _all(nodes, within=""):
             yield from _all(inner, f"{within}{node.id}-")
 
 
-def _said(kind):
+def _text(kind):
     return " ".join(str(kind).split())[:200]

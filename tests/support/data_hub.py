@@ -1,4 +1,4 @@
-"""A hub of data sets."""
+"""Mock of the Hugging Face Hub's data set API."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ INFO = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """owner/pairs with one file at one commit; owner/closed is gated; nothing else is there."""
+    """Mock hub with owner/pairs (one file at one commit) and the gated owner/closed."""
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
@@ -55,7 +55,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Silent."""
+        """Write no log."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Decisions about accepted models."""
+"""Sample decisions about accepted models."""
 
 from datetime import UTC, datetime
 

@@ -1,7 +1,7 @@
-"""A stand-in for propeller's dynamic and array nodes: what a dynamic task returns is compiled, and then run node by node.
+"""Stand-in for propeller's dynamic and array nodes: the job of a dynamic task is compiled, and then run node by node.
 
-Array nodes are those of flytepropeller v1.16 (pkg/controller/nodes/array/handler.go): over tasks, a pod (or job) for each
-element, which finds its number in its environment; None in the place of a failed one, while as many succeed as must.
+Array nodes follow flytepropeller v1.16 (pkg/controller/nodes/array/handler.go): they map over tasks, with a pod or job for
+each element, whose number is in its environment. Failed elements yield None as long as enough succeed.
 """
 
 import math
@@ -21,7 +21,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.models.task import TaskSpec
 from flytekit.tools.translator import get_serializable
 
-from tests.chaos.pods import SETTINGS, filled
+from tests.chaos.pods import SETTINGS, fill_command
 from tests.support import compiler
 from tests.support.flyteadmin import BUCKET
 from tests.support.propeller import PodFailed, Run, _sorted, container_of
@@ -30,25 +30,25 @@ NOTHING = literals_pb2.Literal(scalar=literals_pb2.Scalar(none_type=literals_pb2
 
 
 def future(task, **inputs):
-    """The job that a dynamic task's pod hands to propeller."""
+    """Return the job that a dynamic task's pod returns to propeller."""
     context = FlyteContextManager.current_context().with_serialization_settings(SETTINGS)
     state = context.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(context.with_execution_state(state)) as inner:
         try:
             return task.compile_into_workflow(inner, task.task_function, **inputs).to_flyte_idl()
         finally:
-            task._wf = None  # kept by flytekit: a pod is a process of its own, whereas these are many in one, or its forks
+            task._wf = None  # cached by flytekit; here one process and its forks stand for many pods
 
 
-def mistakes(job, outputs):
-    """List what flytepropeller refuses in a dynamic job of a task with these outputs."""
+def errors(job, outputs):
+    """Return flytepropeller's errors for the dynamic job of a task with these outputs."""
     workflow = workflow_pb2.WorkflowTemplate(nodes=job.nodes, outputs=job.outputs)
     workflow.interface.CopyFrom(interface_pb2.TypedInterface(outputs=outputs))
-    return compiler.mistakes(workflow, compiler.Closure(job.tasks, job.subworkflows))
+    return compiler.errors(workflow, compiler.Closure(job.tasks, job.subworkflows))
 
 
-class WholeRun(Run):
-    """One execution to its end, in pods that are forks of this process: what is imported here, they need not."""
+class CompleteRun(Run):
+    """Complete execution in pods that are forks of this process, which need not import its modules again."""
 
     def __init__(self, admin, workflow, inputs, folder, environment):
         made = OrderedDict()
@@ -67,10 +67,10 @@ class WholeRun(Run):
         self.taken, self.values = {}, {"": dict(literals.to_flyte_idl().literals)}
 
     def outputs(self):
-        """Of the workflow.
+        """Return the workflow's outputs.
 
         Raises:
-            PodFailed: as the console would show it.
+            PodFailed: a task has failed; the message is the console's.
         """
         for node in _sorted(self.workflow.nodes):
             self.values[node.id] = self._run(node)
@@ -82,8 +82,8 @@ class WholeRun(Run):
         return _task(self, task, self._inputs(node), name)
 
 
-class _Job(WholeRun):
-    """Return what a dynamic task has returned, within the execution of another run."""
+class _Job(CompleteRun):
+    """Job of a dynamic task within another execution."""
 
     def __init__(self, outer, job, where):
         self.admin, self.environment, self.taken = outer.admin, outer.environment, outer.taken
@@ -102,7 +102,7 @@ class _Job(WholeRun):
     def _each(self, array, task, inputs, name):
         (size,) = {len(value.collection.literals) for value in inputs.values() if value.HasField("collection")}
         (output,) = task.interface.outputs.variables
-        made, said = [], []
+        made, failures = [], []
         for index in range(size):
             environment = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX", "FLYTE_K8S_ARRAY_INDEX": str(index)}
             execution, folder = f"{self.name}-{name}-{index}", self.folder / f"{name}-{index}"
@@ -110,37 +110,37 @@ class _Job(WholeRun):
                 made.append(_pod(self.admin, task, inputs, folder, self.environment | environment, execution)[output])
             except PodFailed as error:
                 made.append(NOTHING)
-                said.append(f"[{index}]: {error}")
+                failures.append(f"[{index}]: {error}")
         least = array.min_successes if array.HasField("min_successes") else math.ceil(array.min_success_ratio * size)
-        if size - len(said) < least:
-            raise PodFailed("\n".join(said))
+        if size - len(failures) < least:
+            raise PodFailed("\n".join(failures))
         return {output: literals_pb2.Literal(collection=literals_pb2.LiteralCollection(literals=made))}
 
 
 def _task(run, task, inputs, name):
-    """Outputs of one task; of a dynamic one, those of the job that it returns."""
+    """Return the outputs of one task; of a dynamic task, the outputs of its job."""
     try:
         return _pod(run.admin, task, inputs, run.folder / name, run.environment, run.name)
     except PodFailed:
         if (stored := run.admin.stored(f"metadata/{run.name}/{task.id.name}/futures.pb")) is None:
             raise
     job = dynamic_job_pb2.DynamicJobSpec.FromString(stored)
-    if refused := mistakes(job, task.interface.outputs):
+    if refused := errors(job, task.interface.outputs):
         raise PodFailed(f"[User] malformed dynamic workflow, caused by: {refused}")
     return _Job(run, job, name).outputs()
 
 
 def _pod(admin, task, inputs, folder, environment, execution):
-    """Outputs of a task of one pod.
+    """Return the outputs of a task of one pod.
 
     Raises:
-        PodFailed: as its error document says; or it wrote neither that nor outputs.
+        PodFailed: the pod wrote an error document, or neither that nor outputs.
     """
     prefix = f"metadata/{execution}/{task.id.name}"
     admin.store(f"{prefix}/inputs.pb", literals_pb2.LiteralMap(literals=inputs).SerializeToString())
     args, variables = container_of(task)
     at = f"s3://{BUCKET}"
-    command = filled(args, f"{at}/{prefix}/inputs.pb", f"{at}/{prefix}", f"{at}/ab/{execution}-{task.id.name}-0")
+    command = fill_command(args, f"{at}/{prefix}/inputs.pb", f"{at}/{prefix}", f"{at}/ab/{execution}-{task.id.name}-0")
     folder.mkdir(parents=True)
     own = {"HOME": str(folder), "FLYTE_INTERNAL_EXECUTION_ID": execution, "FLYTE_ATTEMPT_NUMBER": "0"}
     sys.stdout.flush()
@@ -161,16 +161,16 @@ def _become(command, environment, folder):
         os.dup2(descriptor, 2)
         os.environ.update(environment)
         tempfile.tempdir = None
-        warnings.simplefilter("ignore")  # pytest makes errors of them
+        warnings.simplefilter("ignore")  # pytest turns warnings into errors
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         maps = command[0] == "pyflyte-map-execute"
         main = entrypoint.map_execute_task_cmd if maps else entrypoint.execute_task_cmd
         sys.argv = command
         main.main(command[1:], command[0], standalone_mode=False)
-    except BaseException:  # noqa: BLE001 (all that a pod can die of is in its log)
+    except BaseException:  # noqa: BLE001 (any error of a pod goes to its log)
         os.write(2, traceback.format_exc().encode())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not exit: what the parent has registered is not ours to run.
+        # Not sys.exit: the parent's exit functions must not run here.
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Messages of Flyte about failed executions."""
+"""Sample messages of Flyte about failed executions, with the expected texts."""
 
 from flytune.failures.text import FailureText
 
@@ -23,7 +23,7 @@ MALFORMED = (
     "[User] malformed dynamic workflow, caused by: Collected Errors: 1\n\tError 0: Code: MismatchingBindings, Node Id: dn0, "
     "Description: Input [notes] on node [dn0] expects bindings of type [simple:STRING].  Received bindings: union_type"
 )
-# What Flyte hands on: what the sentence says of it, and what the advice does.
+# Flyte's message, and parts of the expected sentence and advice.
 CASES = {
     "flytekit's form": (
         TRACE,
@@ -118,8 +118,8 @@ CASES = {
         "longer than the task's timeout of 24h0m0s",
         "longer timeout",
     ),
-    "active timeout": ("task active timeout [72h0m0s] expired", "the wait for machines and all attempts included", "doctor"),
-    "workflow's timeout": ("Timeout in node", "longer than Flyte lets it", "doctor"),
+    "active timeout": ("task active timeout [72h0m0s] expired", "including the wait for machines and all attempts", "doctor"),
+    "workflow's timeout": ("Timeout in node", "longer than Flyte allows", "doctor"),
     "image pull": (
         "[4/4] currentAttempt done. Last Error: USER::Grace period [3m0s] exceeded|containers with unready status: [primary]|"
         'Back-off pulling image "ghcr.io/o/flytune:v1"',
@@ -183,7 +183,7 @@ CASES = {
         "cannot make a pod of the task",
         "cluster.yaml",
     ),
-    "no word": ("Pod failed. No message received from kubernetes.", "Kubernetes does not say of what", "kubectl describe"),
+    "no word": ("Pod failed. No message received from kubernetes.", "Kubernetes does not say why", "kubectl describe"),
     "local run": (
         "Error encountered while executing 'tasks.prepare.prepare_data':\n  DataError: rows.jsonl:3: not JSON",
         "DataError: rows.jsonl:3: not JSON",

@@ -1,6 +1,6 @@
-"""A stand-in for Flyte's control plane: flyteidl's own gRPC services, which keep what pyflyte sends; storage is S3 (moto's).
+"""Mock of Flyte's control plane: flyteidl's gRPC services, which store what pyflyte sends; storage is moto's S3.
 
-It starts nothing: tests/support/propeller.py runs what was registered.
+It starts nothing: tests/support/propeller.py runs registered workflows.
 """
 
 import base64
@@ -32,11 +32,11 @@ from tests.support import compiler
 
 BUCKET = "flyte"
 PAGE = 3
-"""Nodes that are listed at once; flyteadmin's own limit is the caller's."""
+"""Number of nodes on a page of a list; flyteadmin uses the caller's limit."""
 
 
 class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxyServiceServicer):
-    """What was registered, by name, latest version last; what was asked to run; the addresses of what was uploaded."""
+    """Mock admin with registered entities by name, executions, and addresses of uploads."""
 
     def __init__(self, s3):
         self._s3 = s3
@@ -45,27 +45,27 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         self.uploads = []
         self.active = []
         self.bytes_per_second = None
-        """Of each write of a pod's outputs (what Flyte calls raw data); None: as fast as it comes."""
+        """Rate of each write of a pod's raw data; None for no limit."""
         self.arriving = []
-        """Keys that are being written."""
+        """Keys of writes in progress."""
 
     def store(self, key, content):
-        """Puts bytes where pods find them."""
+        """Store bytes for pods to read."""
         self._s3.put_object(Bucket=BUCKET, Key=key, Body=content)
 
     def stored(self, key):
-        """Bytes that pods or pyflyte have put there; None where nothing is. `key` may be an address."""
+        """Return stored bytes; None if there are none. `key` may be an address."""
         try:
             return self._s3.get_object(Bucket=BUCKET, Key=key.removeprefix(f"s3://{BUCKET}/"))["Body"].read()
         except self._s3.exceptions.NoSuchKey:
             return None
 
     def keys(self, prefix):
-        """Of all that is stored below `prefix`."""
+        """Return the keys below `prefix`."""
         return [found["Key"] for found in self._s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
 
     def fetch(self, address, folder):
-        """A stored directory as a folder."""
+        """Copy a stored directory to a local folder."""
         prefix = address.removeprefix(f"s3://{BUCKET}/").rstrip("/") + "/"
         for key in self.keys(prefix):
             file = folder / key.removeprefix(prefix)
@@ -74,23 +74,23 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return folder
 
     def CreateTask(self, request, context):
-        _keep(self.tasks, request, context)
+        _register(self.tasks, request, context)
         return task_pb2.TaskCreateResponse()
 
     def GetTask(self, request, context):
-        spec = _kept(self.tasks, request, context).spec
+        spec = _registered(self.tasks, request, context).spec
         task = task_pb2.Task(id=request.id)
         task.closure.compiled_task.template.CopyFrom(spec.template)
         return task
 
     def CreateWorkflow(self, request, context):
-        if found := compiler.mistakes(request.spec.template, self._closure(request)):
+        if found := compiler.errors(request.spec.template, self._closure(request)):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"failed to compile workflow {request.id.name}: {found}")
-        _keep(self.workflows, request, context)
+        _register(self.workflows, request, context)
         return workflow_pb2.WorkflowCreateResponse()
 
     def _closure(self, request):
-        """Return what a workflow may refer to: what was registered before it, and what came with it."""
+        """Return all entities that a workflow may refer to: those registered before, and its subworkflows."""
         workflows = [one.spec.template for one in self.workflows.values()] + list(request.spec.sub_workflows)
         plans = {
             name: (plan.spec.workflow_id.name, {*plan.spec.fixed_inputs.literals, *plan.spec.default_inputs.parameters})
@@ -99,7 +99,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return compiler.Closure([one.spec.template for one in self.tasks.values()], workflows, plans)
 
     def GetWorkflow(self, request, context):
-        spec = _kept(self.workflows, request, context).spec
+        spec = _registered(self.workflows, request, context).spec
         workflow = workflow_pb2.Workflow(id=request.id)
         compiled = workflow.closure.compiled_workflow
         compiled.primary.template.CopyFrom(spec.template)
@@ -110,11 +110,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return workflow
 
     def CreateLaunchPlan(self, request, context):
-        _keep(self.launch_plans, request, context)
+        _register(self.launch_plans, request, context)
         return launch_plan_pb2.LaunchPlanCreateResponse()
 
     def GetLaunchPlan(self, request, context):
-        found = _kept(self.launch_plans, request, context)
+        found = _registered(self.launch_plans, request, context)
         plan = launch_plan_pb2.LaunchPlan(id=request.id, spec=found.spec)
         plan.closure.expected_inputs.CopyFrom(found.spec.default_inputs)
         return plan
@@ -129,7 +129,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return execution_pb2.ExecutionCreateResponse(id=_execution_id(request.project, request.domain, name))
 
     def note(self, execution, node, task, outputs, parent="", launched=None):
-        """Keeps what a node has returned; `parent`: the node that it is below, `launched`: the execution it stands for."""
+        """Record a node's outputs; `parent` is the node that contains it, `launched` the execution that it launched."""
         self.nodes.setdefault(execution, {})[node] = (task, outputs, parent, launched)
 
     def GetExecution(self, request, context):
@@ -143,7 +143,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return execution
 
     def ListNodeExecutions(self, request, context):
-        """As flyteadmin: the execution's own nodes, or those below one of them; a page at a time, all of a phase."""
+        """List the nodes of an execution or those within one node, a page at a time, as flyteadmin does."""
         known = self.nodes.get(request.workflow_execution_id.name, {})
         names = [name for name, (_, _, parent, _) in known.items() if parent == request.unique_parent_id]
         first = int(request.token or 0)
@@ -192,7 +192,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return version_pb2.GetVersionResponse(control_plane_version=version_pb2.Version(Version="v1.16.0"))
 
     def CreateUploadLocation(self, request, context):
-        """As flyteadmin's dataproxy/service.go: a place that is taken is signed for equal content alone."""
+        """Sign an upload; like flyteadmin (dataproxy/service.go), sign an existing key only for equal content."""
         root = request.filename_root or base64.b32encode(request.content_md5).decode()
         if not root:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "content_md5 or filename_root is a required parameter")
@@ -208,7 +208,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
 
 
 class _Storage(ThreadedMotoServer):
-    """moto's S3, whose writes below ab/ (raw data) take their time and are noted, as the Admin says."""
+    """Mock S3 (moto's) whose writes below ab/ (raw data) are recorded and limited to the Admin's rate."""
 
     admin = None
 
@@ -232,19 +232,19 @@ class _Storage(ThreadedMotoServer):
         self._server.serve_forever()
 
 
-def _keep(shelf, request, context):
+def _register(entities, request, context):
     if hasattr(request.spec, "sub_workflows"):  # a workflow
         _sort_upstream(request.spec.template.nodes)
-    known = shelf.get(request.id.name)
+    known = entities.get(request.id.name)
     if known is not None and known.id.version == request.id.version:
         if known != request:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name}: another one has that version")
-        context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.id.name} is there")
-    shelf[request.id.name] = request
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name}: another entity has that version")
+        context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.id.name} exists")
+    entities[request.id.name] = request
 
 
 def _sort_upstream(nodes):
-    """As Flyte's compiler does before workflows are compared: flytekit gives these names in any order."""
+    """Sort the upstream nodes, as Flyte's compiler does before it compares workflows: flytekit lists them in any order."""
     for node in nodes:
         node.upstream_node_ids.sort()
         if node.HasField("branch_node"):
@@ -252,10 +252,10 @@ def _sort_upstream(nodes):
             _sort_upstream([case.then_node for case in [block.case, *block.other]])
 
 
-def _kept(shelf, request, context):
-    found = shelf.get(request.id.name)
+def _registered(entities, request, context):
+    found = entities.get(request.id.name)
     if found is None or found.id.version != request.id.version:
-        context.abort(grpc.StatusCode.NOT_FOUND, f"{request.id.name} is not there")
+        context.abort(grpc.StatusCode.NOT_FOUND, f"{request.id.name} does not exist")
     return found
 
 
@@ -273,9 +273,9 @@ def _execution_id(project, domain, name):
 
 @contextmanager
 def flyteadmin(home: Path):
-    """Serves an Admin on this machine while the block runs; yields it and the variables by which pods find its storage.
+    """Serve an Admin on this machine; yield it and the environment variables with which pods reach its storage.
 
-    `home` becomes the HOME of a shell that knows it: pyflyte's configuration is there.
+    pyflyte's configuration is written below `home`, the HOME of its user.
     """
     import boto3
     from botocore.config import Config
@@ -307,6 +307,6 @@ def flyteadmin(home: Path):
         yield admin, pods | {"AWS_ENDPOINT_URL": storage_at, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     finally:
         server.stop(None)
-        # What is stored outlives the server: it is the process's.
+        # moto's storage belongs to the process and outlives the server.
         urllib.request.urlopen(urllib.request.Request(f"{storage_at}/moto-api/reset", method="POST")).close()
         storage.stop()

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness of our own, and a base model to ask."""
+"""Custom tasks of lm-evaluation-harness, and a base model for them."""
 
 import json
 
@@ -14,7 +14,7 @@ DOCUMENTS = 11
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A folder of tasks with their data: a choice, an answer, two in a group, and some that cannot work."""
+    """A folder of tasks with their data: multiple choice, generation, a group of two, and some that fail."""
     folder = tmp_path_factory.mktemp("tasks")
     rows = [
         {"question": f"What is {n} and {n + 1}?", "choices": [str(2 * n), str(2 * n + 1), str(3 * n)], "answer": n % 3}

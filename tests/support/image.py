@@ -1,7 +1,7 @@
-"""The images as the Dockerfile lays them out, without a container runtime: a lock's packages, code in /app, no rights at all.
+"""Stand-ins for the container images, without a container runtime: a lock's packages, code in /app, an unprivileged user.
 
-Root runs a pod in a mount namespace of its own: a root that is read-only but for the pod's volumes, and no HOME. Who may not
-mount runs it as himself, with the same packages and code, and volumes below the pod's folder.
+As root, a pod runs in its own mount namespace, with a read-only root except for the pod's volumes, and without HOME. Other
+users run it as themselves, with the same packages and code, and volumes below the pod's folder.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 PACKAGES = Path(sysconfig.get_path("purelib"))
 USER = int(re.search(r"--uid (\d+) ", (ROOT / "Dockerfile").read_text())[1])
 SYSTEM = [path for path in map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys")) if path.exists()]
-# $1: the new root, a folder; lines of stdin: FROM, TO, MODE of a mount; then the command's own arguments.
+# $1: the folder of the new root; $2: a line "FROM TO MODE" for each mount; then the command.
 MOUNT = """
 root=$1; mounts=$2; shift 2
 mount -t tmpfs -o mode=755 tmpfs "$root"
@@ -42,7 +42,7 @@ exec "$@"
 
 @cache
 def may_mount():
-    """Tell whether this machine lets us lay out a root of a pod's own."""
+    """Return True if this machine allows mount namespaces."""
     if os.geteuid() != 0:
         return False
     tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
@@ -50,12 +50,12 @@ def may_mount():
 
 
 class Image:
-    """One of the two: `venv`, with the packages of its lock, and `app`, with what COPY takes."""
+    """Image with `venv`, the packages of its lock, and `app`, the files that COPY takes."""
 
     def __init__(self, folder, lock):
         self.app, self.venv, self.site = folder / "app", folder / "venv", folder / "site"
         self.takes_code = True
-        """Whether fast registration's code is unpacked over its own, as it may be; else /app is as read-only as all else."""
+        """True if /app is writable, so that fast registration can unpack code over it."""
         _copy_code(self.app)
         _link_packages(self.venv, lock)
         self.site.mkdir()
@@ -63,9 +63,11 @@ class Image:
         folder.chmod(0o755)
 
     def command(self, command, folder, environment, volumes):
-        """Return the command that starts a container of it, its folder and its variables.
+        """Return the command that starts a container of this image, with its working directory and variables.
 
-        `folder` is the pod's, on this machine; `volumes` are the paths that it mounts.
+        Args:
+            folder: the pod's folder on this machine.
+            volumes: the paths that the pod mounts.
         """
         own = {"PATH": f"{self.venv}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/home/flytune"}
         app = folder / "app" if self.takes_code else self.app
@@ -76,13 +78,13 @@ class Image:
             place.mkdir(parents=True)
             place.chmod(0o777)
         if not may_mount():
-            variables = {name: _elsewhere(value, places) for name, value in environment.items()}
+            variables = {name: _on_this_machine(value, places) for name, value in environment.items()}
             return command, app, own | {"PYTHONPATH": f"{app}:{self.site}", "HOME": str(folder / "no" / "home")} | variables
         (folder / "root").mkdir()
         mounts = [(path, path, "link" if path.is_symlink() else "read") for path in SYSTEM]
         mounts = [(path.readlink() if mode == "link" else path, to, mode) for path, to, mode in mounts]
         mounts.append(("/dev", "/dev", "device"))
-        # Before what may lie below them here: /tmp has the tests' own folders.
+        # Mounted first: /tmp has the tests' own folders, which are mounted below it.
         mounts += [(place, path, "memory" if path == "/dev/shm" else "write") for path, place in places.items()]
         mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv, self.site)]
         mounts.append((app, "/app", "write" if self.takes_code else "read"))
@@ -96,8 +98,8 @@ class Image:
         return [*start, *within, *command], folder, own | {"PYTHONPATH": f"/app:{self.site}"} | environment
 
 
-def _elsewhere(value, places):
-    """A variable's value, where what it names lies in another place on this machine."""
+def _on_this_machine(value, places):
+    """Return a variable's value with the path of a volume replaced by its folder on this machine."""
     for path, place in places.items():
         if value == path or value.startswith(f"{path}/"):
             return value.replace(path, str(place), 1)
@@ -105,7 +107,7 @@ def _elsewhere(value, places):
 
 
 def _copy_code(app):
-    """As `COPY . .` does: all of the checkout but what .dockerignore names."""
+    """Copy the checkout without the files of .dockerignore, as `COPY . .` does."""
     ignored = IgnoreGroup(str(ROOT), [DockerIgnore]).is_ignored
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -117,7 +119,7 @@ def _copy_code(app):
 
 
 def _link_packages(venv, lock):
-    """A virtual environment of the lock's packages alone: the project, which this one has as well, is not among them."""
+    """Make a virtual environment with only the lock's packages, without the project."""
     packages = venv / PACKAGES.relative_to(sys.prefix)
     packages.mkdir(parents=True)
     (venv / "bin").mkdir()
@@ -125,7 +127,7 @@ def _link_packages(venv, lock):
     (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\ninclude-system-site-packages = false\n")
     locked = {_plain(line.split("==")[0]) for line in (ROOT / lock).read_text().split()}
     for found in metadata.distributions(path=[str(PACKAGES)]):
-        # torch's own pins, which stand in no lock.
+        # torch's own requirements, which are in no lock.
         is_of_torch = _plain(found.name).startswith(("nvidia-", "cuda-", "triton"))
         if _plain(found.name) not in locked and not (is_of_torch and "torch" in locked):
             continue

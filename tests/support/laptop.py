@@ -1,4 +1,4 @@
-"""A checkout on somebody's laptop, from which pyflyte talks to a control plane."""
+"""Simulated user's laptop: a checkout, from which pyflyte talks to a control plane."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ WHERE = ["-p", "flytesnacks", "-d", "development"]
 
 
 def checkout(folder):
-    """This project with one more shape, of two nodes without GPUs; secrets lie about, and one stands in its remote's URL."""
+    """Copy this project; add a shape of two nodes without GPUs, and secrets in files and in the remote's URL."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -38,7 +38,7 @@ def checkout(folder):
 
 
 def pyflyte(laptop, home, *arguments, **variables):
-    """Runs it in the checkout `laptop`, with the configuration below `home`, in a shell with secrets among its variables."""
+    """Run pyflyte in the checkout `laptop`, with the configuration below `home` and secrets among the environment variables."""
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(home),
@@ -52,7 +52,7 @@ def pyflyte(laptop, home, *arguments, **variables):
 
 
 def submit(laptop, home, admin, recipe, **variables):
-    """Submits a recipe as the README does; returns the execution's name."""
+    """Submit a recipe as the README does; return the execution's name."""
     known = set(admin.executions)
     (home / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     what = ["workflows/finetune.py", "finetune", "--recipe", str(home / "recipe.yaml")]

@@ -1,4 +1,4 @@
-"""A small server on this machine that answers as the Hugging Face hub does for one model, and counts what it is asked."""
+"""Mock of the Hugging Face Hub for one model, which records requests."""
 
 import json
 import threading
@@ -13,25 +13,25 @@ FIRST, SECOND = "a" * 40, "b" * 40
 
 
 class ModelHub:
-    """owner/tiny, whose files are those of a folder; `main` is at `commit`, and can be moved."""
+    """Mock hub with owner/tiny, whose files are those of a folder; `main` is at `commit`, which tests may change."""
 
     def __init__(self, folder: Path, address: str = "") -> None:
         self.folder, self.commit, self.address = folder, FIRST, address
         self.asked: list[str] = []
-        """Method and path of all requests."""
+        """Methods and paths of all requests."""
         self.token: str | None = None
-        """That the last request came with."""
+        """Authorization header of the last request."""
 
     def fetched(self, ending: str) -> int:
-        """How often files of that ending were downloaded."""
+        """Return the number of downloads of files with that ending."""
         return sum(line.startswith("GET") and "/resolve/" in line and line.endswith(ending) for line in self.asked)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """For a process that sees this hub."""
+        """Return the environment variables of a process that uses this hub."""
         return {"HF_ENDPOINT": self.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", **more}
 
     def answer(self, path: str) -> tuple[int, Any, dict[str, str]]:
-        """Status, content and headers."""
+        """Return status, content and headers of the response."""
         if f"/{NAME}" not in path:
             return 401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
         names = sorted(path.name for path in self.folder.iterdir())
@@ -39,7 +39,7 @@ class ModelHub:
         if "/resolve/" in path and last in names:
             headers = {"X-Repo-Commit": self.commit, "ETag": f'"{self.commit[:6]}{last}"', "Accept-Ranges": "bytes"}
             return 200, (self.folder / last).read_bytes(), headers
-        # The folder of additional chat templates too: the tokenizer is one with such a folder.
+        # Any subfolder lists the same files: the tokenizer asks for a folder of additional chat templates.
         if path.startswith(f"/api/models/{NAME}/tree/"):
             sizes = {name: (self.folder / name).stat().st_size for name in names}
             return 200, [{"type": "file", "path": name, "size": sizes[name], "oid": "1" * 40} for name in names], {}
@@ -53,7 +53,7 @@ class ModelHub:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[ModelHub]:
-    """A hub with the model in `folder`, while the block runs."""
+    """Serve a hub with the model in `folder`."""
     hub = ModelHub(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -73,7 +73,7 @@ def serving(folder: Path) -> Iterator[ModelHub]:
         do_POST = do_HEAD = do_GET
 
         def log_message(self, *args: Any) -> None:
-            """Silent."""
+            """Write no log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"

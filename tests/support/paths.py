@@ -1,4 +1,4 @@
-"""Folders of the project that tests read."""
+"""Root folder of the project."""
 
 from pathlib import Path
 

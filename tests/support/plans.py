@@ -1,4 +1,4 @@
-"""Plans of made-up recipes on made-up shapes."""
+"""Plans, workloads and shapes made from sample recipes."""
 
 from flytune.hardware.shapes import Shape, shape_named
 from flytune.models import geometry as models_geometry

@@ -1,4 +1,4 @@
-"""Tasks as a pod runs them: the container's own command (pyflyte-execute), inputs.pb in, outputs.pb out; no cluster."""
+"""Simulated pods: a task's container command (pyflyte-execute) with inputs.pb and outputs.pb, without a cluster."""
 
 import os
 import signal
@@ -10,22 +10,24 @@ from flyteidl.core import errors_pb2
 from flytekit.core import utils
 from flytekit.models.core.errors import ErrorDocument
 
-from tests.chaos.pods import SETTINGS, filled, outputs, write_inputs
+from tests.chaos.pods import SETTINGS, fill_command, outputs, write_inputs
 from tests.support.paths import ROOT
 
 
 class PodKilled(Exception):
-    """Its main process was, and left neither outputs nor an error."""
+    """Error of a pod whose main process was killed and left neither outputs nor an error."""
 
 
 def pod(task, folder, raw=None, seen=None, **inputs):
-    """Outputs of one task by name, or the error document that propeller would show in the console.
+    """Return the outputs of one task by name, or the error document that the console would show.
 
-    `raw` is the cluster's storage for outputs, `seen` what else its environment has.
+    Args:
+        raw: storage for outputs.
+        seen: additional environment variables.
     """
     folder.mkdir()
     write_inputs(task, folder / "inputs.pb", inputs)
-    command = filled(task.get_command(SETTINGS), str(folder / "inputs.pb"), str(folder), raw)
+    command = fill_command(task.get_command(SETTINGS), str(folder / "inputs.pb"), str(folder), raw)
     command[0] = str(Path(sys.executable).with_name(command[0]))
     own = {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
     environment = os.environ | own | (seen or {})

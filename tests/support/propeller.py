@@ -1,8 +1,8 @@
-"""A stand-in for propeller: runs the tasks of a registered workflow, each in offline pods of its own (kubelet.py).
+"""Stand-in for propeller, which runs the tasks of a registered workflow in offline pods (kubelet.py).
 
-A pod gets an empty working directory, the environment of the image and what Flyte and the training operator add; nothing else.
-What it reads and writes (inputs, outputs, code, raw data) is in the admin's storage. An attempt is judged at the moment in
-which its job is over, as flytepropeller does (nodes/task/handler.go: ValidateOutput): an error first, then outputs.
+A pod gets only an empty working directory, the image's environment, and the variables of Flyte and the training operator.
+Inputs, outputs, code and raw data are in the admin's storage. An attempt is evaluated when its job has ended, an error before
+outputs, as in flytepropeller (nodes/task/handler.go: ValidateOutput).
 """
 
 import socket
@@ -13,34 +13,34 @@ from typing import NamedTuple
 from flyteidl.core import errors_pb2, literals_pb2
 from google.protobuf.json_format import MessageToDict
 
-from tests.chaos.pods import filled
+from tests.chaos.pods import fill_command
 from tests.support import kubelet
 from tests.support.flyteadmin import BUCKET
 
-# Runs in each Python of a pod before anything else. The editable install of this checkout is no part of an image; and at the
-# end it is told where the project's modules were from.
+# Runs first in each Python process of a pod. It hides the editable install of this checkout, which no image has; at exit it
+# writes the paths of the project's imported modules.
 SITE = """
 import atexit, os, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
-def tell():
-    names = {"flytune", "tasks", "workflows", "images", "demo", "chaos"}
+def write():
+    names = {"flytune", "tasks", "workflows", "images", "demo", "tests"}
     files = [m.__file__ for n, m in sys.modules.items() if n.split(".")[0] in names and getattr(m, "__file__", None)]
-    with open(os.environ["IMPORTED"], "a") as told:
-        told.write("".join(file + chr(10) for file in files))
-atexit.register(tell)
+    with open(os.environ["IMPORTED"], "a") as imported:
+        imported.write("".join(file + chr(10) for file in files))
+atexit.register(write)
 if "SITE" in os.environ:
     exec(open(os.environ["SITE"]).read())
 """
 
 
 class PodFailed(Exception):
-    """What the console would show."""
+    """Error of a failed pod with the console's message."""
 
 
 class Run:
-    """One execution: values that its nodes have, and the folders of its pods (below `folder`).
+    """Execution with the values of its nodes and the folders of its pods, below `folder`.
 
-    `images` has each image that pods are to run in (tests/support/image.py), by what its name begins with.
+    `images` has the images of the pods (tests/support/image.py) by the prefixes of their names.
     """
 
     def __init__(self, admin, execution, folder, environment, images=None):
@@ -50,11 +50,11 @@ class Run:
         self.admin, self.name, self.folder = admin, execution, folder
         self.environment, self.images = environment, images
         self.taken = {}
-        """Task that a node ran, by node."""
+        """Names of the tasks that were run, by node."""
         self.values = {"": {**plan.fixed_inputs.literals, **request.inputs.literals}}
 
     def until(self, task):
-        """Runs nodes in order, up to the one whose task's name begins with `task`; returns its outputs."""
+        """Run nodes in order up to the first whose task's name begins with `task`; return its outputs."""
         for node in _sorted(self.workflow.nodes):
             if node.id not in self.values:
                 self.values[node.id] = self._run(node)
@@ -63,7 +63,7 @@ class Run:
         raise AssertionError(f"no node ran {task}")
 
     def pods(self, task):
-        """Numbers of the pods that a task ran in."""
+        """Return the numbers of the pods of a task."""
         return [int(pod.name) for pod in (self.folder / task).iterdir()]
 
     def _run(self, node):
@@ -74,7 +74,7 @@ class Run:
         if chosen.HasField("array_node"):
             self.taken[node.id] = chosen.array_node.node.task_node.reference_id.name.rpartition(".")[2]
             over = [literal.collection for literal in inputs.values() if literal.HasField("collection")]
-            assert [len(found.literals) for found in over] == [0], "a stand-in maps over nothing alone"
+            assert [len(found.literals) for found in over] == [0], "the stand-in only maps over empty lists"
             return {"o0": literals_pb2.Literal(collection=literals_pb2.LiteralCollection())}
         task = self.admin.tasks[chosen.task_node.reference_id.name].spec.template
         name = task.id.name.rpartition(".")[2]
@@ -89,7 +89,7 @@ class Run:
 
     def _literal(self, data):
         if data.HasField("promise"):
-            assert not data.promise.attr_path, "a stand-in does not look into values"
+            assert not data.promise.attr_path, "the stand-in does not look into values"
             return self.values[data.promise.node_id][data.promise.var]
         if data.HasField("collection"):
             items = [self._literal(item) for item in data.collection.bindings]
@@ -98,23 +98,23 @@ class Run:
 
 
 def _sorted(nodes):
-    """Each after those it needs."""
+    """Yield each node after the nodes that it depends on."""
     left, done = [node for node in nodes if node.id not in ("start-node", "end-node")], {"", "start-node"}
     while left:
-        node = next(node for node in left if set(node.upstream_node_ids) | _needed(node) <= done)
+        node = next(node for node in left if set(node.upstream_node_ids) | _dependencies(node) <= done)
         left.remove(node)
         done.add(node.id)
         yield node
 
 
-def _needed(node):
+def _dependencies(node):
     return {binding.binding.promise.node_id for binding in node.inputs if binding.binding.HasField("promise")}
 
 
 def _taken(block, inputs):
     for case in [block.case, *block.other]:
         comparison = case.condition.comparison
-        assert comparison.operator == 0, "only == is known here"
+        assert comparison.operator == 0, "only == is supported"
         sides = [_primitive(side, inputs) for side in (comparison.left_value, comparison.right_value)]
         if sides[0] == sides[1]:
             return case.then_node
@@ -126,49 +126,49 @@ def _primitive(operand, inputs):
 
 
 class Attempt(NamedTuple):
-    """One attempt at a task, as Flyte has judged it."""
+    """One attempt at a task, as Flyte evaluates it."""
 
     pods: list[kubelet.Pod]
     condition: str
-    """Of its pod or job: Succeeded or Failed."""
+    """Condition of the pod or job: Succeeded or Failed."""
     error: errors_pb2.ContainerError | None
     outputs: dict | None
 
 
 def container_of(task):
-    """Command and variables of the task's container, as registered."""
+    """Return command and variables of the task's container, as registered."""
     if task.HasField("container"):
         return list(task.container.args), {pair.key: pair.value for pair in task.container.env}
-    container = _of_template(task)
+    container = _primary_container(task)
     return container["args"], {pair["name"]: pair["value"] for pair in container["env"]}
 
 
-def _of_template(task):
+def _primary_container(task):
     pod = MessageToDict(task.k8s_pod.pod_spec)
     (container,) = [one for one in pod["containers"] if one["name"] == task.config["primary_container_name"]]
     return container
 
 
 def _image_of(task, images):
-    """The image that its container names, and the paths that it may write: its template's volumes, else /tmp."""
+    """Return the image of the task's container, and its writable paths: the template's volumes, else /tmp."""
     if task.HasField("container"):
         name, volumes = task.container.image, ["/tmp"]
     else:
-        container = _of_template(task)
+        container = _primary_container(task)
         name, volumes = container["image"], [mount["mountPath"] for mount in container["volumeMounts"]]
     (image,) = [image for start, image in images.items() if name.startswith(start)]
     return image, volumes
 
 
 def _rendezvous(task, port):
-    """What the training operator (1.8) sets in the pods of a PyTorchJob, which has no master; none in a plain pod."""
+    """Return the number of pods and the variables that the training operator (1.8) sets; none for a plain pod."""
     if task.type != "pytorch":
         return 1, {}
     job = MessageToDict(task.custom)
     elastic = job["elasticConfig"]
     return int(job["workerReplicas"]["replicas"]), {
         "PYTHONUNBUFFERED": "0",
-        "PET_RDZV_ENDPOINT": f"localhost:{port}",  # there: JOB-worker-0:23456
+        "PET_RDZV_ENDPOINT": f"localhost:{port}",  # on a cluster: JOB-worker-0:23456
         "PET_RDZV_BACKEND": elastic["rdzvBackend"],
         "PET_NNODES": f"{int(elastic['minReplicas'])}:{int(elastic['maxReplicas'])}",
         "PET_NPROC_PER_NODE": str(int(elastic["nprocPerNode"])),
@@ -177,61 +177,61 @@ def _rendezvous(task, port):
 
 
 def run_pods(admin, task, inputs, folder, environment, execution, **disturbed):
-    """Outputs of one task.
+    """Run a task, and return its outputs.
 
     Raises:
-        PodFailed: as its error document says; or it wrote neither that nor outputs.
+        PodFailed: the pods wrote an error document, or neither that nor outputs.
     """
     *_, last = attempts(admin, task, inputs, folder, environment, execution, **disturbed)
     if last.error is not None:
         raise PodFailed(last.error.message)
     if last.outputs is None:
         codes = [pod.code for pod in last.pods]
-        raise PodFailed(f"{last.condition}, OutputsNotFound, exit codes {codes}\n{last.pods[0].said()[-3000:]}")
+        raise PodFailed(f"{last.condition}, OutputsNotFound, exit codes {codes}\n{last.pods[0].log_text()[-3000:]}")
     return last.outputs
 
 
 def attempts(admin, task, inputs, folder, environment, execution, strike=None, grace=None, images=None):
-    """Makes and yields attempts until there are outputs, an error is final, or the task has no retries left.
+    """Run and yield attempts until there are outputs, an error is final, or the task has no retries left.
 
-    `strike` is called again and again with the pods of the first attempt, to disturb them; `grace` replaces the pods' own.
+    `strike` is called repeatedly with the pods of the first attempt, to disturb them; `grace` overrides the grace period.
     """
     node = f"metadata/{execution}/{task.id.name}"
     literals = literals_pb2.LiteralMap(literals=inputs)
     admin.store(f"{node}/inputs.pb", literals.SerializeToString())
     args, variables = container_of(task)
-    shares, seconds = _life(task)
+    shares, seconds = _termination(task)
     image = _image_of(task, images) if images else None
     address, previous = f"s3://{BUCKET}/{node}", '""'
     for attempt in range(task.metadata.retries.retries + 1):
         prefix = f"{address}/{attempt}"
-        # Raw data has an address of its own, as on a cluster: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
+        # Raw data has a separate address, as on a cluster: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
         raw = f"s3://{BUCKET}/ab/{execution}-{task.id.name}-{attempt}"
-        command = filled(args, f"{address}/inputs.pb", prefix, raw, previous)
+        command = fill_command(args, f"{address}/inputs.pb", prefix, raw, previous)
         count, rendezvous = _rendezvous(task, _free_port())
         flyte = {"FLYTE_INTERNAL_EXECUTION_ID": execution, "FLYTE_ATTEMPT_NUMBER": str(attempt)}
         where = folder if attempt == 0 else folder.with_name(f"{folder.name}-{attempt}")
         pods = []
         for index in range(count):
-            # enable-distributed-error-aggregation: files of errors by pod.
+            # enable-distributed-error-aggregation: one error file for each pod.
             named = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}"}
             own = environment | variables | flyte | rendezvous | (named if count > 1 else {})
             pods.append(_start(command, where / str(index), own, index, shares, seconds if grace is None else grace, image))
         try:
             condition = kubelet.run(pods, strike if attempt == 0 else None)
-            judged = Attempt(pods, condition, *_judged(admin, f"{node}/{attempt}", condition))
+            ended = Attempt(pods, condition, *_outcome(admin, f"{node}/{attempt}", condition))
             kubelet.end(pods)
         finally:
             for pod in pods:
                 pod.kill()
-        yield judged
-        if judged.outputs is not None or (judged.error and judged.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE):
+        yield ended
+        if ended.outputs is not None or (ended.error and ended.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE):
             return
         previous = f"{prefix}/checkpoint"
 
 
-def _judged(admin, prefix, condition):
-    """The earliest error and the outputs; neither is asked for where the pods have failed."""
+def _outcome(admin, prefix, condition):
+    """Return the earliest error and the outputs; neither if the pods have failed."""
     if condition == "Failed":
         return None, None
     found = [admin.stored(key) for key in admin.keys(f"{prefix}/error")]
@@ -242,16 +242,16 @@ def _judged(admin, prefix, condition):
     return None, dict(literals_pb2.LiteralMap.FromString(outputs).literals)
 
 
-def _life(task):
-    """Whether the containers of the task's pod share a process namespace, and seconds from SIGTERM to SIGKILL."""
+def _termination(task):
+    """Return whether the pod's containers share a process namespace, and the seconds from SIGTERM to SIGKILL."""
     pod = MessageToDict(task.k8s_pod.pod_spec)
     return pod.get("shareProcessNamespace", False), pod.get("terminationGracePeriodSeconds", 30)
 
 
 def _start(command, folder, environment, index, shares_processes, grace, image=None):
-    """A pod, in `folder`: app (the image's /app, empty), home, tmp, image (not of the project), its log, what it imported.
+    """Start a pod in `folder`, which gets app (an empty /app), home, tmp, image (sitecustomize.py), log and imported.
 
-    In an image, with the paths that it may write, the pod has what the image has, and its log and volumes are in `folder`.
+    With an image, given with its writable paths, the pod has the image's files, and `folder` gets its log and volumes.
     """
     life = (index, shares_processes, grace)
     if image is not None:

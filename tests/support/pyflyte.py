@@ -1,4 +1,4 @@
-"""Workflows as users run them on their machine: by pyflyte run."""
+"""Local runs of workflows by `pyflyte run`."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 
 def pyflyte(recipe, folder, seen=None):
-    """Runs a recipe in a home and a temporary directory of its own; `seen` is what else its environment has."""
+    """Run a recipe with its own home and temporary directory; `seen` has additional environment variables."""
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     (folder / "tmp").mkdir()

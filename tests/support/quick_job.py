@@ -1,4 +1,4 @@
-"""Tasks that live as those that train, within seconds: ranks, rendezvous, collectives, an upload; for test_job_life.py."""
+"""Stand-ins for train tasks that take seconds: ranks, rendezvous, collectives and an upload, for test_job_life.py."""
 
 import os
 import time
@@ -8,20 +8,20 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.failures.table import RETRIES
 from flytune.hardware.shapes import Shape
-from tasks.runtime.attempts import told
-from tasks.runtime.directories import fresh
+from tasks.runtime.directories import new_folder
+from tasks.runtime.elastic import ranks
 from tasks.runtime.pods import declare
-from tasks.train import ranks
+from tasks.runtime.retries import report_failures
 
 COMMON = {"accelerator": "cpu", "cpu": 1, "memory_gib": 6, "disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}
 
 
 def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
-    """Steps of a tenth of a second, then a file of `size` bytes by rank 0. `fault`, in attempt 0: "what rank step"."""
+    """Run steps of 0.1 s, then write a file of `size` bytes on rank 0. `fault` strikes in attempt 0: "FAULT RANK STEP"."""
     import torch
 
-    out = fresh("result")
-    with told():
+    out = new_folder() / "result"
+    with report_failures():
         say("training begins")
         rank, is_alone = int(os.environ.get("RANK", "0")), "RANK" not in os.environ
         if not is_alone:

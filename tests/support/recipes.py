@@ -1,4 +1,4 @@
-"""Recipes as tests change them."""
+"""Shipped recipes, and the content of a minimal one."""
 
 from tests.support.paths import ROOT
 

@@ -1,4 +1,4 @@
-"""Tasks as they are registered."""
+"""Serialized tasks, as they are registered."""
 
 from collections import OrderedDict
 

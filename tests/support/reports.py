@@ -1,4 +1,4 @@
-"""Metrics to report, text that tries to leave its place, and a parser that sees whether it did."""
+"""Sample metrics with text that attempts HTML injection, and a parser that detects it."""
 
 from html.parser import HTMLParser
 
@@ -39,7 +39,7 @@ def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics
 
 
 class Tags(HTMLParser):
-    """What a browser would build: start tags, ids, and what was left open."""
+    """Parsed HTML: start tags, text, and tags that are not closed."""
 
     VOID = ("meta", "path", "use", "rect", "link", "img", "br")
 

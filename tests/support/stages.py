@@ -1,4 +1,4 @@
-"""What prepare and train hand on, made by hand in seconds: for tests of the stages behind them."""
+"""Stand-ins for the outputs of prepare and train, made in seconds, for tests of the stages after them."""
 
 import hashlib
 import math
@@ -17,14 +17,14 @@ from tests.support.tiny import tiny_recipe
 
 
 def recipe_for(base: Path, method: str, **changes: Any) -> Recipe:
-    """A recipe of `method` on `base`; qlora with what it asks for."""
+    """Return a recipe of `method` on `base`; qlora gets the settings that it requires."""
     if method == "qlora":
         changes = {"sharding": "device_map", "model.dtype": "bfloat16", **changes}
     return Recipe.model_validate(tiny_recipe(base, Path("pairs.jsonl"), {"method": method, **changes}))
 
 
 def write_dataset(folder: Path, base: Path, heldout: int = 12) -> Path:
-    """A prepared data set of 32 chats to train on and `heldout` others in two shards, with the tokenizer of `base`."""
+    """Write a prepared data set of 32 training chats and `heldout` others in two shards, with the tokenizer of `base`."""
     import pyarrow
     import pyarrow.parquet
     from transformers import AutoTokenizer
@@ -84,7 +84,7 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
 
 
 def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) -> Path:
-    """What training leaves: model/ or adapter/ after a few plain steps, training.json and steps.jsonl."""
+    """Write the output of training: model/ or adapter/ after a few plain steps, training.json and steps.jsonl."""
     import pyarrow.parquet
     import torch
     from transformers import AutoTokenizer
@@ -121,7 +121,7 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
 
 
 def write_artifact(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) -> Path:
-    """The recipe and the weights of an artifact; of its records, those that training left."""
+    """Write the recipe and the weights of an artifact, and of its records those of training."""
     weights = loading.weights_folder(write_trained(folder, recipe, dataset, steps))
     shutil.copytree(weights, folder, dirs_exist_ok=True)
     shutil.rmtree(weights)
@@ -130,7 +130,7 @@ def write_artifact(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12)
 
 
 def training_result(steps: int, seed: int = 0) -> TrainingResult:
-    """A loss that falls, a learning rate that warms up and decays; made up."""
+    """Return an invented result: a falling loss, and a learning rate with warm-up and decay."""
     draw = random.Random(seed)
     made = [
         Step(

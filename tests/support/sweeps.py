@@ -1,4 +1,4 @@
-"""Points of sweeps, and their scores."""
+"""Sample points of sweeps, and their scores."""
 
 import math
 
@@ -20,12 +20,12 @@ def score(loss, reach=0.1):
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory):
-    """Points that fail in each of their stages, and two that do not."""
+    """List of changes: one point fails in each stage, and two succeed."""
     broken = tmp_path_factory.mktemp("broken") / "pairs.jsonl"
     broken.write_text('{"instruction": "a", "output": "b"}\n' + "no JSON\n" * 40)
     return [
         {"training.learning_rate": 1e-2},
-        {"training.learning_rate": 1e39},  # infinite in float32: what it leaves is not finite, and the gate refuses it
+        {"training.learning_rate": 1e39},  # infinite in float32: the weights are not finite, and the gate refuses them
         {"sharding": "device_map"},
         {"training.learning_rate": 1e-9},
         {"data.path": str(broken)},

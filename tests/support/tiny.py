@@ -1,4 +1,4 @@
-"""The smallest model, recipe and data that a whole run can be made of; for fixtures."""
+"""Smallest model, recipe and data for a complete run, for fixtures."""
 
 import json
 import random
@@ -10,12 +10,12 @@ from flytune.selftest.tiny_model import SENTENCES
 
 
 def tiny_base(folder: Path) -> Path:
-    """A Llama of about 0.9M random weights and 512 tokens at most, below `folder`; about a second."""
+    """Write a Llama of about 0.9M random weights and at most 512 tokens below `folder`, in about a second."""
     return tiny_model.write(folder / "tiny", SENTENCES)
 
 
 def write_pairs(path: Path, n: int) -> Path:
-    """`n` different instruction/input/output rows as JSON Lines."""
+    """Write `n` different instruction/input/output rows as JSON Lines."""
     draw = random.Random(0)
     rows = []
     for index in range(n):
@@ -28,7 +28,7 @@ def write_pairs(path: Path, n: int) -> Path:
 
 
 def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A recipe for three full-weight steps on cpu-1, with dotted `changes`: {"method": "lora", "training.max_steps": 2}."""
+    """Return a recipe for three full fine-tuning steps on cpu-1, with dotted `changes`: {"training.max_steps": 2}."""
     recipe: dict[str, Any] = {
         "name": "tiny",
         "model": {"name_or_path": str(base), "dtype": "float32", "attn_implementation": "sdpa"},

@@ -1,4 +1,4 @@
-"""Fixtures that other folders use too."""
+"""Fixtures that tests of other folders use too."""
 
 from tests.support.harness import base, own
 from tests.support.pyflyte import local_cache

@@ -1,4 +1,4 @@
-"""The base model: fetched once at its commit, read by pods that see no hub; or read from an address."""
+"""Tests of the base model: fetched once at its commit, read by pods without a hub, or read from an address."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from flytune.records.metrics import Metrics
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import unpack
+from tasks.runtime.directories import unpack_base_model
 from tasks.train import TRAIN
 from tests.support.model_hub import FIRST, NAME, SECOND, serving
 from tests.support.paths import ROOT
@@ -44,7 +44,7 @@ print(json.dumps([planned.request.model.revision, planned.base.commit, base.remo
 
 
 def execution(recipe, raw, home, seen):
-    """Commit of the data request, commit of the base model, and its address: of one execution whose tasks share a cache."""
+    """Run an execution with a shared cache; return the commits of the data request and of the base model, and its address."""
     home.mkdir(exist_ok=True)
     environment = os.environ | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT), **seen}
     command = [sys.executable, "-c", EXECUTION, json.dumps(recipe), raw, str(home / "local")]
@@ -55,7 +55,7 @@ def execution(recipe, raw, home, seen):
 
 @pytest.fixture
 def storage(bucket):
-    """A cluster's: where outputs go, and what a pod sees of it."""
+    """A cluster's storage: the address of outputs, and the environment of pods."""
     names = {"FLYTE_AWS_ENDPOINT": "AWS_ENDPOINT_URL", "FLYTE_AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID"}
     names["FLYTE_AWS_SECRET_ACCESS_KEY"] = "AWS_SECRET_ACCESS_KEY"
     return f"{bucket}/ab/execution-n0-0", {name: os.environ[key] for name, key in names.items()}
@@ -71,11 +71,11 @@ def stored_below(address):
 
 
 @pytest.mark.slow
-def test_a_model_of_the_hub_is_fetched_once_and_pods_see_no_hub(storage, tmp_path):
+def test_a_model_of_the_hub_is_fetched_once_and_pods_contact_no_hub(storage, tmp_path):
     raw, seen = storage
     folder = tiny_base(tmp_path / "hub")
     weights = (folder / "model.safetensors").read_bytes()
-    # What a repository holds beside what is loaded.
+    # Files of a repository that are not loaded.
     (folder / "consolidated.safetensors").write_bytes(weights)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / "modeling.py").write_text("print('never run')\n")
@@ -91,7 +91,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_pods_see_no_hub(storage, tmp_pat
         assert f"{cached}/snapshots/{FIRST}/tokenizer.json" in names
         assert not [name for name in names if name.endswith((".bin", ".py", "consolidated.safetensors"))]
         assert hub.fetched(".safetensors") == 1
-        # Another execution, with another learning rate: nothing is fetched.
+        # Another execution with another learning rate fetches nothing.
         again = execution(
             recipe | {"training": recipe["training"] | {"learning_rate": 1e-5}},
             raw,
@@ -100,7 +100,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_pods_see_no_hub(storage, tmp_pat
         )
         assert again == first
         assert hub.fetched(".safetensors") == 1
-        # The branch has moved.
+        # The branch has moved to another commit.
         hub.commit = SECOND
         moved = execution(recipe, raw, tmp_path / "home", seen | hub.environment())
         assert moved[:2] == [SECOND, SECOND]
@@ -110,7 +110,9 @@ def test_a_model_of_the_hub_is_fetched_once_and_pods_see_no_hub(storage, tmp_pat
         given = Recipe.model_validate(recipe)
         cpu = seen | hub.environment()
         planned = pod(make_plan, tmp_path / "plan", raw, cpu, recipe=given)
-        dataset = pod(prepare_data, tmp_path / "prepare", raw, cpu, request=planned["request"], keep=planned["keep"])["o0"]
+        dataset = pod(
+            prepare_data, tmp_path / "prepare", raw, cpu, request=planned["request"], scratch_folder=planned["scratch_folder"]
+        )["o0"]
         gpu = cpu | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "scratch" / "hub")}
         before = len(hub.asked)
         inputs = {"recipe": given, "dataset": dataset, "base": FlyteDirectory(moved[2])}
@@ -135,7 +137,7 @@ def test_a_run_on_this_machine_copies_nothing(tmp_path):
     assert [path.name for path in Path(place).iterdir()] == ["base.json"]
 
 
-def test_a_stored_base_model_that_is_gone_says_what_to_do(storage, monkeypatch, tmp_path):
+def test_a_missing_stored_base_model_says_what_to_do(storage, monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     for name, value in storage[1].items():
@@ -144,7 +146,7 @@ def test_a_stored_base_model_that_is_gone_says_what_to_do(storage, monkeypatch, 
     gone = FlyteDirectory("unused")
     gone._remote_source = f"{storage[0]}/gone"
     with pytest.raises(Exception, match=r"the stored base model is gone; run again with --overwrite-cache"):
-        unpack(gone)
+        unpack_base_model(gone)
 
 
 def upload(folder, address):
@@ -175,7 +177,7 @@ def test_a_model_behind_an_address_is_planned_and_fetched_once(bucket, cache, tm
     stamp = (place / "model.safetensors").stat().st_mtime_ns
     assert Path(models_base.local_name(model)) == place
     assert (place / "model.safetensors").stat().st_mtime_ns == stamp
-    # What lies there has changed: another folder, and other tokens for prepare_data's cache.
+    # The content at the address has changed: another folder, and another tokenizer in prepare_data's cache key.
     before = models_base.tokenizer_identity(model)
     (folder / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text() + "\n")
     upload(folder / "tokenizer_config.json", f"{address}/tokenizer_config.json")
@@ -204,7 +206,7 @@ def test_a_run_from_an_address(bucket, cache, tmp_path, monkeypatch):
     assert score(recipe, trained, dataset).base.perplexity > 1
 
 
-def test_addresses_that_hold_no_model(bucket, cache, tmp_path):
+def test_addresses_without_a_model(bucket, cache, tmp_path):
     (tmp_path / "x.txt").write_text("x")
     upload(tmp_path / "x.txt", f"{bucket}/none/x.txt")
     with pytest.raises(RecipeError, match=r"s3://models/none: no config.json there; it holds x.txt"):
@@ -217,7 +219,7 @@ def test_addresses_that_hold_no_model(bucket, cache, tmp_path):
         models_base.local_name(Model(name_or_path="/home/someone/model"))
 
 
-def test_a_storage_that_is_away_is_asked_again_by_another_attempt(bucket, cache, monkeypatch):
+def test_unreachable_storage_is_recoverable(bucket, cache, monkeypatch):
     from flytune.errors import StorageError
 
     def away(*args, **arguments):
@@ -231,7 +233,7 @@ def test_a_storage_that_is_away_is_asked_again_by_another_attempt(bucket, cache,
     assert caught.value.goes_on
 
 
-def test_which_files_of_a_model_are_needed():
+def test_files_of_a_model_that_are_fetched():
     files = ["config.json", "tokenizer.model", "original/params.json", "modeling.py", "README.md", "onnx/model.onnx"]
     shards = ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "consolidated.safetensors"]
     index = json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}}).encode()
@@ -246,7 +248,7 @@ def test_which_files_of_a_model_are_needed():
         needed(files, None, False, "x")
 
 
-def test_a_commit_that_nobody_knows_is_refused_when_planned(tmp_path):
+def test_an_unknown_commit_is_refused_by_the_plan(tmp_path):
     model = Model(name_or_path="owner/none")
     with pytest.raises(RecipeError, match="owner/none: its commit is not known, for the hub did not answer; run again"):
         models_base.known(models_base.request(model), model)

@@ -1,4 +1,4 @@
-"""How pyflyte ends: with an error of ours alone, with everything for a bug."""
+"""Tests of pyflyte's display of errors: only the message of Flytune's errors, the traceback of bugs."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
 from flytune.errors import DataError, RecipeError
-from tasks.runtime.errors import of_ours
+from tasks.runtime.errors import own_error
 from tasks.runtime.retries import AttemptFailed, RunFailed
 from tests.support.paths import ROOT
 
@@ -36,7 +36,7 @@ def failing(kind: str) -> str:
 
 @pytest.fixture
 def pyflyte(tmp_path):
-    """Runs pyflyte in a project with a workflow that fails."""
+    """A function that runs pyflyte in a project with a workflow that fails."""
     (tmp_path / "failing.py").write_text(WORKFLOW)
 
     def run(*arguments):
@@ -47,21 +47,21 @@ def pyflyte(tmp_path):
     return run
 
 
-def test_an_error_of_ours_stands_alone(pyflyte):
+def test_only_the_message_of_our_errors_is_shown(pyflyte):
     done = pyflyte("run", "failing.py", "failing", "--kind", "ours")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "DataError: rows.jsonl:7: no such column"
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_v_shows_the_frames_of_an_error_of_ours(pyflyte):
+def test_v_shows_the_traceback_of_our_errors(pyflyte):
     done = pyflyte("-v", "run", "failing.py", "failing", "--kind", "ours")
     assert done.returncode == 1
     assert "Traceback" in done.stdout
     assert "rows.jsonl:7: no such column" in done.stdout
 
 
-def test_a_bug_keeps_its_frames(pyflyte):
+def test_a_bug_keeps_its_traceback(pyflyte):
     done = pyflyte("run", "failing.py", "failing", "--kind", "bug")
     assert done.returncode == 1
     assert "Traceback" in done.stdout
@@ -97,20 +97,20 @@ def raised(error, cause):
     return caught.value
 
 
-def test_an_error_of_ours_is_found_in_what_flytekit_makes_of_it():
+def test_our_error_is_found_within_flytekits():
     prefix = "Error encountered while executing 'a.b':\n  "
     ours = DataError(f"{prefix}{prefix}x.jsonl:1: bad")
-    assert str(of_ours(FlyteUserRuntimeException(ours))) == "x.jsonl:1: bad"
-    assert of_ours(raised(ValueError("what flytekit says"), ours)) is ours
-    assert str(of_ours(raised(RunFailed(f"{prefix}rank 1: bug"), KeyError("bug")))) == "rank 1: bug"
-    assert isinstance(of_ours(AttemptFailed("again")), AttemptFailed)
+    assert str(own_error(FlyteUserRuntimeException(ours))) == "x.jsonl:1: bad"
+    assert own_error(raised(ValueError("what flytekit says"), ours)) is ours
+    assert str(own_error(raised(RunFailed(f"{prefix}rank 1: bug"), KeyError("bug")))) == "rank 1: bug"
+    assert isinstance(own_error(AttemptFailed("again")), AttemptFailed)
 
 
-def test_a_bug_is_no_error_of_ours_even_where_one_was_handled():
-    assert of_ours(KeyError("x")) is None
+def test_a_bug_is_not_our_error_even_if_one_was_handled():
+    assert own_error(KeyError("x")) is None
     with pytest.raises(KeyError) as caught:
         try:
             raise RecipeError("handled")
         except RecipeError:
             raise KeyError("a bug")  # noqa: B904
-    assert of_ours(caught.value) is None
+    assert own_error(caught.value) is None

@@ -1,4 +1,4 @@
-"""A mapped part of a task as a pod runs it (pyflyte-map-execute), and the parts put together in another."""
+"""Test of an element of the mapped harness task in a simulated pod (pyflyte-map-execute)."""
 
 import os
 import subprocess
@@ -30,11 +30,11 @@ def write_marker(folder):
     return folder
 
 
-def test_a_pod_answers_the_job_of_its_number(base, own, tmp_path):
+def test_a_pod_answers_the_job_of_its_index(base, own, tmp_path):
     recipe = asking(base, own, ["choose"], task_shards=2)
     trained = write_trained(tmp_path / "trained", recipe, write_dataset(tmp_path / "dataset", base))
     jobs = run.jobs(recipe)
-    folders = {"trained": trained, "base": write_marker(tmp_path / "base"), "data": write_marker(tmp_path / "data")}
+    folders = {"trained": trained, "base": write_marker(tmp_path / "base"), "harness_data": write_marker(tmp_path / "data")}
     shared = {"recipe": recipe, **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
     mapped = map_task(partial(EVALUATE_TASKS["cpu-1"], **shared))
     context = FlyteContextManager.current_context()

@@ -1,4 +1,4 @@
-"""Ends of jobs, with the manners of the kubelet, the training operator and Flyte (tests/support/kubelet.py, propeller.py)."""
+"""Tests of how jobs end, with stand-ins for the kubelet, the training operator and Flyte (tests/support/kubelet.py)."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from flytekit.tools.translator import get_serializable
 
 from flytune.errors import StorageError
 from flytune.failures import reports
-from tasks.runtime import ending
+from tasks.runtime import termination
 from tests.chaos.pods import SETTINGS
 from tests.support import kubelet, propeller
 from tests.support.flyteadmin import flyteadmin
@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.quick_job import QUICK
 
 GRACE = 25.0
-"""Seconds from SIGTERM to SIGKILL; a pod's own are 60."""
+"""Seconds from SIGTERM to SIGKILL in these tests; pods have 60."""
 MB = 2**20
 NUMBERS = itertools.count()
 PHASES = ["import", "training", "export", "upload", "exit"]
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def job(cluster, tmp_path):
-    """Runs a quick task's attempts; `size` bytes are uploaded at `rate` bytes a second."""
+    """A function that runs a quick task's attempts; `size` bytes are uploaded at `rate` bytes a second."""
     admin, storage = cluster
 
     def run(shape, size=1000, steps=5, fault="", rate=None, strike=None, grace=GRACE):
@@ -61,7 +61,7 @@ def job(cluster, tmp_path):
 
 
 def sigterm(admin, phase, index, then=None):
-    """Deletes the pod of that index once its job is in that phase; what is uploaded after it gets `then` bytes a second."""
+    """Return a function that deletes the pod of that index in that phase, and sets the upload rate to `then` afterwards."""
     words = {"import": "", "training": "step 2", "export": "export begins"}
 
     def is_there(pods):
@@ -69,7 +69,7 @@ def sigterm(admin, phase, index, then=None):
             return bool(admin.arriving)
         if phase == "exit":
             return any(key.endswith("outputs.pb") for key in set(admin.keys("metadata/")) - before)
-        return words[phase] in pods[index].said()
+        return words[phase] in pods[index].log_text()
 
     before = set(admin.keys("metadata/"))
 
@@ -82,25 +82,25 @@ def sigterm(admin, phase, index, then=None):
 
 
 def explain(attempts):
-    """What was judged of each attempt, for a failed test."""
+    """Return the results of the attempts, for the message of a failed test."""
     return [
         (one.condition, [pod.code for pod in one.pods], one.error and one.error.message[-900:], one.outputs is not None)
         for one in attempts
     ]
 
 
-def test_a_slow_upload_is_waited_for_by_the_pods_without_rank_0(job):
+def test_pods_without_rank_0_wait_for_a_slow_upload(job):
     (only,) = job("cpu-1x2", size=3 * MB, rate=0.3 * MB)
     assert only.condition == "Succeeded"
     assert only.outputs is not None
     first, second = only.pods
-    # The operator has ended the one that waited: rank 0's pod was first, and stays with its log.
+    # The operator has deleted the pod that waited: rank 0's pod exited first, and keeps its log.
     assert (first.was_deleted, first.code) == (False, 0)
     assert (second.was_deleted, second.code) == (True, 0)
 
 
 @pytest.mark.slow
-def test_a_waiting_pod_that_is_killed_is_no_success(job, cluster):
+def test_a_waiting_pod_that_is_killed_fails(job, cluster):
     def strike(pods):
         if cluster[0].arriving:
             pods[1].kill()
@@ -117,7 +117,7 @@ def test_two_nodes_one_of_which_is_drained(phase, index, job, cluster):
     attempts = job("cpu-1x2", size=2 * MB, rate=0.4 * MB, strike=sigterm(cluster[0], phase, index))
     *failed, last = attempts
     assert last.outputs is not None, explain(attempts)
-    # Nothing that a node's end costs is lost by more than one attempt; once the upload has begun, nothing is.
+    # A drained node costs one attempt; once the upload has begun, none.
     assert len(failed) <= (phase in ("import", "training", "export")), explain(attempts)
 
 
@@ -135,7 +135,7 @@ def test_one_node_that_is_drained(phase, shape, job, cluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["cpu-1", "cpu-2"])
-def test_an_upload_that_is_cut_off_is_made_again(shape, job, cluster):
+def test_an_interrupted_upload_is_repeated(shape, job, cluster):
     first, second = job(shape, size=3 * MB, rate=0.1 * MB, grace=3, strike=sigterm(cluster[0], "upload", 0, then=3 * MB))
     assert first.condition == "Failed"
     assert second.outputs is not None
@@ -147,7 +147,7 @@ def test_an_upload_that_is_cut_off_is_made_again(shape, job, cluster):
     [("kill 1 2", "rank 1: out of host memory: ended by SIGKILL", 2), ("bug 1 2", "rank 1: bug: KeyError: 'a bug'", 1)],
     ids=["killed", "bug"],
 )
-def test_the_cause_is_shown_and_not_what_a_peer_has_noticed(fault, said, attempts, job):
+def test_the_cause_is_shown_and_not_the_error_of_a_peer(fault, said, attempts, job):
     made = job("cpu-1x2", fault=fault)
     assert said in made[0].error.message
     assert "peer gone" not in made[0].error.message
@@ -157,23 +157,23 @@ def test_the_cause_is_shown_and_not_what_a_peer_has_noticed(fault, said, attempt
 @pytest.mark.parametrize("shape", ["cpu-1", pytest.param("cpu-2", marks=pytest.mark.slow)])
 def test_logs_of_pods_end_without_errors(shape, job):
     (only,) = job(shape)
-    assert "ERROR" not in only.pods[0].said()
+    assert "ERROR" not in only.pods[0].log_text()
 
 
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
-    """The context of a pod that hands its results to Flyte in a folder; signals are as before afterwards."""
+    """The context of a pod whose results are stored in a folder; signal handlers are restored afterwards."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ending, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(termination, "POLL_SECONDS", 0.01)
     with setup_execution(str(tmp_path / "raw"), str(tmp_path / "handed")):
         yield tmp_path / "handed"
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_wait_for_outputs_is_bound_by_what_is_uploaded(waiting, monkeypatch):
-    monkeypatch.setattr(ending, "SECONDS_TO_BEGIN", 0.1)
+def test_the_size_of_the_upload_limits_the_wait_for_outputs(waiting, monkeypatch):
+    monkeypatch.setattr(termination, "SECONDS_BEFORE_UPLOAD", 0.1)
     with pytest.raises(StorageError, match=r"rank 0's pod has stored no outputs within 1 s") as failed:
-        ending.wait_for_outputs(size=int(ending.SLOWEST_UPLOAD))
+        termination.wait_for_outputs(size=int(termination.SLOWEST_UPLOAD))
     failure = reports.of_error(failed.value, rank=1)
     assert (failure.kind, failure.recoverable) == ("storage away", True)
 
@@ -191,16 +191,16 @@ def test_the_wait_ends_with_outputs_or_an_error_and_the_operator_s_sigterm(name,
 
     with ThreadPoolExecutor(1) as another:
         another.submit(end)
-        ending.wait_for_outputs(size=0)
+        termination.wait_for_outputs(size=0)
 
 
-def test_pid_1_takes_no_signal_without_a_handler_unless_the_namespace_is_shared(tmp_path):
+def test_pid_1_gets_no_signal_without_a_handler_unless_the_namespace_is_shared(tmp_path):
     if not kubelet.has_namespaces():
         pytest.skip("this machine's user may make no PID namespace")
     codes = []
     for shares in (False, True):
         command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(100)"]
         pod = kubelet.Pod(command, tmp_path, dict(os.environ), tmp_path / f"log-{shares}", shares_processes=shares, grace=2)
-        kubelet.run([pod], lambda pods: pods[0].delete() if "up" in pods[0].said() else None)
+        kubelet.run([pod], lambda pods: pods[0].delete() if "up" in pods[0].log_text() else None)
         codes.append(pod.code)
     assert codes == [-signal.SIGKILL, 128 + signal.SIGTERM]

@@ -1,4 +1,4 @@
-"""Pods of made-up shapes on made-up clusters, and secrets by request."""
+"""Tests of pod templates of sample shapes on sample clusters, and of requested secrets."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from flytune.hardware.cluster import Cluster
 from flytune.hardware.shapes import shape_named
 from flytune.sharding.zero import Zero3
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import pods, secrets
+from tasks.runtime import elastic, pods, secrets
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
@@ -44,7 +44,7 @@ def small() -> int:
     return 1
 
 
-def test_a_pod_s_temporary_files_lie_on_the_scratch_disk():
+def test_a_pod_s_temporary_files_are_on_the_scratch_disk():
     pod, _ = pod_of(shape_of())
     assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"}
     assert pod["securityContext"] == {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
@@ -73,7 +73,7 @@ def test_flytekit_and_the_nvme_offload_follow_tmpdir(tmp_path):
     assert working.startswith(str(tmp_path))
 
 
-def test_the_nvme_offload_lies_in_the_temporary_folder_of_the_run(monkeypatch):
+def test_the_nvme_offload_is_in_the_temporary_folder_of_the_run(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/scratch")
     config = Zero3().config(recipe_of(sharding={"name": "zero3", "offload": "nvme"}))["zero_optimization"]
     assert config["offload_param"]["nvme_path"] == config["offload_optimizer"]["nvme_path"] == "/scratch/flytune-nvme"
@@ -81,11 +81,11 @@ def test_the_nvme_offload_lies_in_the_temporary_folder_of_the_run(monkeypatch):
     assert "nvme_path" not in str(on_cpu)
 
 
-def test_the_grace_holds_torchelastic_s_and_the_parent_s_report():
+def test_the_grace_period_includes_torchelastic_s_and_the_parent_s_report():
     assert pod_of(shape_of())[0]["terminationGracePeriodSeconds"] >= GRACE_SECONDS + 20
 
 
-def test_scratch_may_be_a_volume_of_its_own():
+def test_scratch_may_be_a_separate_volume():
     pod, _ = pod_of(shape_of(disk_gib=300), scratch_storage_class="local-nvme")
     (scratch,) = [volume for volume in pod["volumes"] if volume["name"] == "scratch"]
     assert scratch["ephemeral"]["volumeClaimTemplate"]["spec"] == {
@@ -96,7 +96,7 @@ def test_scratch_may_be_a_volume_of_its_own():
     assert "ephemeral-storage" not in pod["containers"][0]["resources"]["requests"]
 
 
-def test_spot_is_tolerated_on_spot_rows_alone_and_interruptible():
+def test_only_spot_rows_tolerate_spot_and_are_interruptible():
     taints = {"spot_taints": ["cloud.google.com/gke-spot", "karpenter.sh/capacity-type"]}
     assert tolerated(pod_of(shape_of(), **taints)[0]) == ["nvidia.com/gpu"]
     assert tolerated(pod_of(shape_of(spot=True), **taints)[0]) == ["nvidia.com/gpu", *taints["spot_taints"]]
@@ -105,7 +105,7 @@ def test_spot_is_tolerated_on_spot_rows_alone_and_interruptible():
     assert "nodeSelector" not in pod_of(shape_of())[0]
 
 
-def test_nodes_of_one_run_are_wanted_in_one_zone_and_must_be_where_the_network_ends_with_it():
+def test_affinity_to_one_zone_is_required_if_the_network_does_not_cross_zones():
     assert "affinity" not in pod_of(shape_of())[0]
     pod, template = pod_of(shape_of(nodes=2), zone_label="a/zone")
     (preferred,) = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -138,7 +138,7 @@ def test_infiniband():
     assert environment(pod)["NCCL_NET"] == "IB"
 
 
-def test_who_schedules_gangs():
+def test_gang_scheduling():
     kueue = Cluster(gang_scheduling="kueue", queue="gpus")
     assert pods.job_labels(shape_of(), kueue) == {"kueue.x-k8s.io/queue-name": "gpus"}
     assert pods.job_labels(shape_named("cpu-1"), kueue) is None
@@ -154,18 +154,18 @@ def test_who_schedules_gangs():
     assert "schedulerName" not in pod_of(shape_named("cpu-1"), gang_scheduling="volcano")[0]
 
 
-def test_rendezvous_waits_as_long_as_nodes_may_take():
-    assert pods.rendezvous(Cluster(node_start_minutes=7.5)) == {"timeout": 450, "join_timeout": 450, "read_timeout": 450}
+def test_rendezvous_waits_as_long_as_nodes_may_take_to_start():
+    assert elastic._rendezvous(Cluster(node_start_minutes=7.5)) == {"timeout": 450, "join_timeout": 450, "read_timeout": 450}
 
 
 def declared(monkeypatch, cluster, shape, **arguments):
-    """The template of a task declared on that cluster, as it is registered."""
+    """Return the registered template of a task that is declared on that cluster."""
     monkeypatch.setattr(pods, "load_cluster", lambda: cluster)
     entity = pods.declare(small, "declared", shape, {}, container_image="i:t", **arguments)
     return get_serializable(OrderedDict(), SETTINGS, entity).template.to_flyte_idl()
 
 
-def test_all_of_it_is_registered(monkeypatch):
+def test_the_pod_template_is_registered(monkeypatch):
     cluster = Cluster(gang_scheduling="kueue", queue="gpus", scratch_storage_class="local", spot_taints=["spot"])
     shape = shape_of(nodes=2, network="efa", network_devices=32, spot=True, node_labels={"pool": "p5"})
     template = declared(monkeypatch, cluster, shape)
@@ -180,7 +180,7 @@ def test_all_of_it_is_registered(monkeypatch):
     assert dict(template.k8s_pod.metadata.labels) == {"flytune-shape": "h100-8"}
 
 
-def test_secrets_are_asked_for_by_name(monkeypatch):
+def test_secrets_are_requested_by_name(monkeypatch):
     names = {"tracking": [{"env_var": "WANDB_API_KEY", "group": "flytune", "key": "wandb"}]}
     monkeypatch.setattr(secrets, "load_cluster", lambda: Cluster(secrets=names))
     assert secrets.secrets("hub") == []
@@ -190,7 +190,7 @@ def test_secrets_are_asked_for_by_name(monkeypatch):
     assert asked.mount_requirement == 1  # flyteidl.core.Secret.ENV_VAR
 
 
-def test_a_secret_that_is_not_set_here_is_just_not_there(monkeypatch):
+def test_a_secret_that_is_not_set_locally_is_absent(monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(
         secrets, "load_cluster", lambda: Cluster(secrets={"hub": [{"env_var": "HF_TOKEN", "group": "g", "key": "k"}]})
@@ -203,7 +203,7 @@ def test_a_secret_that_is_not_set_here_is_just_not_there(monkeypatch):
     assert token() == "none"
 
 
-def test_a_secret_without_a_group_is_told(monkeypatch):
+def test_a_secret_without_a_group_is_refused(monkeypatch):
     monkeypatch.setattr(secrets, "load_cluster", lambda: Cluster(secrets={"hub": [{"env_var": "HF_TOKEN", "key": "k"}]}))
     with pytest.raises(RecipeError, match=r"cluster.yaml: secrets.hub\[0\]: Group is a required parameter; give group"):
         secrets.secrets("hub")

@@ -1,4 +1,4 @@
-"""Every registered task as a cluster would get it: serialized, with its resources, Elastic and pod template."""
+"""Tests of all registered tasks in serialized form: resources, Elastic configuration and pod template."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -20,7 +20,7 @@ from flytune.sharding import ONE_PROCESS
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import placed
+from tasks.runtime.directories import with_checkpoint_folder
 from tasks.store import store_artifact
 from tasks.train import TRAIN
 from tests.support.paths import ROOT
@@ -111,7 +111,7 @@ def test_pod_templates_are_not_shared():
     assert len(set(templates)) == len(templates)
 
 
-def test_small_tasks_ask_for_no_gpu_and_prepare_is_cached():
+def test_small_tasks_request_no_gpu_and_prepare_is_cached():
     for task in (make_plan, prepare_data, store_artifact):
         assert not [entry for entry in proto(task).container.resources.requests if entry.name == RESOURCE_GPU]
     assert proto(prepare_data).metadata.discoverable
@@ -149,26 +149,26 @@ def test_nothing_of_this_machine_is_in_what_a_cluster_gets(monkeypatch):
         ("s3://bucket/execution-n0-0", "s3://bucket/flytune-checkpoints"),
     ],
 )
-def test_checkpoints_lie_outside_of_what_one_attempt_is_given(prefix, folder):
+def test_checkpoints_are_outside_the_folder_of_one_attempt(prefix, folder):
     with FlyteContextManager.with_context(context(prefix)):
-        assert placed(recipe_of()).checkpoints.address == folder
+        assert with_checkpoint_folder(recipe_of()).checkpoints.address == folder
         named = recipe_of(checkpoints={"folder": "/mnt/runs"})
-        assert placed(named) == named
+        assert with_checkpoint_folder(named) == named
 
 
-def test_checkpoints_of_a_run_on_this_machine_lie_here(tmp_path):
+def test_checkpoints_of_a_local_run_are_local(tmp_path):
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         with FlyteContextManager.with_context(context(prefix)):
-            assert placed(recipe_of()).checkpoints.address == ".checkpoints"
+            assert with_checkpoint_folder(recipe_of()).checkpoints.address == ".checkpoints"
 
 
 def context(prefix):
-    """A pod's, whose outputs go below `prefix`."""
+    """Return the Flyte context of a pod whose outputs go below `prefix`."""
     provider = FileAccessProvider("/tmp/unused", prefix)
     return FlyteContextManager.current_context().with_file_access(provider)
 
 
-def test_evaluation_may_have_a_shape_of_its_own(tmp_path):
+def test_evaluation_may_have_another_shape(tmp_path):
     base, data = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 8)
     planned = make_plan(recipe=Recipe.model_validate(tiny_recipe(base, data, {"evaluation.shape": "cpu-2"})))
     assert (planned.plan.shape, planned.shape) == ("cpu-1", "cpu-2")
@@ -177,7 +177,7 @@ def test_evaluation_may_have_a_shape_of_its_own(tmp_path):
 
 
 def light_pods(workflow, specs, tasks):
-    """Of the nodes on the longest way through a workflow, those whose pod is no shape's; each costs 20 to 60 s."""
+    """Return the number of light pods on the longest path through a workflow; each costs 20 to 60 s."""
     count = 0
     for node in workflow.nodes:
         if node.HasField("branch_node"):
@@ -195,12 +195,12 @@ def light_pods(workflow, specs, tasks):
     ("name", "pods"),
     [
         ("finetune", 4),  # plan, base model, data (both cached), store
-        ("refresh", 6),  # finetune's; before them decide, at the end promote
+        ("refresh", 6),  # finetune's, with decide before them and promote after them
         ("infer", 3),  # split, base model, join
-        ("sweep", 6),  # draw and compare, four that lay out a stage; and for each point store
+        ("sweep", 6),  # draw and compare, four dynamic stages, and store for each point
     ],
 )
-def test_the_light_pods_on_the_way_are_few(name, pods):
+def test_the_number_of_light_pods_on_the_longest_path(name, pods):
     from importlib import import_module
 
     from flytekit.models.admin.workflow import WorkflowSpec
@@ -214,8 +214,8 @@ def test_the_light_pods_on_the_way_are_few(name, pods):
 
 
 @pytest.mark.parametrize("name", ["finetune", "refresh", "sweep", "infer"])
-def test_a_workflow_with_all_its_tasks_is_within_what_flyteadmin_reads(name):
-    """2 MB, flytestdlib's default of storage.limits.maxDownloadMBs; and 1.5 MiB, etcd's for the object of an execution."""
+def test_a_workflow_with_all_its_tasks_is_within_flyteadmins_limit(name):
+    """Limits: 2 MB, flytestdlib's default of storage.limits.maxDownloadMBs; 1.5 MiB, etcd's for an execution's object."""
     from importlib import import_module
 
     from flytekit.models.admin.workflow import WorkflowSpec

@@ -1,4 +1,4 @@
-"""What is told of a run that failed, when Flyte says of it what it says on a cluster."""
+"""Tests of the report of a failed run, with Flyte's messages on a cluster."""
 
 import signal
 import sys
@@ -35,24 +35,25 @@ def recipe(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    said = []
-    monkeypatch.setattr(notify, "tell", lambda recipe, ended, text: said.append(text))
-    return said
+def sent(monkeypatch):
+    """List of texts that are sent to the webhook."""
+    texts = []
+    monkeypatch.setattr(notify, "tell", lambda recipe, ended, text: texts.append(text))
+    return texts
 
 
-def test_who_is_told_reads_the_tasks_own_sentence(recipe, told):
+def test_the_message_has_the_task_s_own_sentence(recipe, sent):
     report_failure(recipe=recipe, err=FlyteError(f"[4/4] currentAttempt done. Last Error: USER::{OURS}", "fn0"))
-    first, second, *others = told[0].splitlines()
+    first, second, *others = sent[0].splitlines()
     assert first == "tiny: train_cpu_2 failed: rank 1: bug: KeyError: 'a'"
     assert second == "what to do: the traceback says where"
     assert others[:3] == ["final", "log: kubectl", "There is no complete checkpoint."]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_message_begins_with_flytes_wrapping_or_names_the_reporting_node(case, recipe, told):
+def test_no_message_begins_with_flytes_prefix_or_names_the_reporting_node(case, recipe, sent):
     report_failure(recipe=recipe, err=FlyteError(CASES[case][0] + "\n" + "x" * 9000, "fn0"))
-    (text,) = told
+    (text,) = sent
     assert text.startswith("tiny: ")
     assert "fn0" not in text.partition("nodeId")[0]
     assert len(text) <= notify.LONGEST
@@ -63,12 +64,12 @@ def test_no_message_begins_with_flytes_wrapping_or_names_the_reporting_node(case
     )
 
 
-def test_a_pod_that_was_killed_is_named_by_its_last_note(recipe, told, tmp_path):
+def test_a_killed_pod_is_named_by_its_last_note(recipe, sent, tmp_path):
     place = paths.ledger_of(recipe, paths.run_key(recipe, "0" * 64)).storage.address
     assert attempt(place, 0, phase="load") == -signal.SIGKILL
     assert attempt(place, 1, phase="export") == -signal.SIGKILL
     report_failure(recipe=recipe, err=FlyteError(OOM, "fn0"))
-    first, _, third, *_ = told[0].splitlines()
+    first, _, third, *_ = sent[0].splitlines()
     assert first.startswith(
         "tiny: train_l4_1 failed: out of host memory: the kernel ended the pod's container primary (OOMKilled"
     )
@@ -76,9 +77,9 @@ def test_a_pod_that_was_killed_is_named_by_its_last_note(recipe, told, tmp_path)
     assert third.endswith(" GiB of the pod's memory")
 
 
-def test_a_node_is_named_where_flyte_names_another_than_the_reporting_one(recipe, told):
+def test_a_node_is_named_if_it_is_not_the_reporting_one(recipe, sent):
     report_failure(recipe=recipe, err=FlyteError(OOM, "n3"))
-    assert told[0].startswith("tiny: node n3 failed: out of host memory")
+    assert sent[0].startswith("tiny: node n3 failed: out of host memory")
 
 
 def test_the_report_of_a_pod(recipe, tmp_path):
@@ -88,9 +89,9 @@ def test_the_report_of_a_pod(recipe, tmp_path):
     assert "tiny: the run failed: out of host memory: the kernel ended" in deck
 
 
-def test_notes_of_another_execution_say_nothing(recipe, told):
+def test_notes_of_another_execution_are_ignored(recipe, sent):
     place = paths.ledger_of(recipe, paths.run_key(recipe, "0" * 64)).storage.address
     attempt(place, 0, execution="before")
     report_failure(recipe=recipe, err=FlyteError(OOM, "fn0"))
-    assert "last seen" not in told[0]
+    assert "last seen" not in sent[0]
     assert phase_notes.read(place, "before")

@@ -1,4 +1,4 @@
-"""The workflow as users run it: `pyflyte run`, Elastic workers and all, in processes of their own."""
+"""Tests of local runs by `pyflyte run`, with Elastic workers, and of prepare_data."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
     records = {"recipe.yaml", "plan.json", "metrics.json", "training.json", "manifest.json", "report.html", "README.md"}
     assert records | {weights} <= files
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pkl"))]
-    # Whoever holds the artifact can run it again.
+    # The artifact is enough to run the recipe again.
     assert Recipe.from_yaml(artifact / "recipe.yaml") == Recipe.model_validate(recipe)
     plan = Plan.read(artifact / "plan.json")
     world_size = 2 if "zero2" in str(changes) else 1
@@ -66,7 +66,7 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        # As tests/tasks/test_errors.py has it, in less time.
+        # tests/tasks/test_errors.py tests the same in less time.
         pytest.param(
             {"training.learning_rat": 1},
             "training.learning_rat: unknown key; did you mean learning_rate?",
@@ -88,7 +88,7 @@ def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, s
 
 
 @pytest.mark.slow
-def test_ranks_that_fail_for_a_mistake_end_in_one_error_alone(inputs, tmp_path):
+def test_ranks_that_fail_for_one_cause_show_one_error(inputs, tmp_path):
     changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.learning_rate": 1e30}
     done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
     assert done.returncode == 1
@@ -105,7 +105,7 @@ def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
     def prepared(**changes):
         recipe = Recipe.model_validate(tiny_recipe(base, copy, changes))
         request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
-        return Path(prepare_data(request=request, keep=str(tmp_path / "keep")).path)
+        return Path(prepare_data(request=request, scratch_folder=str(tmp_path / "keep")).path)
 
     first = prepared()
     assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, "nothing that matters changed"
@@ -115,7 +115,7 @@ def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
 
 
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # flytekit's, of a task that raised
-def test_a_killed_attempt_is_gone_on_with_and_nothing_is_left_behind(inputs, tmp_path, local_cache, monkeypatch, caplog):
+def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(inputs, tmp_path, local_cache, monkeypatch, caplog):
     base, rows = inputs
     keep = tmp_path / "keep"
     caplog.set_level("INFO", logger="flytune")
@@ -136,23 +136,23 @@ def test_a_killed_attempt_is_gone_on_with_and_nothing_is_left_behind(inputs, tmp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(progress, "save", killing)
-        prepare_data(request=asked(rows), keep=str(keep))
+        prepare_data(request=asked(rows), scratch_folder=str(keep))
     (left,) = keep.iterdir()
     assert len(list(left.glob("train/*.parquet"))) == 3
-    folder = Path(prepare_data(request=asked(rows), keep=str(keep)).path)
+    folder = Path(prepare_data(request=asked(rows), scratch_folder=str(keep)).path)
     assert "going on behind" in caplog.text
     assert data.read_manifest(folder).rows == 80
     assert not list(keep.iterdir())
     bad = tmp_path / "bad.jsonl"
     bad.write_text("nope\n")
     with pytest.raises(Exception, match=r"bad\.jsonl:1: not JSON"):
-        prepare_data(request=asked(bad), keep=str(keep))
+        prepare_data(request=asked(bad), scratch_folder=str(keep))
     assert not list(keep.iterdir())
-    # A folder that cannot be made is no reason to fail.
+    # A folder that cannot be created does not fail the task.
     (tmp_path / "file").touch()
-    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), keep=str(tmp_path / "file" / "keep")).path)
+    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), scratch_folder=str(tmp_path / "file" / "keep")).path)
     assert data.read_manifest(folder).rows == 80
-    assert "nothing is kept should this attempt be killed" in caplog.text
+    assert "a retry of this attempt would start again" in caplog.text
 
 
 def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
@@ -168,7 +168,7 @@ def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
                 time.sleep(0.01)
 
     def worker(sizes):
-        # Each worker has its own object, as after unpickling.
+        # Each worker has its own FlyteDirectory, as after unpickling.
         directory = FlyteDirectory(str(tmp_path / "local"), downloader=download, remote_directory=False)
         directory._remote_source = "s3://bucket/x"
         sizes.append((fetch(directory) / "x").stat().st_size)
@@ -183,7 +183,7 @@ def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
     assert len(downloads) == 1
 
 
-def test_a_cached_folder_that_is_gone_says_what_to_do(tmp_path):
+def test_a_missing_cached_folder_says_what_to_do(tmp_path):
     with pytest.raises(DataError, match="clear the cache with `pyflyte local-cache clear`"):
         fetch(FlyteDirectory(str(tmp_path / "gone")))
 

@@ -1,4 +1,4 @@
-"""Tokens that a run has are in nothing that it writes or says."""
+"""Tests that no token of a run is in its files or logs."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 PLANTED = {
     "HF_TOKEN": "hf_PLANTEDhubTOKENvalue",
     "WANDB_API_KEY": "PLANTEDwandbKEYvalue0123456789abcdef0000",
-    # Nobody listens there: what is said of that must not name it either.
+    # Nothing listens there: the error must not contain the token either.
     "FLYTUNE_WEBHOOK": "http://127.0.0.1:1/services/PLANTEDwebhookPATHvalue",
 }
 ENVIRONMENT = PLANTED | {f"_FSEC_{name}": value for name, value in PLANTED.items()}
@@ -16,7 +16,7 @@ MARK = b"PLANTED"
 
 
 def found(folder):
-    """Files of which any line holds a planted value, in their names too."""
+    """Return the files with a planted value in their content or names."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 20
     return [path for path in files if MARK.decode() in path.name or MARK in path.read_bytes()]
@@ -32,7 +32,7 @@ def test_no_token_is_in_what_a_run_writes(breaks, tmp_path):
         "notify": {"webhook": True, "on": ["failed", "succeeded"]},
     }
     if breaks:
-        # A GPU's worth of learning rate: the loss is no number, after a checkpoint.
+        # A learning rate at which the loss becomes NaN, after a checkpoint.
         changes |= {"training.learning_rate": 1e30, "training.max_grad_norm": 1e30}
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
     done = pyflyte(recipe, tmp_path, ENVIRONMENT)

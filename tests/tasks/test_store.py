@@ -1,4 +1,4 @@
-"""What the console shows of a stored artifact: metadata of the output, on open-source Flyte as on Union."""
+"""Tests of a stored artifact's metadata, which the console shows on open-source Flyte and on Union."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def test_a_pod_s_output_says_what_it_is(tmp_path):
     assert facts["data"] == "1" * 64
     assert facts["version"].startswith("tiny-")
     assert facts["tuned_perplexity"] == metrics.tuned.perplexity
-    # As Union's console reads it.
+    # Union's console reads this form.
     identity = artifact_id_pb2.ArtifactID.FromString(base64.b64decode(kept["_uap"]))
     assert identity.partitions.value["data"].static_value == "1" * 64
     assert (Path(made["o0"].download()) / "report.html").is_file()

@@ -17,7 +17,7 @@ from flytune.training import checkpoints, loop, step_log
 from flytune.training.checkpoints import saver
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 from tests.support import ranks
-from tests.support.dying import kill_once_saved
+from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 

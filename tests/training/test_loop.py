@@ -18,7 +18,7 @@ from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints import clear
 from flytune.training.run_state import RunState
 from tests.support import ranks
-from tests.support.dying import kill_once_saved
+from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 # Equal losses are those of one computation in another order of summation (float32).

@@ -11,8 +11,8 @@ from flytune.training import attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
 from tests.support import ranks
+from tests.support.ranks import ALONE
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-from tests.support.training import ALONE
 
 
 def training_of(**changes):

@@ -158,7 +158,11 @@ def test_the_pods_memory_is_the_kernels_figure(version, limit, expected, tmp_pat
 
 def evaluate(place, attempt, number):
     os.environ["FLYTE_ATTEMPT_NUMBER"] = str(attempt)
-    with mock.patch.object(retries, "attempts_place", return_value=place), retries.retried(), retries.noted("evaluate"):
+    with (
+        mock.patch.object(retries, "attempt_notes_address", return_value=place),
+        retries.classify_failures(),
+        retries.record_phase("evaluate"),
+    ):
         if number:
             os.kill(os.getpid(), number)
             time.sleep(30)
@@ -182,14 +186,14 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
 
 
 def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
-    monkeypatch.setattr(directories, "lasting", lambda name: f"s3://bucket/flytune-{name}")
+    monkeypatch.setattr(directories, "shared_address", lambda name: f"s3://bucket/flytune-{name}")
     command = ["pyflyte-execute", "--inputs", "s3://bucket/metadata/n3/data/inputs.pb", "--output-prefix"]
     places = []
     for output, index in (("0", ""), ("1", ""), ("0", "1")):
         monkeypatch.setattr(sys, "argv", [*command, f"s3://bucket/metadata/n3/data/{output}"])
         monkeypatch.setenv("BATCH_JOB_ARRAY_INDEX_VAR_NAME", "FLYTE_K8S_ARRAY_INDEX")
         monkeypatch.setenv("FLYTE_K8S_ARRAY_INDEX", index)
-        places.append(directories.attempts_place())
+        places.append(directories.attempt_notes_address())
     first, retry, part = places
     assert first == retry != part
     assert first.startswith("s3://bucket/flytune-phases/abc/")

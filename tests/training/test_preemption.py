@@ -10,7 +10,7 @@ from flytune.recipe.sections import Checkpoints
 from flytune.training import preemption
 from flytune.training.preemption import Stopper
 from tests.support import ranks
-from tests.support.training import ALONE
+from tests.support.ranks import ALONE
 
 
 class Saver:

@@ -13,7 +13,7 @@ from flytune.records.plan import EVALUATE, EXPORT, SAVE, STEP
 from flytune.records.training import Step
 from flytune.training import eval_loss, loop, memory_peaks, step_log, step_timer
 from tests.support import ranks
-from tests.support.dying import kill_once_saved
+from tests.support.process_kills import kill_once_saved
 from tests.support.stages import write_dataset
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 

@@ -1,4 +1,4 @@
-"""Everything that is registered, and every dynamic job, as Flyte's compiler reads it."""
+"""Tests of all registered entities and dynamic jobs with the stand-in for Flyte's compiler."""
 
 import pkgutil
 from collections import OrderedDict
@@ -19,7 +19,7 @@ import workflows
 from flytune.evaluation.harness.run import Job
 from flytune.sweeps.points import Run, Running
 from tests.support import compiler
-from tests.support.dynamics import future, mistakes
+from tests.support.dynamics import errors, future
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
 from tests.support.reports import metrics
@@ -37,23 +37,23 @@ FOLDER = FlyteDirectory("s3://b/f", remote_directory=False)
 
 
 def array_nodes(message):
-    """All within a message, however deep."""
+    """Yield all array nodes within a message."""
     for field, value in message.ListFields():
         if field.name == "array_node":
             yield value
-        if not field.message_type or field.message_type.GetOptions().map_entry:  # types alone
+        if not field.message_type or field.message_type.GetOptions().map_entry:  # only types
             continue
         for inner in value if field.is_repeated else [value]:
             yield from array_nodes(inner)
 
 
 def over_no_task(message):
-    """Targets of array nodes that open-source Flyte has not."""
+    """Return targets of array nodes that open-source Flyte does not support."""
     kinds = [array.node.WhichOneof("target") for array in array_nodes(message)]
     return [kind for kind in kinds if kind != "task_node"]
 
 
-def test_everything_registered_is_within_what_flyte_compiles():
+def test_all_registered_entities_compile():
     assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.refresh.refresh", "nightly"} <= set(ENTITIES)
     made = OrderedDict()
     for entity in ENTITIES.values():
@@ -64,13 +64,13 @@ def test_everything_registered_is_within_what_flyte_compiles():
     for spec in specs:
         name = spec.template.id.name
         assert over_no_task(spec) == [], name
-        assert compiler.mistakes(spec.template, compiler.Closure(tasks, spec.sub_workflows)) == [], name
+        assert compiler.errors(spec.template, compiler.Closure(tasks, spec.sub_workflows)) == [], name
     assert any(list(array_nodes(spec)) for spec in specs), "there are some at all"
 
 
 @pytest.fixture
 def running():
-    """Four points: two routes, one of which is several nodes, and two data sections; one is asked tasks of the harness."""
+    """Four points with two routes, one of several nodes, and two data sections; one point has harness tasks."""
     runs = []
     for number, route in enumerate(("cpu-1", "cpu-2", "cpu-2", "t4-8x3")):
         recipe = recipe_of(name=f"p-{number}")
@@ -93,7 +93,7 @@ def running():
 
 
 def nodes_by_task(job):
-    """Array nodes of a dynamic job, by the name of the mapped task."""
+    """Return the array nodes of a dynamic job by the name of the mapped task."""
     found = {}
     for node in job.nodes:
         inner = node.array_node.node if node.HasField("array_node") else node
@@ -103,9 +103,9 @@ def nodes_by_task(job):
 
 
 def check(stage, **inputs):
-    """The stage's job, which has no mistake, and whose map tasks are as they must be."""
+    """Return the stage's job, after checks that it compiles and that its map tasks are correct."""
     job = future(stage, **inputs)
-    assert mistakes(job, stage.interface.to_flyte_idl().outputs) == []
+    assert errors(job, stage.interface.to_flyte_idl().outputs) == []
     assert over_no_task(job) == []
     for array in array_nodes(job):
         assert array.parallelism == 3
@@ -125,20 +125,20 @@ def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
     assert several.type == "pytorch"
     assert several.custom["elasticConfig"]["minReplicas"] == 3
     models = [[FOLDER], [FOLDER, FOLDER], [FOLDER]]
-    made, _ = check(evaluate_points, running=running, models=models, data=FOLDER)
+    made, _ = check(evaluate_points, running=running, models=models, harness_data=FOLDER)
     assert set(made) == {f"evaluate_model_{name}" for name in ("cpu_1", "cpu_2", "t4_8x3")} | {"evaluate_tasks_cpu_2"}
     asked = {binding.var: binding.binding for binding in made["evaluate_tasks_cpu_2"].inputs}
     assert {len(binding.collection.bindings) for binding in asked.values()} == {2}, "both parts of one point"
     scores = [[metrics()], [metrics(), metrics()], [metrics()]]
     answers = [[FlyteFile("s3://b/1", remote_path=False), FlyteFile("s3://b/2", remote_path=False)]]
-    made, _ = check(store_points, running=running, metrics=scores, answers=answers, data=FOLDER)
+    made, _ = check(store_points, running=running, metrics=scores, answers=answers, harness_data=FOLDER)
     assert set(made) == {"store_artifact"}
 
 
 def test_points_that_share_data_and_base_prepare_them_by_the_task_itself(running):
     first = running.model_copy(update={"runs": [running.runs[0], running.runs[2]]})
     job = future(prepare_points, running=first)
-    assert mistakes(job, prepare_points.interface.to_flyte_idl().outputs) == []
+    assert errors(job, prepare_points.interface.to_flyte_idl().outputs) == []
     assert not list(array_nodes(job)), "the cache is that of finetune"
     assert set(nodes_by_task(job)) == {"prepare_data", "fetch_base_model"}
 
@@ -189,7 +189,7 @@ def statically(recipes: list[str], notes: list[str]) -> list[str]:
 
 
 def plans(entity):
-    """The closure of an entity that maps over `POINT`."""
+    """Return the closure of an entity that maps over `POINT`."""
     made = OrderedDict()
     spec = get_serializable(made, SETTINGS, entity)
     get_serializable(made, SETTINGS, POINT)
@@ -198,7 +198,7 @@ def plans(entity):
     return spec, compiler.Closure(tasks, specs, {"tests_point": (point.name, [])})
 
 
-def test_a_map_over_a_launch_plan_is_refused_as_flyte_refuses_it():
+def test_a_map_over_a_launch_plan_is_refused_as_by_flyte():
     from flyteidl.core import workflow_pb2
 
     job = future(over_a_launch_plan, recipes=["a", "b"], notes="s3://b/n")
@@ -206,10 +206,10 @@ def test_a_map_over_a_launch_plan_is_refused_as_flyte_refuses_it():
     template = workflow_pb2.WorkflowTemplate(nodes=job.nodes, outputs=job.outputs)
     template.interface.outputs.CopyFrom(over_a_launch_plan.interface.to_flyte_idl().outputs)
     _, closure = plans(statically)
-    found = compiler.mistakes(template, closure)
+    found = compiler.errors(template, closure)
     assert "MismatchingBindings: input [notes] on node [dn0] expects simple: STRING. Received bindings" in found
     spec, closure = plans(statically)
-    found = compiler.mistakes(spec.to_flyte_idl().template, closure)
+    found = compiler.errors(spec.to_flyte_idl().template, closure)
     assert any(one.startswith("MismatchingTypes: [notes] of node [n0]") for one in found)
 
 
@@ -237,5 +237,5 @@ def kind(**fields):
         ),
     ],
 )
-def test_types_are_cast_as_flytepropeller_casts_them(upstream, downstream, fits):
+def test_types_are_castable_as_in_flytepropeller(upstream, downstream, fits):
     assert compiler.castable(upstream, downstream) is fits

@@ -1,4 +1,4 @@
-"""finetune and its parts, run here on the tiny model; and as they are registered."""
+"""Tests of finetune and its parts: local runs on the tiny model, and the registered workflows."""
 
 import json
 import threading
@@ -27,8 +27,8 @@ SECRET = "T0PS3CRET"
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What was posted to the webhook."""
+def posted(monkeypatch):
+    """List of texts that were posted to the webhook."""
     got = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def told(monkeypatch):
             self.end_headers()
 
         def log_message(self, *args):
-            """Silent."""
+            """Write no log."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -49,7 +49,7 @@ def told(monkeypatch):
 
 
 @pytest.fixture
-def recipe(tmp_path, told, local_cache):
+def recipe(tmp_path, posted, local_cache):
     changes = {"checkpoints.save_steps": 1, "training.max_steps": 4, "notify": {"webhook": True, "on": ["failed", "succeeded"]}}
     base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)
     provider = FileAccessProvider(str(tmp_path / "local"), str(tmp_path / "raw"))
@@ -61,12 +61,12 @@ def folder_of(directory):
     return Path(directory.path)
 
 
-def test_planning_and_preparing_by_themselves(recipe):
+def test_planning_and_preparing_separately(recipe):
     assert parts.plan_only(recipe=recipe).shape == "cpu-1"
     dataset = folder_of(parts.prepare_only(recipe=recipe))
     manifest = Manifest.read(dataset / "manifest.json")
     assert manifest.rows == 64
-    # A second time from the cache; not where a byte has changed.
+    # The second time from the cache, unless a byte has changed.
     assert folder_of(parts.prepare_only(recipe=recipe)) == dataset
     rows = Path(recipe.data.path)
     rows.write_text(rows.read_text().replace("Question 1:", "Question one:"))
@@ -78,27 +78,27 @@ def test_planning_and_preparing_by_themselves(recipe):
     assert folder_of(parts.prepare_only(recipe=recipe)) != dataset, "another tokenizer"
 
 
-def test_resume_is_refused_where_there_is_nothing_to_go_on_from(recipe, told, caplog):
+def test_resume_is_refused_without_a_checkpoint(recipe, posted, caplog):
     with pytest.raises(TrainingError, match=r"recipe tiny: there is no complete checkpoint of this recipe and its data"):
         parts.resume(recipe=recipe)
     assert "tiny: failed." in caplog.text
-    (message,) = told
+    (message,) = posted
     assert "there is no complete checkpoint of this recipe" in message
     assert "There is no complete checkpoint." in message
 
 
-def test_a_report_that_cannot_be_made_hides_nothing(recipe, monkeypatch, caplog):
+def test_a_failed_report_hides_no_error(recipe, monkeypatch, caplog):
     def broken(recipe):
         raise RuntimeError("the report itself")
 
     monkeypatch.setattr(find, "described", broken)
     with pytest.raises(TrainingError, match="there is no complete checkpoint"):
         parts.resume(recipe=recipe)
-    assert "failed, and what there is to go on from could not be told" in caplog.text
+    assert "failed, and the failure could not be reported" in caplog.text
 
 
 @pytest.mark.slow
-def test_a_run_that_broke_off_is_reported_exported_and_gone_on_with(recipe, told, monkeypatch, caplog):
+def test_an_interrupted_run_is_reported_exported_and_resumed(recipe, posted, monkeypatch, caplog):
     epochs_after = order.Stream.epochs_after
 
     def breaking(stream, step):
@@ -112,8 +112,8 @@ def test_a_run_that_broke_off_is_reported_exported_and_gone_on_with(recipe, told
     deadline = time.monotonic() + 60
     while any(thread.name.startswith("storing") for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert "the disk caught fire" in told[0]
-    assert "Newest complete checkpoint: step " in told[0]
+    assert "the disk caught fire" in posted[0]
+    assert "Newest complete checkpoint: step " in posted[0]
     found = find.newest(recipe)
     assert found.checkpoint.step == 2
 
@@ -131,8 +131,8 @@ def test_a_run_that_broke_off_is_reported_exported_and_gone_on_with(recipe, told
     training = TrainingResult.read(folder_of(artifact) / "training.json")
     assert (training.resumed_from_step, training.steps[-1].step) == (2, 4)
     assert find.newest(recipe) is None
-    assert len(told) == 3
-    assert all(text.startswith("tiny: done. Held-out perplexity") for text in told[1:])
+    assert len(posted) == 3
+    assert all(text.startswith("tiny: done. Held-out perplexity") for text in posted[1:])
     assert SECRET not in caplog.text
 
 
@@ -146,13 +146,13 @@ def test_the_failure_task_is_registered(workflow):
     spec = get_serializable(entities, SETTINGS, workflow).to_flyte_idl()
     node = spec.template.failure_node
     assert node.task_node.reference_id.name == "tasks.report.report_failure"
-    # Flyte fills `err` in: bound to none of a union that may be an error, as its documentation has it.
+    # Flyte sets `err`: its binding is none, of a union with an error, as in its documentation.
     assert {binding.var for binding in node.inputs} == {"recipe", "err"}
     (report,) = [entity for entity in entities if entity.name == "tasks.report.report_failure"]
     assert set(report.python_interface.inputs) == {"recipe", "err"}
 
 
-def test_the_parts_are_registered_with_what_they_need():
+def test_the_parts_are_registered_with_their_tasks():
     from collections import OrderedDict
 
     from flytekit.tools.translator import get_serializable

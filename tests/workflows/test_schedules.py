@@ -1,4 +1,4 @@
-"""Launch plans as Flyte gets them."""
+"""Tests of the scheduled launch plans in serialized form."""
 
 from collections import OrderedDict
 
@@ -18,7 +18,7 @@ from workflows.schedules import nightly, notifications, scheduled, weekly
 
 
 def proto(plan):
-    """The launch plan that `pyflyte register` sends."""
+    """Return the launch plan that `pyflyte register` sends."""
     entities = OrderedDict()
     get_serializable(entities, SETTINGS, plan.workflow)
     return get_serializable(entities, SETTINGS, plan).to_flyte_idl().spec
@@ -32,7 +32,7 @@ def test_a_plan_s_schedule_inputs_and_concurrency(plan, cron, days):
     assert (schedule.cron_schedule.schedule, schedule.kickoff_time_input_arg) == (cron, "kickoff")
     assert set(spec.fixed_inputs.literals) == {"recipe", "accepted", "days"}
     assert spec.fixed_inputs.literals["days"].scalar.primitive.integer == days
-    # The kickoff is left to the scheduler, and nothing else.
+    # Only the kickoff is left to the scheduler.
     assert [name for name, given in spec.default_inputs.parameters.items() if given.required] == ["kickoff"]
     assert (spec.concurrency_policy.max, spec.concurrency_policy.behavior) == (
         1,
@@ -43,7 +43,7 @@ def test_a_plan_s_schedule_inputs_and_concurrency(plan, cron, days):
 
 @pytest.fixture
 def plans():
-    """Those that a test makes are gone after it."""
+    """Remove the launch plans of a test after it."""
     before = dict(LaunchPlan.CACHE)
     yield
     LaunchPlan.CACHE.clear()
@@ -59,7 +59,7 @@ def write_recipe(folder, **changes):
     return file
 
 
-def test_one_s_own_is_one_call(tmp_path, plans):
+def test_another_schedule_is_one_call(tmp_path, plans):
     notify = {"on": ["succeeded", "failed"], "email": ["a@b.c"], "slack": ["x@y.slack.com"]}
     file = write_recipe(tmp_path, notify=notify)
     plan = scheduled("mine", file, "30 4 * * 2", "s3://b/accepted", days=3)
@@ -76,7 +76,7 @@ def test_one_s_own_is_one_call(tmp_path, plans):
     assert TypeEngine.to_python_value(context, Literal.from_flyte_idl(literal), Recipe) == Recipe.from_yaml(file)
 
 
-def test_who_is_told_of_what():
+def test_notifications_by_phase():
     assert notifications(Notify()) == []
     assert notifications(Notify(on=[], email=["a@b.c"])) == []
     (mail,) = notifications(Notify(email=["a@b.c"]))

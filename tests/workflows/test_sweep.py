@@ -1,4 +1,4 @@
-"""Sweeps: points from a recipe, their comparison, and the workflow as users run it."""
+"""Tests of sweeps: points of a recipe, their comparison, and the workflow."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from flytune.sweeps import results
 from flytune.sweeps.points import Run, Running
 from flytune.sweeps.results import Outcome, Sweep
 from tasks.promote import rollback_accepted
-from tasks.runtime.mapping import mapped, reason
-from tests.chaos.pods import filled, write_inputs
+from tasks.runtime.mapping import failure_reason, map_points
+from tests.chaos.pods import fill_command, write_inputs
 from tests.support.decisions import decision
-from tests.support.dynamics import WholeRun
+from tests.support.dynamics import CompleteRun
 from tests.support.flyteadmin import flyteadmin
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
@@ -41,7 +41,7 @@ def inputs(tmp_path_factory):
     return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
 
 
-def test_a_grid_is_all_combinations_each_a_recipe_with_a_name_of_its_own():
+def test_a_grid_yields_all_combinations_as_recipes_with_different_names():
     points = drawn({"training.learning_rate": [1e-4, "2e-4"], "training.seed": [1, 2.0, 3]}).points
     assert [(one.recipe.training.learning_rate, one.recipe.training.seed) for one in points] == [
         (rate, seed) for rate in (1e-4, 2e-4) for seed in (1, 2, 3)
@@ -52,7 +52,7 @@ def test_a_grid_is_all_combinations_each_a_recipe_with_a_name_of_its_own():
         assert one.recipe.model_copy(update={"name": base.name, "training": base.training}) == base
 
 
-def test_sections_may_be_names_or_have_fields_and_long_names_and_checkpoints_stay_apart():
+def test_sections_may_be_names_or_fields_and_checkpoints_differ():
     recipe = recipe_of(name="a" * 63, checkpoints={"name": "kept"})
     first, second = drawn(changes=[{"method": "lora", "method.r": 8}, {"method": {"name": "full"}}], recipe=recipe).points
     assert (first.recipe.method.name, first.recipe.method.r, second.recipe.method.name) == ("lora", 8, "full")
@@ -64,7 +64,7 @@ def test_sections_may_be_names_or_have_fields_and_long_names_and_checkpoints_sta
 
 
 @pytest.mark.parametrize(
-    ("grid", "changes", "told"),
+    ("grid", "changes", "message"),
     [
         ({}, [], "give a grid .* or a list of changes .*; none is given"),
         ({"training.seed": [1]}, [{"training.seed": 1}], "both are given"),
@@ -79,12 +79,12 @@ def test_sections_may_be_names_or_have_fields_and_long_names_and_checkpoints_sta
         ({"training.seed": list(range(5)), "training.max_steps": list(range(1, 6))}, [], "25 points, .*max_points: 25"),
     ],
 )
-def test_mistakes_of_a_sweep_are_told_before_anything_runs(grid, changes, told):
-    with pytest.raises(RecipeError, match=told):
+def test_mistakes_of_a_sweep_are_reported_before_anything_runs(grid, changes, message):
+    with pytest.raises(RecipeError, match=message):
         drawn(grid, changes)
 
 
-def test_all_mistakes_of_all_points_are_told_at_once():
+def test_all_mistakes_of_all_points_are_reported_together():
     with pytest.raises(RecipeError) as caught:
         drawn({"training.learning_rat": [1, 2], "training.max_steps": [-1, 2], "training.seed.x": [0]})
     assert sorted(str(caught.value).splitlines()[1:]) == [
@@ -94,9 +94,11 @@ def test_all_mistakes_of_all_points_are_told_at_once():
     ]
 
 
-@pytest.mark.parametrize(("concurrency", "ratio", "told"), [(2, 0, "above 0"), (2, 1.5, "1 at most"), (-1, 0.5, "0 for all")])
-def test_settings_that_mean_nothing_are_refused(concurrency, ratio, told):
-    with pytest.raises(RecipeError, match=told):
+@pytest.mark.parametrize(
+    ("concurrency", "ratio", "message"), [(2, 0, "above 0"), (2, 1.5, "1 at most"), (-1, 0.5, "0 for all")]
+)
+def test_invalid_settings_are_refused(concurrency, ratio, message):
+    with pytest.raises(RecipeError, match=message):
         results.check(concurrency, ratio)
 
 
@@ -121,7 +123,7 @@ def compared(losses, field="training.seed", reach=0.1, **reasons):
     return results.compare(points, done, reasons)
 
 
-def test_the_best_has_the_lowest_loss_and_those_within_chance_are_named():
+def test_the_best_has_the_lowest_loss_and_points_within_its_interval_are_named():
     name = recipe_of().name
     found = compared([2.0, 1.5, None, 1.6, float("nan")])
     assert found.best == f"{name}-2"
@@ -133,13 +135,13 @@ def test_the_best_has_the_lowest_loss_and_those_within_chance_are_named():
     assert found.outcomes[2].reason.startswith("no reason is known")
 
 
-def test_losses_on_other_samples_are_warned_of():
+def test_losses_on_different_samples_cause_a_warning():
     assert compared([1.0, 2.0]).warnings == []
     (warning,) = compared([1.0, 2.0], field="data.max_length").warnings
     assert warning.startswith("data.max_length: what is scored may differ")
 
 
-def test_page_and_table_show_every_point_and_escape_what_they_show():
+def test_page_and_table_show_and_escape_every_point():
     points = drawn(changes=[{"description": "<b>1"}, {"training.learning_rate": 1e-3}])
     done = {points.points[1].recipe.name: Outcome(name=points.points[1].recipe.name, values=["", 1e-3], tuned=score(2.0))}
     found = results.compare(points, done, {points.points[0].recipe.name: "Out<i>OfMemory"})
@@ -157,14 +159,14 @@ def test_page_and_table_show_every_point_and_escape_what_they_show():
     assert results.ranked(found)[0].name == found.best
 
 
-def test_a_picture_of_many_values_and_of_one_run():
+def test_a_chart_of_many_values_and_of_one_run():
     assert results.html(compared([2 + number / 40 for number in range(20)])).count("<path") == 20
     assert results.html(compared([1.0])).count("<path") == 1
     assert results.html(compared([None])).count("failed") > 1
 
 
 def run_of(name):
-    """A point on its way, as far as what becomes of it asks."""
+    """Return a run with the fields that its results need."""
     recipe = recipe_of(name=name)
     request = {"model": recipe.model, "data": recipe.data, "fingerprint": "1"}
     return Run(
@@ -172,7 +174,7 @@ def run_of(name):
     )
 
 
-def test_a_failed_point_leaves_its_reason_and_the_others_go_on():
+def test_a_failed_point_leaves_its_reason_and_the_others_continue():
     first = Running(runs=[run_of(name) for name in ("p-1", "p-2", "p-3")], least=2, concurrency=2, notes="n")
     then = first.after({"p-1": {"trained": "x"}, "p-2": "train: it failed", "p-3": {"trained": "y"}})
     assert [(run.recipe.name, run.trained) for run in then.runs] == [("p-1", "x"), ("p-3", "y")]
@@ -192,37 +194,37 @@ def halve(number: int) -> int:
 
 def test_a_mapped_task_may_fail_for_each_point_and_for_all(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
-    assert mapped(halve, notes, spare=3)(number=[2, 3, 4]) == [1, None, 2]
-    assert [reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
-    assert mapped(halve, str(tmp_path / "all" / "a"), spare=2)(number=[1, 3]) == [None, None]
+    assert map_points(halve, notes, allowed_failures=3)(number=[2, 3, 4]) == [1, None, 2]
+    assert [failure_reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
+    assert map_points(halve, str(tmp_path / "all" / "a"), allowed_failures=2)(number=[1, 3]) == [None, None]
 
 
-def test_points_are_not_begun_once_too_many_have_failed(tmp_path):
+def test_points_are_refused_once_too_many_have_failed(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
-    assert mapped(halve, notes, spare=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
-    assert reason(notes, 1) == "3 is odd"
-    assert reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
+    assert map_points(halve, notes, allowed_failures=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
+    assert failure_reason(notes, 1) == "3 is odd"
+    assert failure_reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
 
 
 @pytest.mark.parametrize(("address", "ended"), [("gone", "error.pb"), ("there", "outputs.pb")])
-def test_a_pod_does_the_element_of_its_number_and_leaves_its_reason(address, ended, tmp_path):
+def test_a_pod_runs_the_element_of_its_index_and_stores_its_reason(address, ended, tmp_path):
     history.record(str(tmp_path / "there"), decision("a"), expected=None)
     history.record(str(tmp_path / "there"), decision("b"), expected="a")
-    made = mapped(rollback_accepted, str(tmp_path / "notes" / "all"), spare=2)
+    made = map_points(rollback_accepted, str(tmp_path / "notes" / "all"), allowed_failures=2)
     write_inputs(made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]})
-    command = filled(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
+    command = fill_command(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
     number = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "NUMBER", "NUMBER": "1", "FLYTE_ATTEMPT_NUMBER": "0"}
     environment = os.environ | number | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     command[0] = str(Path(sys.executable).with_name(command[0]))
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert (tmp_path / ended).exists(), done.stderr[-3000:]
     left = "" if address == "there" else f"{tmp_path}/gone: "
-    assert reason(str(tmp_path / "notes" / "all"), 1).startswith(left)
-    assert bool(reason(str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
+    assert failure_reason(str(tmp_path / "notes" / "all"), 1).startswith(left)
+    assert bool(failure_reason(str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
 
 
 def run(folder, recipe, *arguments):
-    """`pyflyte run` in a home and a temporary directory of its own."""
+    """Run `pyflyte run` with its own home and temporary directory."""
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     (folder / "tmp").mkdir()
@@ -236,11 +238,11 @@ def test_too_many_failures_end_the_sweep_with_the_reason(inputs, tmp_path):
     done = run(tmp_path, tiny_recipe(*inputs), "--changes", json.dumps(changes), "--min_success_ratio", "1")
     assert done.returncode != 0
     assert "none.jsonl" in done.stderr
-    assert "train_loss" not in done.stdout + done.stderr  # the second point was not begun
+    assert "train_loss" not in done.stdout + done.stderr  # the second point was not started
 
 
 def check_table(found):
-    """Each failed point has cost its row alone."""
+    """Check that each failed point has failed only its own row."""
     assert found.best == "tiny-1"
     assert [bool(one.tuned) for one in found.outcomes] == [True, False, False, True, False]
     assert "method full with sharding device_map" in found.outcomes[2].reason
@@ -273,7 +275,7 @@ def test_a_sweep_runs_in_pods_as_flyte_runs_dynamic_and_array_nodes(inputs, chan
     recipe = Recipe.model_validate(tiny_recipe(*inputs, {"training.max_steps": 2}))
     with flyteadmin(tmp_path / "home") as (admin, storage):
         given = {"recipe": recipe, "changes": changes, "min_success_ratio": 0.4}
-        whole = WholeRun(admin, sweep, given, tmp_path / "run", storage)
+        whole = CompleteRun(admin, sweep, given, tmp_path / "run", storage)
         made = whole.outputs()["o0"].scalar.blob.uri
         check_table(Sweep.read(admin.fetch(made, tmp_path / "sweep") / "sweep.json"))
     pods = sorted(pod.name for pod in (tmp_path / "run").iterdir())

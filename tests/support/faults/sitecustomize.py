@@ -1,4 +1,4 @@
-"""Python imports it at its start where its folder is on PYTHONPATH: a rank meets what FAULT says ("what ranks step")."""
+"""Fault injection: Python imports this file when it starts, and a rank gets the fault of FAULT ("FAULT RANKS STEP")."""
 
 import os
 
@@ -21,7 +21,7 @@ if fault := os.environ.get("FAULT"):
 
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if WHAT == "preempt":
-            # Whoever started the ranks gets what Kubernetes sends to a pod.
+            # Kubernetes sends SIGTERM to the process that started the ranks.
             os.kill(os.getppid() if "RANK" in os.environ else os.getpid(), signal.SIGTERM)
             time.sleep(1.5)
         if WHAT == "hang":

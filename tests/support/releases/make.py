@@ -21,7 +21,7 @@ from flytune.records.training import TrainingResult
 from flytune.selftest import tiny_model
 from flytune.training import loop
 from tests.support import ranks
-from tests.support.dying import kill_once_saved
+from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import write_pairs
 
 KILLED_AFTER = 2

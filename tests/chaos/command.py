@@ -1,4 +1,4 @@
-"""All pairs, some at once, each in a process of its own; and the table."""
+"""Command of the chaos test: pairs run in parallel subprocesses; their results are shown as a table."""
 
 import argparse
 import json
@@ -14,20 +14,20 @@ from rich.table import Table
 
 from flytune.errors import RecipeError
 from flytune.selftest.runs import Pair
-from tests.chaos.pairs import Report, Struck, make_inputs, that_run
+from tests.chaos.pairs import DisturbedPair, Report, make_inputs, pairs_on_cpu
 
 
 def main(arguments: argparse.Namespace, home: str) -> int:
-    """Strikes, and shows what became of it; 1 if anything was lost."""
+    """Run the pairs and show the results; return 1 if anything was lost."""
     folder = Path(home)
-    # Its thread would be missing in the processes that are forked from here on.
+    # tqdm's monitor thread would be missing in forked processes.
     tqdm.tqdm.monitor_interval = 0
     make_inputs(folder)
-    pairs = _chosen(arguments.pairs, that_run(folder))
+    pairs = _selected(arguments.pairs, pairs_on_cpu(folder))
     share, more = divmod(arguments.faults, len(pairs))
     waiting = [(pair, share + (index < more)) for index, pair in enumerate(pairs) if share + (index < more)]
     with tqdm.tqdm(total=arguments.faults, desc="faults", unit="fault") as bar:
-        reports = _all(waiting, arguments, folder, bar)
+        reports = _run_pairs(waiting, arguments, folder, bar)
     reports.sort(key=lambda report: [str(pair) for pair in pairs].index(report.pair))
     console = Console()
     if arguments.json:
@@ -35,19 +35,19 @@ def main(arguments: argparse.Namespace, home: str) -> int:
     else:
         show(reports, console)
     if arguments.keep:
-        Console(stderr=True).print(f"kept: {folder}", highlight=False)
+        Console(stderr=True).print(f"folders: {folder}", highlight=False)
     return 1 if any(report.problems for report in reports) else 0
 
 
-def _chosen(names: str, known: list[Pair]) -> list[Pair]:
-    by_name = {str(pair): pair for pair in known}
+def _selected(names: str, pairs: list[Pair]) -> list[Pair]:
+    by_name = {str(pair): pair for pair in pairs}
     wanted = names.split(",") if names else list(by_name)
     if unknown := [name for name in wanted if name not in by_name]:
         raise RecipeError(f"--pairs: {', '.join(unknown)}: does not run on a CPU; those that do: {', '.join(by_name)}")
     return [by_name[name] for name in wanted]
 
 
-def _all(waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, folder: Path, bar: Any) -> list[Report]:
+def _run_pairs(waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, folder: Path, bar: Any) -> list[Report]:
     context = multiprocessing.get_context("fork")
     running: dict[Any, tuple[Pair, Any]] = {}
     reports: list[Report] = []
@@ -56,7 +56,7 @@ def _all(waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, folder:
             while waiting and len(running) < arguments.jobs:
                 pair, faults = waiting.pop(0)
                 receiving, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_one, args=(pair, faults, arguments, folder, sender))
+                process = context.Process(target=_run_pair, args=(pair, faults, arguments, folder, sender))
                 process.start()
                 sender.close()
                 running[receiving] = pair, process
@@ -84,16 +84,16 @@ def _all(waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, folder:
     return reports
 
 
-def _one(pair: Pair, faults: int, arguments: argparse.Namespace, folder: Path, sender: Any) -> None:
+def _run_pair(pair: Pair, faults: int, arguments: argparse.Namespace, folder: Path, sender: Any) -> None:
     own = folder / str(pair).replace("/", "-")
-    struck = Struck(pair, folder, own, f"{arguments.seed} {pair}", arguments.storage, arguments.cold)
-    sender.send(struck.run(faults, sender.send))
+    disturbed = DisturbedPair(pair, folder, own, f"{arguments.seed} {pair}", arguments.storage, arguments.cold)
+    sender.send(disturbed.run(faults, sender.send))
     sender.close()
 
 
 def show(reports: list[Report], console: Console) -> None:
-    """The table, faults by kind, and what was lost."""
-    table = Table(title="Struck, started again, and held against an undisturbed run", title_justify="left")
+    """Print the table, the faults by kind, and the differences."""
+    table = Table(title="Runs with faults, compared with an undisturbed run", title_justify="left")
     for name in ("pair", "faults", "runs (on S3)", "pods", "steps", "repeated", "s to next step", "verdict"):
         table.add_column(name, justify="left" if name in ("pair", "verdict") else "right", no_wrap=True)
     for report in reports:
@@ -102,8 +102,8 @@ def show(reports: list[Report], console: Console) -> None:
         numbers = (sum(report.faults.values()), f"{report.runs} ({report.on_s3})", report.pods, report.steps)
         table.add_row(report.pair, *map(str, numbers), str(sum(report.repeated.values())), median, verdict)
     console.print(table)
-    kinds = Table(title="By kind", title_justify="left")
-    for name in ("fault", "times", "steps repeated after it"):
+    kinds = Table(title="Faults by kind", title_justify="left")
+    for name in ("fault", "times", "repeated steps"):
         kinds.add_column(name, justify="left" if name == "fault" else "right")
     for kind in sorted({kind for report in reports for kind in report.faults}):
         sides = [one.faults for one in reports], [one.repeated for one in reports]
@@ -114,6 +114,6 @@ def show(reports: list[Report], console: Console) -> None:
         [(one.pair, text) for one in reports for text in one.problems],
     )
     by_hand = sum(one.by_hand for one in reports)
-    console.print(f"{total} faults, {by_hand} of them final for Flyte and started again as by a person; lost: {len(problems)}")
+    console.print(f"{total} faults, {by_hand} of them final for Flyte and restarted as by a user; lost: {len(problems)}")
     for pair, text in problems:
         console.print(f"  {pair}: {text}", style="red", markup=False, highlight=False, soft_wrap=True)

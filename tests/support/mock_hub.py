@@ -1,7 +1,7 @@
-"""The Hugging Face Hub's HTTP interface on this machine, for models: what huggingface_hub needs to upload and to download.
+"""Mock of the Hugging Face Hub's model API, with the requests that huggingface_hub needs to upload and download.
 
-Repositories with commits, branches and tags; small files in the commit, large ones by LFS's basic transfer. It counts what it
-is asked, and can break. Its answers follow what huggingface_hub 2.4 reads of them; xet is switched off (HF_HUB_DISABLE_XET).
+It has repositories with commits, branches and tags; small files are in the commit, large ones use LFS's basic transfer. It
+counts requests, and can be made to fail. Its answers are those that huggingface_hub 2.4 reads; xet is off (HF_HUB_DISABLE_XET).
 """
 
 import base64
@@ -18,6 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
+ADDRESS = "hf://ada/sums"
+REPOSITORY = "ada/sums"
+
 TOKENS = {
     "hf_ada_writes": {"name": "ada", "type": "user", "orgs": [{"name": "lovelace"}], "role": "write"},
     "hf_ada_reads": {"name": "ada", "type": "user", "orgs": [{"name": "lovelace"}], "role": "read"},
@@ -27,7 +32,7 @@ LFS = (".safetensors", ".gguf", ".bin")
 
 
 class Refusal(Exception):
-    """An answer other than 200."""
+    """Response with a status other than 200."""
 
     def __init__(self, status: int, message: str, code: str = "", **body: str) -> None:
         super().__init__(message)
@@ -36,7 +41,7 @@ class Refusal(Exception):
 
 
 class Repository:
-    """What there is of one: commits by id, each a table of files, and names for them."""
+    """Repository: files by commit, branches and tags."""
 
     def __init__(self, private: bool) -> None:
         self.private, self.commits, self.tags = private, {}, {}
@@ -46,7 +51,7 @@ class Repository:
 
     def add(self, files: dict[str, bytes], title: str) -> str:
         self.titles.append(title)
-        # Never the same twice, as on the hub, where time goes into it: clients keep files by commit.
+        # Always different, as on the hub, whose hash includes the time: clients cache files by commit.
         commit = secrets.token_hex(20)
         self.commits[commit] = files
         return commit
@@ -62,7 +67,7 @@ class Repository:
 
 
 def oid(name: str, content: bytes) -> str:
-    """As huggingface_hub compares them: sha256 for LFS, git's sha1 for the rest."""
+    """Return the hash by which huggingface_hub compares files: sha256 for LFS, git's sha1 for the rest."""
     return hashlib.sha256(content).hexdigest() if name.endswith(LFS) else _git(content)
 
 
@@ -71,7 +76,7 @@ def _git(content: bytes) -> str:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. `broken` is asked before each answer, and may raise a Refusal, or anything else to cut the connection."""
+    """Server. `broken` is called before each answer; it may raise a Refusal, or any other error to cut the connection."""
 
     daemon_threads = True
 
@@ -80,13 +85,13 @@ class Hub(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
-        """LFS's, by sha256."""
+        """LFS objects by sha256."""
         self.asked: Counter[str] = Counter()
-        """By the words in ROUTES."""
+        """Number of requests by route (ROUTES)."""
         self.broken: Callable[[str], None] = lambda route: None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that was cut on purpose."""
+        """Ignore connections that were cut on purpose."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -309,7 +314,7 @@ ROUTES = [
 
 @contextmanager
 def running() -> Iterator[Hub]:
-    """A hub without repositories."""
+    """Run a hub without repositories."""
     hub = Hub()
     thread = threading.Thread(target=hub.serve_forever, daemon=True)
     thread.start()
@@ -322,6 +327,22 @@ def running() -> Iterator[Hub]:
 
 
 def environment(hub: Hub, home: str, token: str = "hf_ada_writes") -> dict[str, str]:
-    """What another process needs to see it, with a cache of its own."""
+    """Return the environment of another process that uses this hub, with its own cache."""
     here = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     return {**os.environ, **here, "HF_HOME": home, "HF_TOKEN": token}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A mock hub at which huggingface_hub of this process looks."""
+    from huggingface_hub import constants
+
+    with running() as server:
+        for name, value in {"ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+            monkeypatch.setattr(constants, name, value)
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setenv("HF_TOKEN", "hf_ada_writes")
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        yield server

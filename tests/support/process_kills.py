@@ -1,4 +1,4 @@
-"""Ends processes as a machine that is taken away does. Imports little: a process that is started anew imports it."""
+"""Functions that kill their own process, as a lost machine does. Imports little, because new processes import it."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import time
 
 
 def kill_once_saved(recipe, step):
-    """Kills this rank, once the checkpoint of that step is whole: it is stored beside training."""
+    """Kill this rank once the checkpoint of that step, which is stored asynchronously, is complete."""
     import fsspec
 
     deadline = time.monotonic() + 120
@@ -19,7 +19,7 @@ def kill_once_saved(recipe, step):
 
 
 def end_at_once(*arguments):
-    """Ends this process without a word."""
+    """End this process without an error message."""
     os._exit(9)
 
 

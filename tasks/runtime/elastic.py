@@ -1,4 +1,4 @@
-"""Attempts as Flyte counts them: what is worth another one is raised as what Flyte retries, and the cause is named.
+"""Elastic (torchrun) tasks whose failures are classified by the table of failures.
 
 flytekit's Elastic calls a killed rank, a lost peer and most exceptions final, and takes a SIGTERM for success without outputs.
 """
@@ -7,41 +7,31 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flytekit.core.base_task import IgnoreOutputs
 from flytekit.extend import TaskPlugins
-from flytekitplugins.kfpytorch import Elastic
+from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
 from flytune.errors import Preempted, StorageError
 from flytune.failures import reports
 from flytune.failures.reports import Failure
+from flytune.hardware.cluster import Cluster, load_cluster
+from flytune.hardware.shapes import Shape
 from flytune.records.plan import Plan
 from flytune.training import phase_notes
-from tasks.runtime import ending
-from tasks.runtime.retries import raised
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """In a rank: reports what it dies of, and raises it as recoverable where the table of failures says so."""
-    try:
-        yield
-    except Exception as error:
-        failure = reports.of_error(error, int(os.environ.get("RANK", "0")))
-        reports.report(failure)
-        raise raised(failure) from error
+from tasks.runtime import termination
+from tasks.runtime.retries import flyte_error
 
 
 class Ranks(Elastic):
-    """Elastic whose parent process judges how its ranks have failed."""
+    """Elastic whose parent process classifies the failures of its ranks."""
 
 
 class RanksTask(PytorchElasticFunctionTask):
-    """Starts the ranks; what it raises names the first that failed, and is recoverable by the table of failures."""
+    """Task that starts the ranks; its error names the rank that failed first, and is recoverable by the table of failures."""
 
     def _execute(self, **kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix="flytune-failures-") as folder:
@@ -49,47 +39,66 @@ class RanksTask(PytorchElasticFunctionTask):
             try:
                 return super()._execute(**kwargs)
             except IgnoreOutputs as error:
-                ending.outlive_sigterm()
+                termination.ignore_sigterm()
                 if isinstance(error.__context__, _signal_exception()):
-                    found = reports.reported(Path(folder)) or [reports.of_error(_unsaid(), rank=_first_rank())]
-                elif not (found := _awaited(kwargs.get("plan"))):
+                    found = reports.reported(Path(folder)) or [reports.of_error(_unreported(), rank=_first_rank())]
+                elif not (found := _failures_after_ranks(kwargs.get("plan"))):
                     raise
             except Exception as error:  # noqa: BLE001 (raised again, with its cause named)
-                ending.outlive_sigterm()
-                found = _all(error, Path(folder))
+                termination.ignore_sigterm()
+                found = _failures(error, Path(folder))
             finally:
                 del os.environ[reports.FOLDER]
             cause = reports.first(found)
             phase_notes.correct(Path(folder), cause.kind)
             if cause.notices and self.max_nodes > 1:
-                if ending.another_reports():
+                if termination.another_pod_reports():
                     raise IgnoreOutputs
-                # Flyte shows the earliest, and a cause that is reported later still is one.
+                # Flyte shows the earliest error; a cause that another pod reports after this one must be earlier.
                 cause = cause.model_copy(update={"time": time.time()})
-            raise raised(cause)
+            raise flyte_error(cause)
 
 
 TaskPlugins.register_pythontask_plugin(Ranks, RanksTask)
 
 
-def _awaited(plan: Plan | None) -> list[Failure]:
-    """Return what has failed when the ranks of a node without rank 0 had finished, and the outputs did not come."""
+def ranks(shape: Shape, processes: int) -> Ranks:
+    """Return the configuration of one torchrun job over the shape's nodes, with `processes` processes a node."""
+    return Ranks(
+        nnodes=shape.nodes,
+        nproc_per_node=processes,
+        monitor_interval=1,
+        rdzv_configs=_rendezvous(load_cluster()),
+        # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
+        increase_shared_mem=False,
+        # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next attempt runs.
+        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
+    )
+
+
+def _rendezvous(cluster: Cluster) -> dict[str, int]:
+    """Return torchrun's timeouts in seconds; read_timeout would stay at torch's 60 otherwise."""
+    return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), int(cluster.node_start_minutes * 60))
+
+
+def _failures_after_ranks(plan: Plan | None) -> list[Failure]:
+    """Wait for the outputs on a node without rank 0 whose ranks have ended; return a failure if they do not come."""
     try:
         # Exported parameters have four bytes at most.
-        ending.wait_for_outputs(4 * plan.trained_parameters if plan else 0)
+        termination.wait_for_outputs(4 * plan.trained_parameters if plan else 0)
     except StorageError as error:
         return [reports.of_error(error, _first_rank())]
     return []
 
 
-def _all(error: Exception, folder: Path) -> list[Failure]:
-    """What the ranks have reported, and those that could not; the agent's own error where no rank has failed."""
+def _failures(error: Exception, folder: Path) -> list[Failure]:
+    """Return the failures that ranks reported and those of ranks that could not; the agent's error if no rank has failed."""
     found = reports.reported(folder)
-    known = {failure.rank for failure in found}
+    reporting = {failure.rank for failure in found}
     for child in _child_failures(error):
         for rank, process in child.items():
-            if rank not in known:
-                # In whole seconds; torchelastic has ended the others since, which may take 30.
+            if rank not in reporting:
+                # The timestamp is in whole seconds; torchelastic may have taken 30 s to end the other ranks since.
                 seen = min(time.time(), process.timestamp + 1.0)
                 found.append(reports.of_exit(process.exitcode, rank).model_copy(update={"time": seen}))
     return found or [reports.of_error(error, _first_rank())]
@@ -110,10 +119,10 @@ def _signal_exception() -> type[Exception]:
     return SignalException
 
 
-def _unsaid() -> Preempted:
+def _unreported() -> Preempted:
     return Preempted("the pod got SIGTERM, and the ranks were ended before they could say what they have saved", goes_on=True)
 
 
 def _first_rank() -> int:
-    """The node's, for errors of the process that starts the ranks."""
+    """Return the rank that names a node in errors of the process that starts its ranks."""
     return int(os.environ.get("PET_NODE_RANK", "0"))

@@ -1,4 +1,4 @@
-"""Stand-ins for what a cluster answers: a flyteadmin on flyteidl's own servicer, Kubernetes' API as JSON over HTTP."""
+"""Mocks of a cluster's services: flyteadmin on flyteidl's servicer, and Kubernetes' API as JSON over HTTP."""
 
 import json
 import threading
@@ -48,7 +48,12 @@ class _DataProxy(dataproxy_pb2_grpc.DataProxyServiceServicer):
 
 @contextmanager
 def flyteadmin(projects, domains, tasks=(), storage=""):
-    """Its endpoint. `tasks`: names that are registered as v7; `storage`: where uploads go."""
+    """Serve a mock flyteadmin; yield its endpoint.
+
+    Args:
+        tasks: names that are registered as v7.
+        storage: address of uploads.
+    """
     server = grpc.server(futures.ThreadPoolExecutor(2))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(projects, domains, tasks), server)
     dataproxy_pb2_grpc.add_DataProxyServiceServicer_to_server(_DataProxy(storage), server)
@@ -62,7 +67,7 @@ def flyteadmin(projects, domains, tasks=(), storage=""):
 
 @contextmanager
 def http(answers, kept=None):
-    """An address that answers GET by `answers` (path: JSON, or a status), and keeps what is PUT in `kept`."""
+    """Serve GET from `answers` (path: JSON, or a status), and store the content of PUT in `kept`; yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

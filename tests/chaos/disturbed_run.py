@@ -1,4 +1,4 @@
-"""One training run that is struck again and again, and started again each time, until it is over."""
+"""Training run into which faults are injected, and which is restarted after each until it has finished."""
 
 import json
 import os
@@ -19,17 +19,17 @@ from tests.chaos.faults import ON_DISK, ON_S3, Bag, Fault
 from tests.chaos.pods import Pod
 
 POLL = 0.004
-PATIENCE = 240.0
-"""Seconds in which something must happen: a step, or the end of a pod."""
+TIMEOUT = 240.0
+"""Seconds within which a step must be trained or a pod must end."""
 FILE_LIMIT = 2**16
 
 
-class Lost(Exception):
-    """The run cannot go on: what happened."""
+class RunFailed(Exception):
+    """Error of a run that cannot continue."""
 
 
-class Round:
-    """The run, its pods, and what was seen of them from outside."""
+class DisturbedRun:
+    """Run with its pods, and the observations of them from outside."""
 
     def __init__(
         self, task: Any, inputs: Path, folder: Path, address: str, bucket: Bucket | None, draw: random.Random, cold: bool
@@ -38,102 +38,102 @@ class Round:
         self.draw, self.cold = draw, cold
         self.alive: list[Pod] = []
         self.done: list[Pod] = []
-        """Those that have a result."""
+        """Pods that have stored outputs."""
         self.problems: list[str] = []
         self.lines: set[str] = set()
-        """Of all steps.jsonl of all attempts: a step that was trained twice has two, for they hold its seconds."""
-        self.struck: Counter[str] = Counter()
+        """Lines of steps.jsonl of all attempts; a step that was trained twice has two, which differ in seconds."""
+        self.injected: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
-        """Steps trained again, by the fault that came before."""
+        """Number of steps trained again, by the preceding fault."""
         self.seconds: list[float] = []
-        """From a kill to the end of the next step."""
+        """Seconds from each kill to the end of the next step."""
         self.pods = self.by_hand = 0
-        self.is_left = False
-        """Whether a pod was killed when another had its result already."""
+        self.leaves_files = False
+        """True if a pod was killed after another had stored outputs, so that its files remain."""
         self._steps: set[int] = set()
         self._folders: set[Path] = set()
-        self._spoiled: set[str] = set()
+        self._damaged: set[str] = set()
         self._last = ""
         self._killed_at: float | None = None
-        self._doomed: list[tuple[float, Pod]] = []
+        self._orphaned: list[tuple[float, Pod]] = []
         self._disturbed: set[Pod] = set()
 
-    def run(self, bag: Bag, most: int, tell: Callable[[str | None], None]) -> None:
-        """Strikes at most so often; returns when the run is over and none of its pods lives."""
+    def run(self, bag: Bag, limit: int, report: Callable[[str | None], None]) -> None:
+        """Inject at most `limit` faults; return when the run has finished and all of its pods have ended."""
         try:
             while not self.done or self.alive:
-                self._step(bag, most, tell)
-            self.look()
-        except Lost as error:
+                self._step(bag, limit, report)
+            self.read_steps()
+        except RunFailed as error:
             self.problems.append(str(error))
         finally:
-            for pod in [*self.alive, *(pod for _, pod in self._doomed)]:
-                self.is_left |= bool(self.done) and not pod.has_outputs()
+            for pod in [*self.alive, *(pod for _, pod in self._orphaned)]:
+                self.leaves_files |= bool(self.done) and not pod.has_outputs()
                 pod.kill()
 
-    def _step(self, bag: Bag, most: int, tell: Callable[[str | None], None]) -> None:
+    def _step(self, bag: Bag, limit: int, report: Callable[[str | None], None]) -> None:
         if not self.alive:
             self._start()
-        if self.struck.total() >= most:
+        if self.injected.total() >= limit:
             self._until(lambda: not self.alive)
             return
         fault = bag.next(self.bucket is not None)
-        if self._comes(fault) and self.alive:
-            self._strike(fault)
-            self.struck[fault.kind] += 1
+        if self._wait_for_moment(fault) and self.alive:
+            self._inject(fault)
+            self.injected[fault.kind] += 1
             self._last = fault.kind
-            tell(None)
+            report(None)
             self._until(lambda: False, 0.02)
 
     def _start(self) -> Pod:
         if self.pods > 100:
-            raise Lost("100 attempts, and it is not over")
-        if not self.alive and not self._doomed:
+            raise RunFailed("the run has not finished after 100 attempts")
+        if not self.alive and not self._orphaned:
             self._check_ledger()
         self.alive.append(Pod(self.task, self.inputs, self.folder / f"pod-{self.pods}", self.pods, self.cold))
         self.pods += 1
         return self.alive[-1]
 
     def _check_ledger(self) -> None:
-        if faults := processes.run(1, checking.broken, self.address, self._spoiled):
+        if faults := processes.run(1, checking.ledger_problems, self.address, self._damaged):
             self.problems.append(f"after {self._last}: {'; '.join(faults)}")
 
-    # What is seen.
+    # Observations.
 
     def _until(self, happens: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Looks on until it happens, or all pods have ended, or the time is over; says whether it has."""
-        end, seen = time.monotonic() + (seconds or PATIENCE), (len(self.lines), self.pods)
+        """Poll until `happens` is true, all pods have ended, or the time has passed; return True only if it happened."""
+        end, seen = time.monotonic() + (seconds or TIMEOUT), (len(self.lines), self.pods)
         while time.monotonic() < end:
-            self.look()
-            self._reap()
+            self.read_steps()
+            self._remove_ended_pods()
             if happens():
                 return True
             if not self.alive:
                 return False
             if seconds is None and (now := (len(self.lines), self.pods)) != seen:
-                end, seen = time.monotonic() + PATIENCE, now
+                end, seen = time.monotonic() + TIMEOUT, now
             time.sleep(POLL)
         if seconds is None:
-            raise Lost(f"nothing happened for {PATIENCE:.0f} s after {self._last}: {self.alive[0].said()}")
+            raise RunFailed(f"nothing happened for {TIMEOUT:.0f} s after {self._last}: {self.alive[0].log_end()}")
         return False
 
-    def _homes(self) -> list[Path]:
-        """Where attempts write before they store."""
+    def _local_folders(self) -> list[Path]:
+        """Return the folders to which attempts write before they store."""
         if self.bucket is None:
             return [Path(self.address)]
-        return [pod.temporary / "flytune-runs" / "chaos" for pod in [*self.alive, *(pod for _, pod in self._doomed)]]
+        return [pod.temporary / "flytune-runs" / "chaos" for pod in [*self.alive, *(pod for _, pod in self._orphaned)]]
 
-    def look(self) -> None:
-        """Takes in the steps that were trained meanwhile."""
-        for home in self._homes():
+    def read_steps(self) -> None:
+        """Record the steps that were trained since the last call."""
+        for home in self._local_folders():
             for file in home.glob("attempt-*/node-0/steps.jsonl"):
                 try:
-                    self.take(file.read_text(encoding="utf-8").splitlines(keepends=True))
-                except OSError:  # moved away as the run ended
+                    self.record(file.read_text(encoding="utf-8").splitlines(keepends=True))
+                except OSError:  # moved at the end of the run
                     continue
 
-    def take(self, lines: list[str]) -> None:
-        """Lines of one steps.jsonl."""
+    def record(self, lines: list[str]) -> None:
+        """Record the lines of one steps.jsonl."""
         for line in lines:
             text = line.rstrip("\n")
             if text in self.lines or not line.endswith("}\n"):
@@ -146,35 +146,35 @@ class Round:
                 self.seconds.append(time.monotonic() - self._killed_at)
                 self._killed_at = None
 
-    def _reap(self) -> None:
-        """Takes leave of pods that have ended, and of what their agents have left behind."""
-        for when, pod in list(self._doomed):
+    def _remove_ended_pods(self) -> None:
+        """Remove pods that have ended, and kill the orphaned ranks of killed agents."""
+        for when, pod in list(self._orphaned):
             if time.monotonic() > when:
-                self._doomed.remove((when, pod))
-                self._bury(pod)
+                self._orphaned.remove((when, pod))
+                self._clean_up(pod)
         for pod in [pod for pod in self.alive if pod.has_ended()]:
             self.alive.remove(pod)
-            self.look()
-            self._bury(pod)
+            self.read_steps()
+            self._clean_up(pod)
             if pod.has_outputs():
                 self.done.append(pod)
             elif (error := pod.error()) is None and pod not in self._disturbed:
-                raise Lost(f"an attempt ended without a word: {pod.said()}")
+                raise RunFailed(f"an attempt ended without an error: {pod.log_end()}")
             elif error and pod not in self._disturbed:
-                raise Lost(f"an attempt failed by itself, after {self._last}: {error[1][:1500]}")
+                raise RunFailed(f"an attempt failed without a fault, after {self._last}: {error[1][:1500]}")
             elif error and not error[0]:
                 self.by_hand += 1
 
-    def _bury(self, pod: Pod) -> None:
-        self.is_left |= bool(self.done) and not pod.has_outputs()
+    def _clean_up(self, pod: Pod) -> None:
+        self.leaves_files |= bool(self.done) and not pod.has_outputs()
         pod.kill()
-        # The pod's own disk.
+        # The pod's disk is lost with it.
         shutil.rmtree(pod.temporary, ignore_errors=True)
 
-    # What is done.
+    # Faults.
 
-    def _comes(self, fault: Fault) -> bool:
-        """Waits for the fault's moment; not if the run ends before it."""
+    def _wait_for_moment(self, fault: Fault) -> bool:
+        """Wait for the fault's moment; return False if the run ends before it."""
         before = len(self.lines)
         if fault.moment == "start":
             self._until(lambda: time.monotonic() > self.alive[-1].started + fault.delay if self.alive else True)
@@ -186,7 +186,7 @@ class Round:
 
     def _save_begins(self) -> Callable[[], bool]:
         def folders() -> set[Path]:
-            return {path for home in self._homes() for path in home.glob("attempt-*/node-0/checkpoint-*")}
+            return {path for home in self._local_folders() for path in home.glob("attempt-*/node-0/checkpoint-*")}
 
         before = folders()
         return lambda: bool(folders() - before)
@@ -202,23 +202,23 @@ class Round:
         before = folders()
         return lambda: bool(folders() - before)
 
-    def _strike(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         pod = self.alive[-1]
         self._disturbed.add(pod)
         kind = fault.kind
         if kind == "two alive":
             self._two_alive(fault)
         elif kind == "frozen":
-            self._for_a_while(lambda: pod.send(signal.SIGSTOP), 1 + 3 * fault.seconds, lambda: pod.send(signal.SIGCONT))
+            self._during(lambda: pod.send(signal.SIGSTOP), 1 + 3 * fault.seconds, lambda: pod.send(signal.SIGCONT))
         elif kind in ON_DISK:
-            self._for_a_while(lambda: _limit(pod, FILE_LIMIT), 1 + 3 * fault.seconds, lambda: _limit(pod, None))
+            self._during(lambda: _limit(pod, FILE_LIMIT), 1 + 3 * fault.seconds, lambda: _limit(pod, None))
         elif kind in ON_S3 and (bucket := self.bucket):
             mode = kind.split()[1].replace("stalls", "stall")
-            self._for_a_while(lambda: bucket.be(mode), 1 + 5 * fault.seconds, lambda: bucket.be("well"))
+            self._during(lambda: bucket.set_mode(mode), 1 + 5 * fault.seconds, lambda: bucket.set_mode("normal"))
         else:
             self._kill(pod, fault)
 
-    def _for_a_while(self, begin: Callable[[], None], seconds: float, end: Callable[[], None]) -> None:
+    def _during(self, begin: Callable[[], None], seconds: float, end: Callable[[], None]) -> None:
         begin()
         try:
             self._until(lambda: False, seconds)
@@ -233,7 +233,7 @@ class Round:
         elif fault.kind == "agent killed":
             _signal(pod.pid, signal.SIGKILL)
             self.alive.remove(pod)
-            self._doomed.append((time.monotonic() + 3 * fault.seconds, pod))
+            self._orphaned.append((time.monotonic() + 3 * fault.seconds, pod))
         elif fault.kind.startswith("SIGTERM"):
             _signal(pod.pid, signal.SIGTERM)
             if fault.kind == "SIGTERM":
@@ -242,13 +242,13 @@ class Round:
                 self._end(pod)
         else:
             self._end(pod)
-            if fault.kind != "pod killed" and not self.alive and not self._doomed:
-                spoiled = processes.run(1, checking.spoil, self.address, fault.kind, fault.seconds)
-                self._spoiled |= {spoiled} if spoiled else set()
+            if fault.kind != "pod killed" and not self.alive and not self._orphaned:
+                damaged = processes.run(1, checking.damage, self.address, fault.kind, fault.seconds)
+                self._damaged |= {damaged} if damaged else set()
 
     def _end(self, pod: Pod) -> None:
         pod.kill()
-        self._reap()
+        self._remove_ended_pods()
 
     def _two_alive(self, fault: Fault) -> None:
         first = self.alive[-1]
@@ -257,7 +257,7 @@ class Round:
         self._disturbed.add(second)
         self._until(lambda: len(self.lines) > before + 1 and time.monotonic() > second.started + 4)
         self._until(lambda: False, 2 * fault.seconds)
-        # Flyte starts another when it takes the first for gone; that one is sooner or later.
+        # Flyte starts a second attempt when it takes the first for lost; mostly the first one is lost.
         ends = first if self.draw.random() < 0.7 else second
         if ends in self.alive:
             self._end(ends)
@@ -279,8 +279,8 @@ def _signal(pid: int, number: int) -> None:
         return
 
 
-def grouped(lines: set[str]) -> dict[int, list[Any]]:
-    """What is compared of each step, as often as it was trained."""
+def by_step(lines: set[str]) -> dict[int, list[Any]]:
+    """Return the compared values of each step, once for each time that it was trained."""
     found: dict[int, list[Any]] = defaultdict(list)
     for row in checking.losses(sorted(lines)):
         found[row[0]].append(row[1:])
