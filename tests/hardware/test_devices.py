@@ -136,7 +136,7 @@ def test_a_declared_task_looks_before_it_does_anything(cuda):
     cuda.has_driver("535.104.05")
     cuda.fails("The NVIDIA driver on your system is too old")
     done = []
-    made = pods._on_its_devices(lambda **inputs: done.append(inputs), shape_named("l4-1"))
+    made = pods._after_device_check(lambda **inputs: done.append(inputs), shape_named("l4-1"))
     with pytest.raises(AttemptFailed, match="shape l4-1: .*too old"):
         made(recipe="r")
     assert done == []
