@@ -69,7 +69,7 @@ class LossGuard:
                 f"step {step}: {problem}; data was left out {MOST_ROLLBACKS} times already, and the run does not go on. "
                 f"{advice}"
             )
-        ruined = [self._stream.turn_of(number) for number in range(saved_step, step)]
+        ruined = [self._stream.batch_of(number) for number in range(saved_step, step)]
         if self._writes:
             left_out = sorted({*self._kept.left_out, *ruined})
             attempt_notes.write(

@@ -267,7 +267,7 @@ def test_what_a_weight_repeats_is_meant(tokenizer, tmp_path):
 
 
 def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
-    from flytune.data.contract.statistics import Census
+    from flytune.data.contract.statistics import Statistics
 
     monkeypatch.setattr("flytune.data.contract.statistics.HASHES", 700)
     monkeypatch.setattr("flytune.data.contract.statistics.TRIP_SAMPLES", 1400)
@@ -279,10 +279,10 @@ def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
                 writer.add(one)
             counts[split] = writer.counts()
     base = manifest_of([{"input_ids": ids} for ids, _ in rows], {split: found.shards for split, found in counts.items()})
-    census = Census(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
-    assert census.round_trip().tried == 320
-    assert len(census._near["train"]) == 300
-    found = census.duplicates()
+    statistics = Statistics(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
+    assert statistics.round_trip().tried == 320
+    assert len(statistics._near["train"]) == 300
+    found = statistics.duplicates()
     assert (found.near_train, found.near_heldout) == (300, 21)
     # All copies of one sample are drawn with it, or none.
     assert found.equal % 400 == found.overlap % 30 == 0

@@ -8,7 +8,7 @@ import pytest
 
 from flytune import data
 from flytune.data.formats import Chat, Tokens, choose, convert
-from flytune.data.labels import IGNORED, checked, encode
+from flytune.data.labels import IGNORED, encode, validated
 from flytune.data.render import ChatTemplate, render
 from flytune.data.tokenizer import load_tokenizer
 from flytune.errors import DataError
@@ -346,4 +346,4 @@ def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
 )
 def test_tokens_that_do_not_fit_are_told(ids: Any, labels: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        checked(Tokens(ids, labels), 450, "x:1")
+        validated(Tokens(ids, labels), 450, "x:1")

@@ -72,7 +72,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert self._is_ready.wait(120)
         started.append(1)
 
-    monkeypatch.setattr(workers, "ALONE", 1)
+    monkeypatch.setattr(workers, "CHUNKS_BEFORE_START", 1)
     monkeypatch.setattr(workers.Workers, "_start", waiting)
     return started
 
@@ -181,7 +181,7 @@ from flytune.data import mixing, packing, progress, shards, workers
 from flytune.recipe.recipe import DataRequest
 for module, name, value in {[(module.__name__, name, value) for module, name, value in SMALL]!r}:
     setattr(__import__(module, fromlist=["_"]), name, value)
-workers.ALONE = 1
+workers.CHUNKS_BEFORE_START = 1
 start, save, saves = workers.Workers._start, progress.save, []
 def waiting(self):
     start(self)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flytune import data
 from flytune.data import sources
 from flytune.data.labels import IGNORED
-from flytune.data.process import drawn, shares, split
+from flytune.data.process import shares, split, subsample
 from flytune.data.readers import read
 from flytune.errors import DataError, RecipeError
 from flytune.recipe.sections import Data
@@ -83,7 +83,7 @@ def test_sources_are_drawn_by_weight(tokenizer: Path, three: list[dict[str, Any]
 def test_a_weight_draws_by_content(tmp_path: Path) -> None:
     def bodies(rows: list[dict[str, str]], share: float, seed: int = 42) -> list[str]:
         source = Data(path=str(write_rows(tmp_path / "rows.jsonl", rows)))
-        return [row["body"] for row, _ in drawn(read(source), share, seed)]
+        return [row["body"] for row, _ in subsample(read(source), share, seed)]
 
     half = bodies(TEXTS, 0.5)
     assert sorted(half) == sorted(bodies(TEXTS[::-1], 0.5)), "not by place"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flytune import data
+from flytune.data.heldout import heldout_rows
 from flytune.export import gate
 from flytune.hardware.shapes import Shape
 from flytune.models import loading, scoring
@@ -36,7 +37,7 @@ def fit(recipe, dataset, out):
     gate.check_files(recipe, out, dataset)
     model = loading.exported_model(recipe, out, device_map={"": 0})
     gate.check_answers(recipe, out, model)
-    nll, tokens = scoring.heldout_loss(model, scoring.heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
+    nll, tokens = scoring.heldout_loss(model, heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 
 
