@@ -192,9 +192,7 @@ def _saved(path: str, split: str) -> Iterator[Row]:
         ) from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
-            raise DataError(
-                f"{path}: no split {split}; the splits are {', '.join(saved)}; set data.dataset_split to one of them"
-            )
+            raise DataError(f"{path}: no split {split}; set data.dataset_split to one of {', '.join(saved)}")
         saved = saved[split]
     for number, row in enumerate(saved, 1):
         yield _without_absent_keys(row), f"{path}, row {number}"

@@ -10,7 +10,7 @@ from flytune.errors import DataError, RecipeError
 from flytune.models import base
 from flytune.recipe.sections import Data, Model
 
-SHIPPED = "chat_templates/chatml.jinja and chat_templates/alpaca.jinja"
+SHIPPED = "chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
 
 
 def load_tokenizer(model: Model, data: Data) -> Any:

@@ -142,7 +142,7 @@ def test_blocks_that_are_missing_are_named(tokenizer: Path, pairs: Path, tmp_pat
     manifest = data.prepare(request(tokenizer, path=str(pairs), packing=True), tmp_path / "out")
     fewer = manifest.train.model_copy(update={"blocks": 1})
     manifest.model_copy(update={"train": fewer}).write(tmp_path / "out" / "manifest.json")
-    with pytest.raises(DataError, match=r"out: \d+ train blocks, the manifest says 1; prepare the data again"):
+    with pytest.raises(DataError, match=r"out: \d+ train blocks, but the manifest has 1; prepare the data again"):
         data.load(tmp_path / "out", "train")
 
 

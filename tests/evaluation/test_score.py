@@ -249,16 +249,16 @@ def test_a_damaged_dataset(base, dataset, tmp_path):
     with pytest.raises(DataError, match=r"heldout/00001.parquet cannot be read"):
         heldout_rows(copy, 100)
     (copy / "heldout" / "00001.parquet").unlink()
-    with pytest.raises(DataError, match=r"heldout/00001.parquet stands in manifest.json but is not there"):
+    with pytest.raises(DataError, match=r"heldout/00001.parquet is in manifest.json but not in the folder"):
         heldout_rows(copy, 100)
     (copy / "manifest.json").write_text('{"rows": 3}')
-    with pytest.raises(DataError, match=r"manifest.json: not a manifest"):
+    with pytest.raises(DataError, match=r"manifest.json: not a valid manifest"):
         heldout_rows(copy, 100)
 
 
 def test_an_empty_heldout_part(base, tmp_path):
     folder = write_dataset(tmp_path / "data", base, heldout=0)
-    with pytest.raises(DataError, match=r"no held-out token to score; raise data.heldout_fraction or name data.heldout_path"):
+    with pytest.raises(DataError, match=r"no held-out token to score; raise data.heldout_fraction or set data.heldout_path"):
         heldout_rows(folder, 100)
 
 
