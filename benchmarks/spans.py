@@ -32,7 +32,7 @@ FUNCTIONS = {
         "FlyteRemote._execute": "submit",
     },
     "flytune.planning.planner": {"make": "plan"},
-    "flytune.data.prepare": {"prepare": "prepare the data"},
+    "flytune.data.preparation": {"prepare": "prepare the data"},
     "tasks.runtime.directories": {"fetch": "fetch the data set"},
     "flytune.models.loading": {"base_model": "load the model"},
     "flytune.sharding.base": {"Strategy.shard": "load the model"},

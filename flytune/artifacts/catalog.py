@@ -16,7 +16,7 @@ from flytune.errors import ExportError
 from flytune.schema import Strict
 
 COMBINATION = "combination.json"
-"""In an artifact that was made of others (flytune.adapters.combine)."""
+"""In an artifact that was made of others (flytune.adapters.combining)."""
 ADAPTER = "adapter_config.json"
 _RECORDS = ("recipe.yaml", CONTENTS, "metrics.json", "manifest.json", COMBINATION, ADAPTER)
 

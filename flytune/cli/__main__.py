@@ -1,4 +1,4 @@
-"""`python -m flytune`, where the console script is not installed."""
+"""`python -m flytune.cli`, where the console script is not installed."""
 
 import sys
 

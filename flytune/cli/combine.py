@@ -4,13 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from flytune.adapters import combine
+from flytune.adapters import combining
 
 
 def run(options: argparse.Namespace) -> int:
     """Combines, and says into what."""
     wishes = {"weights": options.weights, "how": options.how, "r": options.rank, "density": options.density}
-    made = combine.combine(options.addresses, Path(options.out), **wishes, seed=options.seed)
+    made = combining.combine(options.addresses, Path(options.out), **wishes, seed=options.seed)
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from flytune.adapters import merge
+from flytune.adapters import merging
 from flytune.artifacts import fetch
 from flytune.console import tables
 from flytune.models.probe import PROMPTS
@@ -14,7 +14,7 @@ from flytune.models.probe import PROMPTS
 
 def run(options: argparse.Namespace) -> int:
     """Merges, and shows what each candidate differs by."""
-    made = merge.merge(fetch.fetched(options.artifact), Path(options.out))
+    made = merging.merge(fetch.fetched(options.artifact), Path(options.out))
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0

@@ -20,7 +20,7 @@ order, collator        the order of samples in training, and batches of them
 harness_tasks          a recipe's own tasks of lm-evaluation-harness
 """
 
-from flytune.data.prepare import prepare
+from flytune.data.preparation import prepare
 from flytune.data.shards import load, read_manifest
 from flytune.data.sources import fingerprint
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.adapters import load
+from flytune.adapters import loading as adapters_loading
 from flytune.data.messages import messages_of, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
@@ -76,7 +76,7 @@ class Speakers:
         self.is_adapter = loading.is_adapter(artifact)
         folders = {_OWN: artifact, **others}
         if self.is_adapter:
-            self.model = load.load(folders)
+            self.model = adapters_loading.load(folders)
         elif others:
             raise ExportError(
                 f"{artifact}: a model that was trained whole; {', '.join(others)}: adapters go onto the base that they were "

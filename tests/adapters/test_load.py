@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from flytune import cli
-from flytune.adapters import combine, load, merge
+from flytune.adapters import combining, merging
+from flytune.adapters import loading as adapters_loading
 from flytune.artifacts import catalog
 from flytune.artifacts.build import CONTENTS, Contents
 from flytune.errors import ExportError
@@ -57,7 +58,7 @@ def deltas(model, name):
 
 @pytest.mark.parametrize("suffix", ["", "4"], ids=["lora", "qlora"])
 def test_each_adapter_computes_what_it_computes_alone(store, prompts, suffix):
-    model = load.load({"a": store / f"short{suffix}", "b": str(store / f"long{suffix}")})
+    model = adapters_loading.load({"a": store / f"short{suffix}", "b": str(store / f"long{suffix}")})
     for name, folder in (("b", f"long{suffix}"), ("a", f"short{suffix}"), ("b", f"long{suffix}")):
         model.set_adapter(name)
         assert torch.equal(logits(model, prompts), alone(store / folder, prompts)), name
@@ -67,7 +68,7 @@ def test_each_adapter_computes_what_it_computes_alone(store, prompts, suffix):
 
 
 def test_a_batch_may_mix_them(store):
-    model = load.load({"a": store / "short", "b": store / "long"})
+    model = adapters_loading.load({"a": store / "short", "b": store / "long"})
     tokens = torch.tensor([[5, 6, 7, 8]] * 3)
     with torch.no_grad():
         mixed = model(input_ids=tokens, adapter_names=["b", "__base__", "a"]).logits
@@ -83,24 +84,24 @@ def test_a_batch_may_mix_them(store):
 
 def test_adapters_of_different_bases_are_not_put_onto_one(store, tmp_path):
     with pytest.raises(ExportError, match="different bases cannot share one; load them apart:") as error:
-        load.load({"a": store / "short", "b": store / "short4"})
+        adapters_loading.load({"a": store / "short", "b": store / "short4"})
     assert "b: " in str(error.value)
     assert "nf4, computing in float32" in str(error.value)
     other = shutil.copytree(store / "long", tmp_path / "other")
     config = other / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123abc"}))
     with pytest.raises(ExportError, match="b: .* at revision 0123abc, float32"):
-        load.load({"a": store / "short", "b": other})
+        adapters_loading.load({"a": store / "short", "b": other})
 
 
 def test_what_cannot_be_loaded_says_why(store, tmp_path):
     with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole stands alone"):
-        load.load({"a": store / "whole"})
+        adapters_loading.load({"a": store / "whole"})
     for name in ("base", "a.b", ""):
         with pytest.raises(ExportError, match=f"'{name}' cannot be an adapter's name"):
-            load.load({name: store / "short"})
+            adapters_loading.load({name: store / "short"})
     with pytest.raises(ExportError, match="no adapter was named"):
-        load.load({})
+        adapters_loading.load({})
     from safetensors.torch import load_file, save_file
 
     cut = shutil.copytree(store / "short", tmp_path / "cut")
@@ -109,16 +110,16 @@ def test_what_cannot_be_loaded_says_why(store, tmp_path):
     tensors.pop(next(iter(tensors)))
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ExportError, match="adapter b on base model .*: cannot be loaded: Found missing adapter keys"):
-        load.load({"a": store / "long", "b": cut})
+        adapters_loading.load({"a": store / "long", "b": cut})
 
 
 def test_cat_is_the_sum_of_what_each_adds(store, prompts, tmp_path):
-    made = combine.combine([store / "short", store / "long"], tmp_path / "both", [0.25, -0.5])
+    made = combining.combine([store / "short", store / "long"], tmp_path / "both", [0.25, -0.5])
     assert made.r == 16
-    model = load.load({"a": store / "short", "b": store / "long", "both": tmp_path / "both"})
+    model = adapters_loading.load({"a": store / "short", "b": store / "long", "both": tmp_path / "both"})
     for a, b, both in zip(*(deltas(model, name) for name in ("a", "b", "both")), strict=True):
         assert torch.allclose(both, 0.25 * a - 0.5 * b, atol=1e-6)
-    one = combine.combine([store / "short", store / "long"], tmp_path / "one", [1, 0])
+    one = combining.combine([store / "short", store / "long"], tmp_path / "one", [1, 0])
     assert [source.weight for source in one.sources] == [1, 0]
     assert torch.allclose(alone(tmp_path / "one", prompts), alone(store / "short", prompts), atol=1e-4)
 
@@ -126,14 +127,14 @@ def test_cat_is_the_sum_of_what_each_adds(store, prompts, tmp_path):
 def test_the_other_ways(store, tmp_path):
     both = [store / "short", store / "long"]
     made = {
-        "svd": combine.combine(both, tmp_path / "svd", how="svd", r=16),
-        "linear": combine.combine(both, tmp_path / "linear", how="linear"),
-        "ties": combine.combine(both, tmp_path / "ties", how="ties", density=0.5),
-        "dare": combine.combine(both, tmp_path / "dare", how="dare_linear_svd", density=0.5, seed=1),
-        "again": combine.combine(both, tmp_path / "again", how="dare_linear_svd", density=0.5, seed=1),
+        "svd": combining.combine(both, tmp_path / "svd", how="svd", r=16),
+        "linear": combining.combine(both, tmp_path / "linear", how="linear"),
+        "ties": combining.combine(both, tmp_path / "ties", how="ties", density=0.5),
+        "dare": combining.combine(both, tmp_path / "dare", how="dare_linear_svd", density=0.5, seed=1),
+        "again": combining.combine(both, tmp_path / "again", how="dare_linear_svd", density=0.5, seed=1),
     }
     assert [made[name].r for name in made] == [16, 8, 8, 8, 8]
-    model = load.load({"a": both[0], "b": both[1], **{name: tmp_path / name for name in made}})
+    model = adapters_loading.load({"a": both[0], "b": both[1], **{name: tmp_path / name for name in made}})
     for a, b, svd in zip(*(deltas(model, name) for name in ("a", "b", "svd")), strict=True):
         assert torch.allclose(svd, a + b, atol=1e-5), "of the rank of both together it loses nothing"
     assert all(torch.equal(x, y) for x, y in zip(deltas(model, "dare"), deltas(model, "again"), strict=True))
@@ -147,14 +148,14 @@ def test_nothing_is_written_outside_of_what_is_combined(store, tmp_path):
     (evil / "export.json").write_text(json.dumps(exported))
     (tmp_path / "stolen.json").write_text("{}")
     with pytest.raises(ExportError, match=r"its export\.json names \.\./stolen\.json, outside of the artifact"):
-        combine.combine([evil, store / "long"], tmp_path / "new" / "both")
+        combining.combine([evil, store / "long"], tmp_path / "new" / "both")
     assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):
-    made = combine.combine([store / "short4", store / "long4"], tmp_path / "new" / "both")
+    made = combining.combine([store / "short4", store / "long4"], tmp_path / "new" / "both")
     out = tmp_path / "new" / "both"
-    assert combine.Combination.read(out / "combination.json") == made
+    assert combining.Combination.read(out / "combination.json") == made
     assert [source.name for source in made.sources] == ["short4", "long4"]
     recipe = Recipe.from_yaml(out / "recipe.yaml")
     assert recipe.description == "combined by cat: 1 x short4 + 1 x long4"
@@ -163,7 +164,7 @@ def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):
     assert {stored.file for stored in Contents.read(out / CONTENTS).files} == files - {CONTENTS}
     assert "tokenizer.json" in files
     assert [path.name for path in out.parent.iterdir()] == ["both"]
-    assert merge.merge(out, tmp_path / "merged").candidates[0].divergence < 1e-7
+    assert merging.merge(out, tmp_path / "merged").candidates[0].divergence < 1e-7
     (entry,) = catalog.listed(str(out))
     assert entry.made_from == [str(store / "short4"), str(store / "long4")]
     assert entry.problems == []
@@ -182,24 +183,24 @@ def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):
 )
 def test_arguments_that_do_not_go_together(store, tmp_path, wishes, said):
     with pytest.raises(ExportError, match=said):
-        combine.combine([store / "short", store / "long"], tmp_path / "out", **wishes)
+        combining.combine([store / "short", store / "long"], tmp_path / "out", **wishes)
     assert not (tmp_path / "out").exists()
 
 
 def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
-    combine.combine([store / "short", store / "long"], tmp_path / "r16")
+    combining.combine([store / "short", store / "long"], tmp_path / "r16")
     with pytest.raises(ExportError, match="cannot combine these adapters by linear: All adapters must have the same r value"):
-        combine.combine([store / "short", tmp_path / "r16"], tmp_path / "out", how="linear")
-    assert combine.combine([store / "short", tmp_path / "r16"], tmp_path / "svd", how="svd").r == 16
+        combining.combine([store / "short", tmp_path / "r16"], tmp_path / "out", how="linear")
+    assert combining.combine([store / "short", tmp_path / "r16"], tmp_path / "svd", how="svd").r == 16
     with pytest.raises(ExportError, match="out: is there already|svd: is there already"):
-        combine.combine([store / "short", store / "long"], tmp_path / "svd")
+        combining.combine([store / "short", store / "long"], tmp_path / "svd")
     with pytest.raises(ExportError, match="1 adapter is nothing to combine"):
-        combine.combine([store / "short"], tmp_path / "out")
+        combining.combine([store / "short"], tmp_path / "out")
     dora = shutil.copytree(store / "long", tmp_path / "dora")
     config = dora / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
     with pytest.raises(ExportError, match="dora: its adapter has use_dora, which PEFT does not combine right"):
-        combine.combine([store / "short", dora], tmp_path / "out")
+        combining.combine([store / "short", dora], tmp_path / "out")
 
 
 def test_the_command_combines(store, tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flytune import cli
-from flytune.adapters import merge
+from flytune.adapters import merging
 from flytune.errors import ExportError
 from flytune.models import loading, probe
 from tests.support.stages import recipe_for, write_artifact, write_dataset, write_trained
@@ -47,7 +47,7 @@ def trained_logits(recipe, artifact):
 
 def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
     recipe, artifact = artifacts["lora"]
-    made = merge.merge(artifact, tmp_path / "merged")
+    made = merging.merge(artifact, tmp_path / "merged")
     (candidate,) = made.candidates
     assert candidate.onto == "the base's weights"
     assert 0 <= candidate.divergence < 1e-8
@@ -58,7 +58,7 @@ def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
 
 def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifacts, tmp_path):
     recipe, artifact = artifacts["qlora"]
-    made = merge.merge(artifact, tmp_path / "merged")
+    made = merging.merge(artifact, tmp_path / "merged")
     kept, other = made.candidates
     assert kept.onto == "dequantized 4-bit weights"
     assert other.onto == "16-bit weights"
@@ -71,11 +71,11 @@ def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifact
 
 
 def test_the_merged_folder_is_whole(artifacts, base, tmp_path):
-    made = merge.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
+    made = merging.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
     files = {path.name for path in (tmp_path / "new" / "merged").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "merge.json"} <= files
     assert not [name for name in files if name.startswith("adapter")]
-    assert merge.Merge.read(tmp_path / "new" / "merged" / "merge.json") == made
+    assert merging.Merge.read(tmp_path / "new" / "merged" / "merge.json") == made
     config = json.loads((tmp_path / "new" / "merged" / "config.json").read_text())
     assert config["dtype"] == made.dtype == "float32", "the base's"
     assert "quantization_config" not in config
@@ -95,23 +95,23 @@ def test_the_dtype_is_the_bases_whatever_was_computed_in(base, artifacts, tmp_pa
     (artifact / "recipe.yaml").write_text(recipe.to_yaml())
     config = artifact / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(half)}))
-    assert merge.merge(artifact, tmp_path / "merged").dtype == "bfloat16"
+    assert merging.merge(artifact, tmp_path / "merged").dtype == "bfloat16"
     assert reloaded(tmp_path / "merged")[0].dtype == torch.bfloat16
 
 
 def test_the_other_way_is_kept_where_it_is_nearer(artifacts, tmp_path, monkeypatch):
-    measured = merge._measured
+    measured = merging._measured
 
     def turned(onto, *arguments):
         far = onto == "dequantized 4-bit weights"
         return measured(onto, *arguments).model_copy(update={"divergence": 1.0 if far else 0.5})
 
-    monkeypatch.setattr(merge, "_measured", turned)
+    monkeypatch.setattr(merging, "_measured", turned)
     recipe, artifact = artifacts["qlora"]
-    made = merge.merge(artifact, tmp_path / "merged")
+    made = merging.merge(artifact, tmp_path / "merged")
     assert made.candidates[0].onto == "16-bit weights"
-    onto_dequantized = merge._merged(recipe, loading.exported_model(recipe, artifact), "dequantized 4-bit weights")
-    onto_16_bit = merge._merged(recipe, loading.exported_model(recipe, artifact), "16-bit weights")
+    onto_dequantized = merging._merged(recipe, loading.exported_model(recipe, artifact), "dequantized 4-bit weights")
+    onto_16_bit = merging._merged(recipe, loading.exported_model(recipe, artifact), "16-bit weights")
     written = reloaded(tmp_path / "merged")[0].model.layers[0].mlp.up_proj.weight
     assert torch.equal(written, onto_16_bit.model.layers[0].mlp.up_proj.weight)
     assert not torch.equal(written, onto_dequantized.model.layers[0].mlp.up_proj.weight)
@@ -124,7 +124,7 @@ def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path)
     trained = loading.exported_model(recipe, folder)
     layer = trained.get_base_model().model.layers[0].mlp
     layer.up_proj = layer.up_proj.base_layer
-    names = {name: delta is None for name, _, delta in merge._layers(trained)}
+    names = {name: delta is None for name, _, delta in merging._layers(trained)}
     assert len(names) == 28
     assert [name for name, bare in names.items() if bare] == ["model.layers.0.mlp.up_proj"]
 
@@ -132,13 +132,13 @@ def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path)
 def test_nothing_is_overwritten(artifacts, tmp_path):
     (tmp_path / "merged").mkdir()
     with pytest.raises(ExportError, match="merged: is there already; a merged model is written into a new folder"):
-        merge.merge(artifacts["lora"][1], tmp_path / "merged")
+        merging.merge(artifacts["lora"][1], tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())
 
 
 def test_a_model_that_was_trained_whole_has_nothing_to_merge(artifacts, tmp_path):
     with pytest.raises(ExportError, match="holds no adapter; a model that was trained whole is not merged"):
-        merge.merge(artifacts["full"][1], tmp_path / "merged")
+        merging.merge(artifacts["full"][1], tmp_path / "merged")
 
 
 def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
@@ -146,11 +146,11 @@ def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
     trained = loading.exported_model(recipe, artifact)
     layers = [("lm_head", trained.get_base_model().lm_head, torch.zeros(1))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "_layers", lambda trained: layers)
+        patch.setattr(merging, "_layers", lambda trained: layers)
         with pytest.raises(
             ExportError, match="lm_head: the adapter changes it alone, but head and embedding are one tensor: keep the adapter"
         ):
-            merge._merged(recipe, trained, "the base's weights")
+            merging._merged(recipe, trained, "the base's weights")
 
 
 def test_the_command_prints_both(artifacts, tmp_path, capsys, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from flytune.adapters import merge as adapter_merge
+from flytune.adapters import merging as adapter_merge
 from flytune.artifacts import catalog, fetch
 from flytune.cli import accepted as accepted_command
 from flytune.cli import adapters, merge
@@ -168,6 +168,6 @@ def test_where_all_fits_the_table_is_left_as_it_is(monkeypatch, capsys):
 def test_every_table_is_shown_by_it():
     """Whoever makes a table prints it there, and is in this file."""
     makers = [path for path in (ROOT / "flytune").rglob("*.py") if re.search(r"\bTable\(", path.read_text())]
-    assert {path.stem for path in makers} == {"accepted", "adapters", "merge", "plan_table", "table", "sweeps"}
+    assert {path.stem for path in makers} == {"accepted", "adapters", "merge", "table", "results"}
     for path in makers:
         assert not re.search(r"\.print\((table|_memory|_resources)\b", path.read_text()), path.name

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flytune import data
-from flytune.data import mixture, packing, prepare, progress, shards, workers
+from flytune.data import mixture, packing, preparation, progress, shards, workers
 from flytune.errors import DataError
 from flytune.recipe.recipe import DataRequest
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
@@ -229,7 +229,7 @@ def test_what_was_changed_since_is_made_anew_and_what_is_not_ours_is_left(
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(prepare, "refuse_empty", stop)
+        patch.setattr(preparation, "refuse_empty", stop)
         data.prepare(asked, out, processes=1)
     other = asked.model_copy(update={"fingerprint": "1" * 64})
     before = content(out)

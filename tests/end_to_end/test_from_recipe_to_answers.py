@@ -32,7 +32,7 @@ def write_task(folder):
 
 def ran(seen, *command):
     program, *rest = command
-    start = [sys.executable, "-m", "flytune"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
+    start = [sys.executable, "-m", "flytune.cli"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
     done = subprocess.run([*start, *map(str, rest)], cwd=ROOT, env=seen, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 

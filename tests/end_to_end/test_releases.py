@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from flytune import data
-from flytune.adapters import load, merge
+from flytune.adapters import loading, merging
 from flytune.artifacts import build, catalog, fetch
 from flytune.export import gate
 from flytune.hardware.shapes import shape_named
@@ -99,7 +99,7 @@ def test_an_artifact_is_listed_and_fetched(place, release):
 
 
 def test_an_adapter_is_loaded_and_answers_as_the_model_that_was_trained(place):
-    model, recipe = load.load({"old": "artifact"}), Recipe.from_yaml("artifact/recipe.yaml")
+    model, recipe = loading.load({"old": "artifact"}), Recipe.from_yaml("artifact/recipe.yaml")
     assert gate.check_files(recipe, Path("artifact"), Path("dataset")) == Path("artifact")
     gate.check_answers(recipe, Path("artifact"), model)
     live = probe.Answers.read(Path("artifact", probe.PROBE))
@@ -111,7 +111,7 @@ def test_an_adapter_is_loaded_and_answers_as_the_model_that_was_trained(place):
 
 
 def test_an_adapter_is_merged(place):
-    made = merge.merge(Path("artifact"), Path("merged"))
+    made = merging.merge(Path("artifact"), Path("merged"))
     assert made.candidates[0].agreement == 1.0
     assert made.candidates[0].divergence < 1e-7
 

@@ -55,7 +55,9 @@ def test_the_commands(places):
     said = {}
     for line in lines:
         program, *arguments = shlex.split(filled(line, places))
-        start = [sys.executable, "-m", "flytune"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
+        start = (
+            [sys.executable, "-m", "flytune.cli"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
+        )
         said[arguments[0]] = ran([*start, *arguments], places)
     assert "short" in said["adapters"]
     assert json.loads((Path(places["NEW"]) / "combination.json").read_text())["how"] == "cat"

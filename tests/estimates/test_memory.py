@@ -6,7 +6,7 @@ import pytest
 from benchmarks.measured_runs import model
 from flytune.estimates import activations, memory
 from flytune.estimates.memory import GIB
-from flytune.estimates.workload import Optimizer, Sharding, Workload
+from flytune.estimates.workload import Layout, Optimizer, Workload
 from flytune.models.geometry import geometry
 
 MISTRAL = model("Mistral-7B")
@@ -214,7 +214,7 @@ def test_reserved_is_between_what_is_allocated_and_the_gpu():
         assert table.on_device(80 * GIB) == reserved + 0.55 * GIB
 
 
-@pytest.mark.parametrize("sharding", typing.get_args(Sharding))
+@pytest.mark.parametrize("sharding", typing.get_args(Layout))
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_every_pair_has_a_table_that_grows_with_the_batch(sharding, method):
     needs = []

@@ -265,15 +265,15 @@ def test_jobs_are_the_same_after_a_pod(base, own):
 HUB = """
 import sys
 from pathlib import Path
-from flytune import harness, harness_data
+from flytune.evaluation.harness import data, run
 from flytune.recipe.recipe import Recipe
 recipe, where, folder = Recipe.from_yaml(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 if where == "cpu":
-    harness_data.keep(recipe, folder)
+    data.keep(recipe, folder)
 else:
-    (job,) = harness.jobs(recipe)
-    result = harness.run(recipe, Path(sys.argv[4]), job, folder)
-    (score,) = harness.combine(recipe, [result], folder.parent / "out", folder)
+    (job,) = run.jobs(recipe)
+    result = run.run(recipe, Path(sys.argv[4]), job, folder)
+    (score,) = run.combine(recipe, [result], folder.parent / "out", folder)
     print(score.documents)
 """
 

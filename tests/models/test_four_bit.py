@@ -7,7 +7,7 @@ these tests fail on every CPU.
 import pytest
 
 from flytune import data
-from flytune.adapters import merge
+from flytune.adapters import merging
 from flytune.hardware.shapes import shape_named
 from flytune.models import loading, probe
 from flytune.planning import planner
@@ -106,7 +106,7 @@ def export_and_merge(recipe, inputs, out):
     live = probe.Answers.read(out / probe.PROBE)
     answers = probe.ask(exported, live.prompts)
     kept = all(torch.equal(before[name], layer.weight) for name, layer in layers_of(exported).items())
-    merged = merge._merged(recipe, exported, "dequantized 4-bit weights")
+    merged = merging._merged(recipe, exported, "dequantized 4-bit weights")
     again = probe.ask(merged.eval(), live.prompts)
     return kept, *(float(probe.distance(live.logits, found.logits).max()) for found in (answers, again))
 

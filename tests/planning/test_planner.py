@@ -21,8 +21,6 @@ from flytune.sharding import ONE_PROCESS, STRATEGIES, pair_problem, route, strat
 from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
 
-SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
-
 
 def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
     # The ancestor divided by the micro batch alone, and so trained on 24 times the batch under 3 nodes of 8 GPUs.

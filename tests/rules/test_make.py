@@ -61,7 +61,7 @@ def test_help_lists_them():
 
 def test_without_a_cluster_remote_says_how_to_start_one(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "FLYTECTL_CONFIG"} | {"HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "flytune", "doctor", "--remote", "--reach"]
+    command = [sys.executable, "-m", "flytune.cli", "doctor", "--remote", "--reach"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "flytectl demo start" in done.stdout

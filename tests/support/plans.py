@@ -9,6 +9,7 @@ from tests.support.recipes import content
 
 LLAMA_8B = models_geometry.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
 SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 
 
 def recipe_of(**changes):

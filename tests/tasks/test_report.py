@@ -12,7 +12,7 @@ from flytune.training import phase_notes
 from flytune.training.checkpoints import paths
 from tasks import report
 from tasks.report import report_failure
-from tests.support.attempts import attempt
+from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 from tests.support.flyte_errors import CASES, OURS
 from tests.support.pods import pod
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

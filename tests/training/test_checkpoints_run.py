@@ -211,7 +211,7 @@ def test_nodes_that_see_other_checkpoints_do_not_train(inputs, tmp_path):
 
 
 def fit_and_die_in_the_export(recipe, inputs, out):
-    loop.export.write = lambda *arguments: kill_once_saved(recipe, 4)
+    loop.write.write = lambda *arguments: kill_once_saved(recipe, 4)
     fit(recipe, inputs, out)
 
 

@@ -18,13 +18,11 @@ from flytune.records.dataset import Manifest
 from flytune.records.metrics import Metrics
 from flytune.records.training import TrainingResult
 from flytune.training.checkpoints import find
-from tests.support.pyflyte import local_cache
 from tests.support.registration import SETTINGS
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 from workflows import parts
 from workflows.finetune import finetune
 
-__all__ = ["local_cache"]
 SECRET = "T0PS3CRET"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from flytune.adapters.load import Adapter, copy_tokenizer, refused, stacked
+from flytune.adapters.loading import Adapter, copy_tokenizer, refused, stacked
 from flytune.artifacts import catalog
 from flytune.errors import ExportError
 from flytune.export import manifest

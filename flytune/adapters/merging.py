@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from flytune.adapters.load import copy_tokenizer
+from flytune.adapters.loading import copy_tokenizer
 from flytune.errors import ExportError
 from flytune.export import gate
 from flytune.export.tensors import verify
