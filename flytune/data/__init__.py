@@ -13,7 +13,7 @@ bad_rows               rows that are set aside, with their reasons
 counts, manifest       counts of each source and of the data set
 progress               the state from which a killed run resumes
 shards                 the stored files, written and loaded
-prepare                the whole preparation
+preparation            the complete preparation
 contract               checks of the stored samples
 heldout                the held-out samples for scoring
 order, collator        the order of samples in training, and batches of them

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from flytune.cli import told
+from flytune.cli import print_error
 from flytune.errors import FlytuneError
 from tasks.runtime.retries import RunFailed
 
@@ -26,7 +26,7 @@ def install() -> None:
         if verbosity or (ours := of_ours(error)) is None:
             whole(error, verbosity)
         else:
-            told(ours)
+            print_error(ours)
 
     shown.is_ours = True  # type: ignore[attr-defined]
     # torch's own report of a rank that failed; ours names the first one, and has the frames of a bug.
