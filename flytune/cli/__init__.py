@@ -25,16 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan.add_argument(
         "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them with every sharding"
     )
-    plan.add_argument(
-        "--by", choices=("price", "time"), default="price", help="order of the ranking with --shape auto (default: price)"
-    )
+    plan.add_argument("--by", choices=("price", "time"), default="price", help="order of --shape auto (default: price)")
     plan.add_argument(
         "--samples", type=int, help="number of training samples, for hours and price; estimated for local JSON Lines files"
     )
     plan.add_argument("--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors")
-    xray = commands.add_parser(
-        "xray", help="write a page that shows the training data token by token; needs only the tokenizer"
-    )
+    xray = commands.add_parser("xray", help="show the training data token by token on a page; needs only the tokenizer")
     xray.add_argument("recipe", help="a recipe file")
     xray.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
     xray.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
@@ -67,9 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     combine.add_argument("--density", type=float, help="share of values that ties and dare keep")
     combine.add_argument("--seed", type=int, default=0, help="seed for dare (default: 0)")
     combine.add_argument("--json", action="store_true", help="print a description of the new adapter as JSON")
-    calibrate = commands.add_parser(
-        "calibrate", help="learn a memory factor for each shape from finished runs, for later plans"
-    )
+    calibrate = commands.add_parser("calibrate", help="learn memory factors for later plans from finished runs")
     calibrate.add_argument("artifacts", nargs="+", help="folders with artifacts")
     accepted = commands.add_parser("accepted", help="show the accepted model and the history of decisions; or roll back")
     accepted.add_argument("address", help="the folder or fsspec address with the decisions of scheduled runs")

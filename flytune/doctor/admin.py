@@ -112,9 +112,8 @@ def _project(client: Any, project: str, domain: str) -> Finding:
         if not (token := page.token):
             break
     if project not in projects:
-        do = (
-            f"`flytectl create project --id {project} --name {project}`, or set PROJECT to one of {', '.join(sorted(projects))}"
-        )
+        known = ", ".join(sorted(projects))
+        do = f"`flytectl create project --id {project} --name {project}`, or set PROJECT to one of {known}"
         return fail("project", f"{project} does not exist", do)
     if domain not in projects[project]:
         return fail("project", f"{project} has no domain {domain}", f"set DOMAIN to one of {', '.join(projects[project])}")

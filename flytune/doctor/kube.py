@@ -37,9 +37,7 @@ def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Ite
         yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "check `kubectl auth can-i list nodes`")
     except (HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:200]
-        yield fail(
-            "kubernetes", f"does not answer: {said}; {_NOT_CHECKED}", "check `kubectl get nodes`, or use another context"
-        )
+        yield fail("kubernetes", f"does not answer: {said}; {_NOT_CHECKED}", "check `kubectl get nodes`, or the context")
     finally:
         client.close()
 

@@ -1,4 +1,4 @@
-"""Checks of this machine: can it plan, submit and run?"""
+"""Checks of this machine, for planning, submitting and running."""
 
 import importlib.util
 import os

@@ -336,7 +336,7 @@ def test_prepare_writes_the_contract_and_stops_before_the_manifest(tokenizer, tm
         data.prepare(request(tokenizer, **asked), tmp_path / "bad")
     told = str(caught.value)
     assert told.startswith(f"{good_rows}: the prepared data fails 1 of 17 checks:\n  overlap: 50 of 50 held-out samples")
-    assert "data.deduplicate leaves them out" in told
+    assert "data.deduplicate removes them" in told
     assert "data.contract: warn" in told
     assert not (tmp_path / "bad" / "manifest.json").exists()
     data.prepare(request(tokenizer, contract="warn", **asked), tmp_path / "told")

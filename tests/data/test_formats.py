@@ -189,7 +189,7 @@ def test_turns_say_themselves_whether_they_are_trained(row: Any, form: str, mess
     [
         (
             {**SAID, "weight": 0.5},
-            r"x:1: messages\[0\]\.weight is 0\.5; a turn is either trained \(train: true or weight: 1\) or is context",
+            r"x:1: messages\[0\]\.weight is 0\.5; a turn is either trained \(train: true or weight: 1\) or context",
         ),
         ({**SAID, "train": "yes"}, r"messages\[0\]\.train is 'yes'; a turn is either trained"),
         (

@@ -404,5 +404,5 @@ def test_report_and_card_say_what_the_samples_were_packed_into() -> None:
         made = recipe, plan_for(recipe), found, training_result(2), metrics()
         assert ("1,000 blocks, 99 % of them samples" in page.render(*made, broken=[])) is is_packed
         shown = model_card.render(*made, broken=[])
-        assert ("1,300 trained on (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed
+        assert ("1,300 for training (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed
         assert ("blocks:" in shown, "samples:" in shown) == (is_packed, not is_packed)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from demo import base_model, docstrings, inputs, tiny_model
-from demo.whole import whole
+from demo.atomic import atomically
 from flytune.errors import DataError, FlytuneError
 from flytune.recipe.recipe import Recipe
 from tests.support import tiny
@@ -60,7 +60,7 @@ def test_pairs_are_the_same_every_time(tmp_path):
 
 def test_what_is_cut_short_leaves_nothing(tmp_path):
     def cut_short():
-        with whole(tmp_path / "model") as folder:
+        with atomically(tmp_path / "model") as folder:
             folder.mkdir()
             (folder / "config.json").write_text("{}")
             raise KeyboardInterrupt

@@ -44,7 +44,7 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
         pytest.skip(f"{cell.words}: {cell.reason}")
     assert cell.state == "equal", cell.reason
     assert len(cell.distances) >= (1 if pair.offload != "none" else 2)
-    assert not [distance.beyond for distance in cell.distances if distance.beyond]
+    assert not [distance.exceeded for distance in cell.distances if distance.exceeded]
 
 
 def test_every_combination_is_a_cell():
@@ -211,7 +211,7 @@ def test_distances(tmp_path):
 
 def test_a_distance_that_is_no_number_is_beyond():
     distance = Distance(layout="1x1x1", loss=0.0, grad_norm=float("nan"), weights=1e-3, seconds=1.0)
-    assert distance.beyond == ["grad_norm nan", "weights 1.0e-03"]
+    assert distance.exceeded == ["grad_norm nan", "weights 1.0e-03"]
 
 
 def test_the_table_shows_each_state_and_every_reason_once():
