@@ -133,7 +133,7 @@ def test_the_command_fills_a_matrix(capsys, tmp_path):
     assert filled.cells[1].reason == pair_problem(Recipe.model_validate(minimal(Pair("full", "ddp", "cpu"))))
     assert (tmp_path / "kept" / "runs" / "full-none-1x8x1" / "model" / "model.safetensors").is_file()
     assert main(["selftest", "--keep", str(tmp_path / "kept")]) == 1
-    assert "kept: is there already" in capsys.readouterr().err.replace("\n", "")
+    assert "kept: exists already" in capsys.readouterr().err.replace("\n", "")
 
 
 def minimal(pair):
