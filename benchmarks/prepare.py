@@ -162,7 +162,7 @@ def remarks(found: dict[str, list[dict[str, Any]]], rows: int) -> Iterator[str]:
     yield "Trained tokens: " + ", ".join(f"{NAMES[way]} {told[0]['trained']:,}" for way, told in found.items() if way != "bare")
     for told in found.get("flytune", ()):
         if "contract" not in told:
-            raise SystemExit("data.prepare no longer calls contract.hold: time it anew")
+            raise SystemExit("data.prepare no longer calls contract.enforce: time it anew")
     if "flytune" in found:
         times = [told["contract"] for told in found["flytune"]]
         yield f"Flytune's contract: {min(times):.2f} s (median {median(times):.2f})."

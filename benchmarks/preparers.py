@@ -28,16 +28,16 @@ def flytune(job: dict[str, Any]) -> Way:
     from flytune.recipe.recipe import DataRequest
     from flytune.recipe.sections import Data, Model
 
-    hold = contract.hold
+    enforce = contract.enforce
 
     def timed(*arguments: Any, **options: Any) -> Any:
         started = time.perf_counter()
         try:
-            return hold(*arguments, **options)
+            return enforce(*arguments, **options)
         finally:
             TOLD["contract"] = time.perf_counter() - started
 
-    contract.hold = timed
+    contract.enforce = timed
 
     def work(rows: str, out: Path) -> Any:
         section = Data(path=rows, max_length=job["max_length"], packing=True)

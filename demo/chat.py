@@ -1,10 +1,10 @@
-"""The chat format of the demo's models: ChatML, with the marks that tell trained tokens from given ones."""
+"""The chat format of the demo's models: ChatML with generation marks around the trained text."""
 
 from flytune.selftest.tiny_model import CHATML
 
 
 def chatml(system: str | None = None) -> str:
-    """A Jinja chat template; `system` is said where a conversation has no system message of its own."""
+    """Return a Jinja chat template; `system` is the default system message."""
     if system is None:
         return CHATML
     default = f"<|im_start|>system\\n{system}<|im_end|>\\n"

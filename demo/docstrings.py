@@ -1,6 +1,6 @@
-"""Instruction pairs from the docstrings of the installed Python standard library: signature in, description out.
+"""Instruction pairs from the docstrings of the installed Python standard library: from a signature to its description.
 
-The sources are parsed, never imported. A Python release always gives the same pairs in the same order.
+The sources are parsed, never imported. The same Python release always gives the same pairs in the same order.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from demo.whole import whole
+from demo.atomic import atomically
 
 # Not library code, not public, or not written in plain English sentences.
 SKIPPED_FOLDERS = {
@@ -31,9 +31,9 @@ SKIPPED_FOLDERS = {
     "__pycache__",
 }
 SHORTEST, LONGEST = 20, 600
-"""Characters of an output; shorter ones say nothing ("See above."), longer ones are manuals."""
+"""Limits of the characters of an output; shorter ones have no content ("See above."), longer ones are manuals."""
 QUESTIONS = 24
-"""Modules that the harness's task asks about."""
+"""Number of modules in the harness's task."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Node = _Function | ast.ClassDef
@@ -51,7 +51,7 @@ class Documented:
 
 
 def pairs() -> Iterator[dict[str, str]]:
-    """Rows of instruction, input (the signature) and output (the docstring's first paragraph, on one line); no two equal."""
+    """Yield rows of instruction, input (the signature) and output (the docstring's first paragraph on one line), all unique."""
     seen: set[tuple[str, str]] = set()
     for item in documented():
         if item.kind == "module":
@@ -65,18 +65,18 @@ def pairs() -> Iterator[dict[str, str]]:
 
 
 def write(path: Path) -> int:
-    """Writes all pairs to `path` as JSON Lines; returns how many there are."""
+    """Write all pairs to `path` as JSON Lines; return their number."""
     return _write(path, pairs())
 
 
 def write_choices(path: Path) -> int:
-    """Writes all choices to `path` as JSON Lines; returns how many there are."""
+    """Write all choices to `path` as JSON Lines; return their number."""
     return _write(path, choices())
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
-    with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+    with atomically(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
@@ -84,9 +84,9 @@ def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def choices(number: int = QUESTIONS, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows of question, four choices and the right one's place: the sentence that describes a module.
+    """Yield rows of question, four choices and the index of the correct one: the sentence that describes a module.
 
-    No pair is about a module, and sentences that pairs say as well are left out: none of the answers was trained on.
+    None of the answers is trained on: no pair is about a module, and sentences that are also in pairs are not used.
     """
     found = [(item.module, _first_paragraph(item.docstring)) for item in documented() if item.kind == "module"]
     trained = {pair["output"] for pair in pairs()}
@@ -101,13 +101,13 @@ def choices(number: int = QUESTIONS, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def plain_text() -> Iterator[str]:
-    """Whole docstrings, modules' included, for pre-training; no two equal."""
+    """Yield complete docstrings, with those of modules, for pre-training; all unique."""
     yield from dict.fromkeys(item.docstring for item in documented() if len(item.docstring) >= SHORTEST)
 
 
 @cache
 def documented() -> tuple[Documented, ...]:
-    """Everything in the standard library that has a docstring, by module and line."""
+    """Return all parts of the standard library with a docstring, by module and line."""
     root = Path(sysconfig.get_path("stdlib"))
     found: list[Documented] = []
     for path in tqdm(sorted(root.rglob("*.py")), desc="reading docstrings", unit="file", delay=1):
@@ -141,7 +141,7 @@ def _kind(node: _Node, inside: str) -> str:
 
 
 def _signature(node: _Node, name: str) -> str:
-    """The definition's first line without its body: `def dumps(obj, *, indent=None)`."""
+    """Return the first line of a definition without its body: `def dumps(obj, *, indent=None)`."""
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
         return f"class {name}({bases})" if bases else f"class {name}"

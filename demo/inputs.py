@@ -1,4 +1,4 @@
-"""What the demo trains on: two base models and the docstring pairs, and what it is asked afterwards; made once and kept."""
+"""Inputs of the demo, made once: two base models, the docstring pairs, and the questions of its evaluation."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ BASE_MODEL = Path("models/smollm2-135m-instruct")
 TINY_MODEL = Path("models/tiny")
 PAIRS = Path("data/docstrings.jsonl")
 CHOICES = Path("data/modules.jsonl")
-"""Where recipes/tasks/python_modules.yaml looks for its questions."""
+"""Questions of recipes/tasks/python_modules.yaml."""
 
 
 def make(folder: Path = FOLDER) -> None:
-    """Makes BASE_MODEL, TINY_MODEL, PAIRS and CHOICES below `folder`; what is there already stays.
+    """Make BASE_MODEL, TINY_MODEL, PAIRS and CHOICES below `folder`, except those that exist.
 
     Raises:
         FlytuneError: the base model's package is not installed.

@@ -1,4 +1,4 @@
-"""The self-test's tiny Llama, trained a little: for runs that must be short and still learn something."""
+"""The self-test's tiny Llama, briefly pre-trained, for short runs that still learn something."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from demo.whole import whole
+from demo.atomic import atomically
 from flytune.errors import DataError
 from flytune.selftest.tiny_model import END_OF_TEXT, random_model, train_tokenizer
 
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 def build(out: Path, corpus: Iterable[str], steps: int = 150, seed: int = 0, vocab_size: int = 4096) -> Path:
-    """Makes the model folder `out` (config, safetensors, tokenizer with a chat template); returns it.
+    """Make the model folder `out` (config, safetensors, tokenizer with a chat template), and return it.
 
     Args:
-        out: left as it is where it exists.
+        out: an existing model is not changed.
         corpus: texts; the tokenizer is trained on all of them, the model on a random part.
-        steps: optimizer steps of BATCH x BLOCK tokens; 0 leaves the weights random.
-        seed: of the weights and of the order of the text.
-        vocab_size: tokens at most, special ones and the 256 bytes included.
+        steps: optimizer steps of BATCH x BLOCK tokens; with 0 the weights stay random.
+        seed: seed of the weights and of the order of the text.
+        vocab_size: largest number of tokens, with special tokens and the 256 bytes.
     """
     import torch
 
@@ -41,26 +41,26 @@ def build(out: Path, corpus: Iterable[str], steps: int = 150, seed: int = 0, voc
         model = random_model(tokenizer)
         if steps:
             _pretrain(model, _blocks(tokenizer, texts), steps)
-    with whole(out) as folder:
+    with atomically(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return out
 
 
 def _blocks(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> "torch.Tensor":
-    """All texts, end to end, as rows of BLOCK tokens: [rows, BLOCK]."""
+    """Return the concatenated texts as rows of BLOCK tokens: [rows, BLOCK]."""
     import torch
 
     rows = tokenizer([text + END_OF_TEXT for text in texts], verbose=False)["input_ids"]
     ids = [token for row in rows for token in row]
     if len(ids) < BLOCK:
-        raise DataError(f"the corpus has {len(ids)} tokens; pre-training needs {BLOCK} at least: give more text, or steps=0")
-    whole_blocks = len(ids) // BLOCK
-    return torch.tensor(ids[: whole_blocks * BLOCK]).view(whole_blocks, BLOCK)
+        raise DataError(f"the corpus has {len(ids)} tokens; pre-training needs at least {BLOCK}: add text, or set steps=0")
+    blocks = len(ids) // BLOCK
+    return torch.tensor(ids[: blocks * BLOCK]).view(blocks, BLOCK)
 
 
 def _pretrain(model: "LlamaForCausalLM", blocks: "torch.Tensor", steps: int) -> None:
-    """Plain next-token training with AdamW and a one-cycle learning rate."""
+    """Train on next tokens with AdamW and a one-cycle learning rate."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
@@ -80,7 +80,7 @@ def _pretrain(model: "LlamaForCausalLM", blocks: "torch.Tensor", steps: int) -> 
 
 
 def _batches(blocks: "torch.Tensor", steps: int) -> Iterator["torch.Tensor"]:
-    """`steps` random batches, [BATCH, BLOCK] each."""
+    """Yield `steps` random batches, [BATCH, BLOCK] each."""
     import torch
 
     for _ in range(steps):

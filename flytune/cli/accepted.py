@@ -13,14 +13,14 @@ from flytune.registry.history import Decision
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows all decisions, after one more where the accepted model is to go back."""
+    """Show all decisions; with --rollback, after going back to the previous model."""
     if options.rollback:
         history.rollback(options.address, options.reason)
     decisions = history.history(options.address)
     if options.json:
         sys.stdout.write("[" + ",\n".join(decision.model_dump_json() for decision in decisions) + "]\n")
     elif not decisions:
-        sys.stdout.write(f"{options.address}: nothing was decided yet\n")
+        sys.stdout.write(f"{options.address}: no decisions yet\n")
     else:
         _show(decisions, tables.console())
     return 0
@@ -42,11 +42,11 @@ def _show(decisions: list[Decision], console: Console) -> None:
                 f"{duel.challenger:.4f}",
                 f"{duel.difference:+.4f} ({duel.difference_low:+.4f}, {duel.difference_high:+.4f})",
             )
-        # Elsewhere the figures are the reason.
+        # For other outcomes the figures are the reason.
         reason = one.reason if one.outcome == "rolled back" or not duel else ""
         table.add_row(
             str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, escape(one.artifact), escape(reason)
         )
     tables.show(table, console, below=("artifact", "reason"))
-    standing = history.current(decisions)
-    console.print(f"accepted: {standing.artifact if standing else 'no model'}", highlight=False, soft_wrap=True)
+    accepted = history.current(decisions)
+    console.print(f"accepted: {accepted.artifact if accepted else 'no model'}", highlight=False, soft_wrap=True)

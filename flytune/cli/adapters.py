@@ -13,7 +13,7 @@ from flytune.console import tables
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows what is in a store."""
+    """Show the artifacts in a store."""
     entries = catalog.listed(options.address)
     if options.json:
         sys.stdout.write(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2) + "\n")
@@ -24,9 +24,9 @@ def run(options: argparse.Namespace) -> int:
     table.add_column("size", justify="right")
     for entry in entries:
         stored = entry.stored.strftime("%Y-%m-%d %H:%M") if entry.stored else "unknown"
-        told = "".join(f"\n{problem}" for problem in entry.problems)
-        cells = (entry.name + told, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
-        # Brackets are rich's own language: "[Errno 13]" would vanish.
+        problems = "".join(f"\n{problem}" for problem in entry.problems)
+        cells = (entry.name + problems, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
+        # Unescaped brackets are markup for rich: "[Errno 13]" would vanish.
         table.add_row(*map(escape, cells), _size(entry.size))
     tables.show(table, tables.console())
     return 0

@@ -9,11 +9,11 @@ from flytune.planning import calibration, table
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows measured over planned, and keeps a factor per shape."""
+    """Show measured over planned, and store a factor for each shape."""
     comparisons = calibration.found([Path(folder) for folder in options.artifacts])
     rows = calibration.factors(comparisons)
     table.show_calibration(comparisons, rows, tables.console())
     if not rows:
-        raise RecipeError("nothing to learn from: only runs with data.packing or training.probe_longest are as long as planned")
+        raise RecipeError("no usable runs: only with data.packing or training.probe_longest are batches as long as planned")
     calibration.write(rows)
     return 0

@@ -18,21 +18,21 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows each finding as it is made; 1 where something fails."""
+    """Show each finding at once; return 1 if one is FAIL."""
     if options.recipe and not options.remote:
-        raise RecipeError(f"doctor {options.recipe}: a recipe's shape is looked for on a cluster; add --remote")
+        raise RecipeError(f"doctor {options.recipe}: a recipe's shapes are checked on a cluster; add --remote")
     console = Console(soft_wrap=True, highlight=False)
-    made = []
+    findings = []
     for finding in _findings(options):
-        made.append(finding)
+        findings.append(finding)
         if not options.json:
             console.print(f"[{_STYLES[finding.level]}]{finding.level:4}[/] {finding.what:20} ", end="")
             console.print(finding.said, markup=False)
             if finding.do:
                 console.print(f"{'':25} -> {finding.do}", markup=False)
     if options.json:
-        sys.stdout.write(json.dumps([finding.model_dump() for finding in made], indent=2) + "\n")
-    return int(any(finding.level == "FAIL" for finding in made))
+        sys.stdout.write(json.dumps([finding.model_dump() for finding in findings], indent=2) + "\n")
+    return int(any(finding.level == "FAIL" for finding in findings))
 
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
@@ -41,13 +41,13 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         yield from laptop.findings()
         yield from admin.local(config)
         return
-    yield from admin.look(config, options.project, options.domain, only_reach=options.reach)
+    yield from admin.findings(config, options.project, options.domain, only_reach=options.reach)
     if not options.reach:
-        yield from kube.look(f"{options.project}-{options.domain}", _shapes(options.recipe), load_cluster())
+        yield from kube.findings(f"{options.project}-{options.domain}", _shapes(options.recipe), load_cluster())
 
 
 def _shapes(recipe_file: str | None) -> tuple[Shape, ...]:
-    """Return the shapes that a recipe is planned on, of training and evaluation; all shapes without a recipe."""
+    """Return the shapes of a recipe's training and evaluation; without a recipe, all shapes."""
     if recipe_file is None:
         return load_shapes()
     recipe = Recipe.from_yaml(recipe_file)

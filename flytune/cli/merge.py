@@ -13,15 +13,15 @@ from flytune.models.probe import PROMPTS
 
 
 def run(options: argparse.Namespace) -> int:
-    """Merges, and shows what each candidate differs by."""
+    """Merge the adapter, and show the difference of each candidate."""
     made = merging.merge(fetch.fetched(options.artifact), Path(options.out))
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0
-    of = f"{made.base} in {made.dtype}, {made.tokens} tokens of {len(PROMPTS)} prompts"
-    table = Table(title=f"merged against trained: {of}", title_justify="left")
-    table.add_column("the adapter on")
-    for title in ("KL, nats a token", "worst token", "same next token", ""):
+    title = f"merged compared with trained: {made.base} in {made.dtype}, {made.tokens} tokens of {len(PROMPTS)} prompts"
+    table = Table(title=title, title_justify="left")
+    table.add_column("adapter merged into")
+    for title in ("KL, nats per token", "worst token", "same next token", ""):
         table.add_column(title, justify="right")
     for candidate in made.candidates:
         numbers = f"{candidate.divergence:.2e}", f"{candidate.worst:.2e}", f"{candidate.agreement:.1%}"

@@ -11,10 +11,10 @@ from flytune.recipe.recipe import Recipe
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows a plan, or the ranking of all."""
+    """Show a plan, or with --shape auto the ranking of all."""
     recipe, console = Recipe.from_yaml(options.recipe), tables.console()
     if options.samples is not None and options.samples < 1:
-        raise RecipeError(f"--samples {options.samples}: it takes a sample at least")
+        raise RecipeError(f"--samples {options.samples}: at least one sample is needed")
     samples = options.samples or sample_count.samples_guess(recipe.data)
     if options.shape == "auto":
         ranking = planner.rank(recipe, options.by)
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     made_plan = planner.make(recipe, samples=samples)
     evaluation_shape.shape_for(recipe, made_plan)
     if options.dry_run:
-        with console.status("dry run: the model's code on empty tensors"):
+        with console.status("dry run: running the model's code on empty tensors"):
             made_plan = confirm.confirmed(recipe, made_plan)
     if options.json:
         sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")

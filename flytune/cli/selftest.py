@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from flytune.cli import told
+from flytune.cli import print_error
 from flytune.console import tables
 from flytune.errors import RecipeError
 from flytune.selftest import matrix, table
@@ -15,22 +15,22 @@ from flytune.selftest.processes import RankFailed
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows the matrix; 1 where a pair differs."""
+    """Show the matrix; return 1 if a pair differs."""
     pairs = matrix.pairs_named(options.pairs)
     if options.keep and Path(options.keep).exists():
-        raise RecipeError(f"--keep {options.keep}: is there already; the self-test's files need a folder of their own")
-    # No thread that looks after bars: the runs are forks of this process.
+        raise RecipeError(f"--keep {options.keep}: exists already; the self-test needs a new folder")
+    # The runs are forks of this process, so tqdm must not start its monitor thread.
     tqdm.monitor_interval = 0
-    with tempfile.TemporaryDirectory() as made, tqdm(total=len(pairs), desc="imports, model and data", unit=" pairs") as bar:
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(pairs), desc="imports, model and data", unit=" pairs") as bar:
 
-        def tell(cell: matrix.Cell) -> None:
+        def advance(cell: matrix.Cell) -> None:
             bar.set_description(f"{cell.method} {cell.sharding} {cell.words}", refresh=False)
             bar.update()
 
         try:
-            filled = matrix.fill(Path(options.keep or f"{made}/selftest"), pairs, tell)
+            filled = matrix.fill(Path(options.keep or f"{folder}/selftest"), pairs, advance)
         except RankFailed as error:
-            return told(error)
+            return print_error(error)
     if options.json:
         sys.stdout.write(filled.model_dump_json(indent=2) + "\n")
     else:

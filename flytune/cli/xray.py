@@ -11,12 +11,12 @@ from flytune.report import xray
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the page, and says where."""
+    """Write the page, and print its path."""
     recipe = Recipe.from_yaml(options.recipe)
     if options.rows < 1:
-        raise RecipeError(f"--rows {options.rows}: it takes a row at least")
-    made = xray.of_recipe(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
-    sys.stdout.write(f"{made}\n")
+        raise RecipeError(f"--rows {options.rows}: at least one row is needed")
+    page = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
+    sys.stdout.write(f"{page}\n")
     if options.open:
-        webbrowser.open(made.resolve().as_uri())
+        webbrowser.open(page.resolve().as_uri())
     return 0

@@ -1,18 +1,23 @@
-"""Data: from what a recipe names to tokenized parquet shards, on a CPU and without torch.
+"""Data preparation: from the sources in a recipe to tokenized parquet shards, on a CPU and without torch.
 
-sources, hub      where the data lies, and a fingerprint of what it holds
-reading           files -> rows
-formats, messages rows -> chats, prompts with completions, or tokens
-templates, rendering  -> text, and which of its characters are trained
-tokenizing        -> input_ids and labels
-packing           -> blocks of whole samples, where the recipe asks for it
-sampling          all of that, for a chunk of rows, cut to max_length
-workers, mixing   chunks of all sources, on all cores, in order
-bad_rows          rows that are set aside, with their reasons
-progress          what a killed run goes on from
-preparing, summing    -> split, shards, manifest
-contract, clauses what the stored samples must be (samples, census, duplicates)
-shards            the stored files, written and loaded
+sources, hub           location of the data, and a fingerprint of its content
+windows                paths with one file a day or an hour
+readers                files -> rows
+formats, messages      rows -> chats, prompts with completions, or tokens
+chat_template, render  -> text, with the characters that are trained
+labels                 -> input_ids and labels
+process                all of these steps for a chunk of rows, cut to max_length
+packing                -> blocks of complete samples, with data.packing
+workers, mixture       chunks of all sources, on all cores, in order
+bad_rows               rows that are set aside, with their reasons
+counts, manifest       counts of each source and of the data set
+progress               the state from which a killed run resumes
+shards                 the stored files, written and loaded
+preparation            the complete preparation
+contract               checks of the stored samples
+heldout                the held-out samples for scoring
+order, collator        the order of samples in training, and batches of them
+harness_tasks          a recipe's own tasks of lm-evaluation-harness
 """
 
 from flytune.data.preparation import prepare

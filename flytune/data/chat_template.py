@@ -1,4 +1,4 @@
-"""A chat template: messages to text, and what stands between its generation marks."""
+"""Chat templates: messages to text, and the positions of the generation blocks."""
 
 import re
 from typing import Any
@@ -25,14 +25,14 @@ class Template:
     def __init__(self, source: str, tokens: dict[str, Any]) -> None:
         self._source, self._tokens = source, tokens
         self.has_marks = bool(_BEGIN.search(source))
-        """Whether it says what an answer is ({% generation %})."""
-        # A scope of its own for what stands between the marks, as transformers' has one.
+        """True if the template marks the answers with {% generation %}."""
+        # The text between the marks gets a scope of its own, as in transformers.
         printing = _BEGIN.sub(rf"{{%\1 with %}}{{% print '{_LEFT}' \2%}}", source)
         printing = _END.sub(rf"{{%\1 print '{_RIGHT}' %}}{{% endwith \2%}}", printing)
         self._printing = printing if self.has_marks and self._agrees(printing) else None
 
     def text(self, messages: list[Message], tools: Tools, where: str) -> str:
-        """The messages, rendered.
+        """Return the rendered messages.
 
         Raises:
             DataError: the template refuses them.
@@ -40,9 +40,9 @@ class Template:
         return self._render(self._source, messages, tools, where)[0]
 
     def blocks(self, messages: list[Message], tools: Tools, where: str) -> tuple[str, list[Span]]:
-        """The messages, rendered, and the characters of each generation block.
+        """Return the rendered messages, and the characters of each generation block.
 
-        The marks are printed and taken out again where that can be done: half the time of asking transformers where they stand.
+        Where possible, markers are rendered into the text and removed again: this takes half the time of transformers' own way.
 
         Raises:
             DataError: the template refuses the messages.
@@ -52,7 +52,7 @@ class Template:
         return self._render(self._source, messages, tools, where, tracked=True)
 
     def _agrees(self, printing: str) -> bool:
-        """Whether printed marks stand where transformers finds them, in a chat of two exchanges."""
+        """Return whether rendered markers give the blocks that transformers finds, in a chat of two exchanges."""
         try:
             found = _unmarked(self._render(printing, _PROBE, None, "")[0])
             return found == self._render(self._source, _PROBE, None, "", tracked=True)
@@ -67,14 +67,14 @@ class Template:
         options: Any = {"chat_template": source, "return_assistant_tokens_mask": tracked, "tools": tools, **self._tokens}
         try:
             if not tracked and _is_text(messages, tools):
-                # What render_jinja_template does besides is for other values than text; it takes three times as long.
-                told = {"tools": None, "documents": None, "add_generation_prompt": False, **self._tokens}
-                return _compile_jinja_template(source).render(messages=messages, **told), []
+                # render_jinja_template takes three times as long, for values that are not text.
+                variables = {"tools": None, "documents": None, "add_generation_prompt": False, **self._tokens}
+                return _compile_jinja_template(source).render(messages=messages, **variables), []
             try:
                 rendered: Any = render_jinja_template([messages], **options)
-            except TypeError:  # DeepSeek's templates add the arguments of a tool call to a string
+            except TypeError:  # DeepSeek's templates concatenate the arguments of a tool call with a string
                 rendered = render_jinja_template([[with_text_arguments(one) for one in messages]], **options)
-        except Exception as error:  # a template is a program: beside Jinja's own errors it may raise any
+        except Exception as error:  # a template is a program: it may raise any error, not only Jinja's
             roles = ", ".join(str(message["role"]) for message in messages[:8])
             raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
         texts, blocks = rendered
@@ -82,7 +82,7 @@ class Template:
 
 
 def _is_text(messages: list[Message], tools: Tools) -> bool:
-    """Whether there is nothing but roles and what they say."""
+    """Return whether the messages have nothing but a role and a content, both text, and there are no tools."""
     return tools is None and all(
         len(one) == 2 and type(one.get("role")) is str and type(one.get("content")) is str for one in messages
     )
@@ -93,5 +93,5 @@ def _holds_mark(message: Message) -> bool:
 
 
 def _unmarked(marked: str) -> tuple[str, list[Span]]:
-    places = [mark.start() - number for number, mark in enumerate(_MARKS.finditer(marked))]
-    return _MARKS.sub("", marked), list(zip(places[::2], places[1::2], strict=True))
+    positions = [mark.start() - number for number, mark in enumerate(_MARKS.finditer(marked))]
+    return _MARKS.sub("", marked), list(zip(positions[::2], positions[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""What happened to the rows of one source, counted chunk by chunk."""
+"""Counts of the rows and samples of one source, collected chunk by chunk."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,32 +12,32 @@ class Tally:
     name: str
     weight: float = 1.0
     form: str = ""
-    """The format of its rows; empty until one was read."""
+    """Format of the rows; empty until the first row is read."""
     rows: int = 0
-    """Each once, however often a weight repeats it; so are the next five."""
+    """Rows read. This and the next five count a row once, even where a weight repeats it."""
     bad: int = 0
     truncated: int = 0
     split: int = 0
     dropped_too_long: int = 0
     dropped_untrained: int = 0
     duplicates: int = 0
-    """Samples left out by data.deduplicate."""
+    """Samples dropped by data.deduplicate."""
     samples: int = 0
-    """Kept, as often as they are; so are the next two."""
+    """Stored samples. This and the next three count repetitions by a weight."""
     tokens: int = 0
     trained_tokens: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
-    """Tokens of a row before any cut, to rows of that length, as often as they come."""
+    """Number of rows by their tokens before any cut."""
 
     def add(self, other: Self) -> None:
-        """Counts of further rows of the same source."""
+        """Add the counts of more rows of the same source."""
         self.form = self.form or other.form
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.update(other.lengths)
 
     def keep(self, tokens: int, trained_tokens: int) -> None:
-        """One more sample that is stored."""
+        """Count one more stored sample."""
         self.samples += 1
         self.tokens += tokens
         self.trained_tokens += trained_tokens
@@ -48,15 +48,15 @@ _COUNTS = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_unt
 
 
 def total(tallies: list[Tally], what: str) -> int:
-    """The sum of one count."""
+    """Return the sum of one count."""
     return sum(getattr(tally, what) for tally in tallies)
 
 
-def dumped(tally: Tally) -> dict[str, Any]:
-    """As JSON takes it."""
+def to_json(tally: Tally) -> dict[str, Any]:
+    """Return the tally as JSON values."""
     return {**vars(tally), "lengths": sorted(tally.lengths.items())}
 
 
-def loaded(content: dict[str, Any]) -> Tally:
-    """What `dumped` gave."""
+def from_json(content: dict[str, Any]) -> Tally:
+    """Return the tally that `to_json` was given."""
     return Tally(**{**content, "lengths": Counter(dict(content["lengths"]))})

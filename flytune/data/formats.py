@@ -1,4 +1,4 @@
-"""Rows to samples: a chat, a prompt with its completion, or tokens; columns found by name."""
+"""Data formats: rows to chats, prompts with completions, or tokens, by the names of their columns."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from flytune.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Goes through the chat template."""
+    """A conversation, which is rendered with the chat template."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
@@ -18,7 +18,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Raw text, no chat template; plain text is a completion without a prompt."""
+    """Raw text without a chat template; plain text is a completion without a prompt."""
 
     prompt: str
     completion: str
@@ -26,7 +26,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokenized elsewhere; taken as it is, not checked yet."""
+    """A sample that was tokenized elsewhere, not checked yet."""
 
     input_ids: Any
     labels: Any = None
@@ -41,29 +41,27 @@ REQUIRED = {
     "text": ("text",),
     "tokens": ("input_ids",),
 }
-"""Columns that each format needs, in the order in which `auto` tries them."""
+"""Columns that each format requires, in the order in which `auto` tries the formats."""
 CHATS = ("messages", "sharegpt", "instruction")
-"""Formats that go through the chat template. They may also have `system`; messages and sharegpt, `tools`."""
+"""Formats that use the chat template. They may have a column `system`; messages and sharegpt also `tools`."""
 _NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels")
 
 
 def check_columns(columns: dict[str, str], key: str = "data") -> None:
-    """Refuses a recipe that renames what no format has; `key` is the section that `columns` stands in.
+    """Check that `columns` only renames columns that some format has; `key` is the section of the recipe that it is in.
 
     Raises:
-        DataError: which names, and which are known.
+        DataError: a name is unknown; the message lists the known ones.
     """
     if unknown := sorted(set(columns) - set(_NAMES)):
-        raise DataError(
-            f"{key}.columns: unknown name {', '.join(unknown)}; known are {', '.join(_NAMES)}, each with the data's own name"
-        )
+        raise DataError(f"{key}.columns: unknown name {', '.join(unknown)}; the known names are {', '.join(_NAMES)}")
 
 
 def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) -> str:
-    """`form`; for `auto` the first format whose columns the row has. `columns` is the recipe's {our name: their name}.
+    """Return `form`; for `auto` the first format whose columns the row has. `columns` maps our names to those in the data.
 
     Raises:
-        DataError: no format fits: which columns there are, which each needs.
+        DataError: no format fits; the message lists the row's columns, and those that each format needs.
     """
     if form != "auto":
         return form
@@ -72,16 +70,16 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
             return name
     needs = "; ".join(f"{name} needs {' and '.join(needed)}" for name, needed in REQUIRED.items())
     raise DataError(
-        f"{where}: no format fits the columns {_listed(row)}: {needs}. "
-        "Where the data names them otherwise, say so in data.columns: {instruction: question, output: answer}"
+        f"{where}: no format fits the columns {_column_names(row)}: {needs}. "
+        "If the data has other names for them, map them in data.columns: {instruction: question, output: answer}"
     )
 
 
 def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str, system_prompt: str | None = None) -> Sample:
-    """One row as the sample it stands for. `form` is a key of REQUIRED; `system_prompt` is for chats that have none.
+    """Return a row as a sample. `form` is a key of REQUIRED; `system_prompt` is for chats without one.
 
     Raises:
-        DataError: a column is missing, or holds something else than the format says.
+        DataError: a column is missing, or its content does not fit the format.
     """
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
@@ -105,8 +103,8 @@ def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str,
 def _instruction(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
     question = _string(row, "instruction", columns, where)
     if _optional(row, "input", columns) is not None:
-        more = _string(row, "input", columns, where)
-        question = f"{question}\n\n{more}" if more.strip() else question
+        context = _string(row, "input", columns, where)
+        question = f"{question}\n\n{context}" if context.strip() else question
     answer = _string(row, "output", columns, where)
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
@@ -116,16 +114,16 @@ def _optional(row: dict[str, Any], name: str, columns: dict[str, str]) -> Any:
 
 
 def _column(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> Any:
-    theirs = columns.get(name, name)
-    if theirs not in row:
-        named = f"{theirs} (data.columns.{name})" if theirs != name else name
-        raise DataError(f"{where}: column {named} is missing; there are {_listed(row)}")
-    return row[theirs]
+    column = columns.get(name, name)
+    if column not in row:
+        label = f"{column} (data.columns.{name})" if column != name else name
+        raise DataError(f"{where}: column {label} is missing; the columns are {_column_names(row)}")
+    return row[column]
 
 
 def _string(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> str:
     return text_of(_column(row, name, columns, where), columns.get(name, name), where)
 
 
-def _listed(row: dict[str, Any]) -> str:
+def _column_names(row: dict[str, Any]) -> str:
     return ", ".join(row) or "none"

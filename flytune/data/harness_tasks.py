@@ -1,4 +1,4 @@
-"""A recipe's own tasks of lm-evaluation-harness: their folder, their YAML, and the files that they name as data."""
+"""A recipe's own tasks of lm-evaluation-harness: their folder, their YAML files and their data files."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ from flytune.models import remote
 from flytune.recipe.sections import Evaluation
 
 ROOT = Path(__file__).resolve().parents[3]
-"""Root of what travels with the code, in pods as on a laptop."""
+"""Root folder of the code, which is shipped to pods."""
 CARRIED = "_data_files"
-"""The folder beside an uploaded task for those of its data_files that were elsewhere."""
+"""Name of the folder next to an uploaded task with those of its data_files that were outside the folder of tasks."""
 
 
 def loader(upstream: Any, base_dir: Path, *, resolve_funcs: bool) -> Any:
@@ -27,11 +27,11 @@ def loader(upstream: Any, base_dir: Path, *, resolve_funcs: bool) -> Any:
 
 
 def folder(evaluation: Evaluation) -> Path | None:
-    """Return the recipe's folder of tasks, fetched where it is at an address; None where it names none.
+    """Return the recipe's folder of tasks, downloaded where it is at an address; None if the recipe has none.
 
     Raises:
-        RecipeError: there is none.
-        StorageError: its storage is away.
+        RecipeError: the folder does not exist.
+        StorageError: its storage cannot be reached.
     """
     if evaluation.include_path is None:
         return None
@@ -44,7 +44,7 @@ def local_folder(include_path: str) -> Path:
     """Return the recipe's folder of tasks on this machine.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: the folder does not exist.
     """
     given = Path(include_path).expanduser()
     for folder in (given.absolute(), ROOT / given):
@@ -54,7 +54,7 @@ def local_folder(include_path: str) -> Path:
 
 
 def with_data(config: dict[str, Any], yaml_path: Path | None) -> dict[str, Any]:
-    """Return the task with its data_files as they are on this machine: beside its YAML, or below the project's root."""
+    """Return the task's config with the paths of its data_files on this machine: next to its YAML, or in the project."""
     settings = config.get("dataset_kwargs")
     if not yaml_path or not isinstance(settings, dict) or "data_files" not in settings:
         return config
@@ -68,70 +68,70 @@ def _files(given: Any, folder: Path) -> Any:
         return [_files(file, folder) for file in given]
     if "://" in given:
         return given
-    place, name = located(given, folder)
-    return str(place / name)
+    parent, name = located(given, folder)
+    return str(parent / name)
 
 
 def located(given: str, folder: Path) -> tuple[Path, str]:
-    """Return a folder, and the name in it of `given` (a file or pattern in data_files of a task whose YAML is in `folder`).
+    """Return the folder of `given` (a file or pattern in data_files of a task whose YAML is in `folder`), and its name there.
 
     Raises:
         FileNotFoundError: there is no such file on this machine.
     """
-    places = [(folder, given), (folder / CARRIED, carried(given)), (ROOT, given), (Path.cwd(), given)]
+    candidates = [(folder, given), (folder / CARRIED, carried(given)), (ROOT, given), (Path.cwd(), given)]
     if Path(given).is_absolute():
-        places = [places[1], (Path("/"), given.lstrip("/"))]
-    for place, name in places:
-        if any(place.glob(name)):
-            return place, name
-    looked = dict.fromkeys(f"{place.name}/" for place, _ in places if place.name != CARRIED)
-    raise FileNotFoundError(f"data_files: {given}: no such file in {', '.join(looked)}")
+        candidates = [candidates[1], (Path("/"), given.lstrip("/"))]
+    for parent, name in candidates:
+        if any(parent.glob(name)):
+            return parent, name
+    searched = dict.fromkeys(f"{parent.name}/" for parent, _ in candidates if parent.name != CARRIED)
+    raise FileNotFoundError(f"data_files: {given}: no such file in {', '.join(searched)}")
 
 
 def carried(given: str) -> str:
-    """Return the name below CARRIED of a file outside of the folder of tasks."""
+    """Return the path below CARRIED for a file outside the folder of tasks."""
     return re.sub(r"(?:^|(?<=/))\.\.(?=/)", "_up", given).lstrip("/")
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """List all that a folder of tasks takes elsewhere, by name below it: its files, and those that its tasks name as data.
+    """List the files to upload with a folder of tasks, by their paths below it: its own files, and its tasks' data files.
 
     Raises:
-        FileNotFoundError: a task's data is not there.
+        FileNotFoundError: a data file of a task does not exist.
     """
     found = all_files(folder)
     for file in [file for name, file in found.items() if name.endswith((".yaml", ".yml"))]:
         for given in _data_files(file):
             try:
-                place, pattern = located(given, file.parent)
+                parent, pattern = located(given, file.parent)
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"{file.relative_to(folder)}: {error}") from None
-            for match in place.glob(pattern):
+            for match in parent.glob(pattern):
                 if match.is_file() and not match.resolve().is_relative_to(folder.resolve()):
-                    beside = file.parent.relative_to(folder) / CARRIED
-                    found[str(beside / carried(str(match.relative_to(place))))] = match
+                    target = file.parent.relative_to(folder) / CARRIED
+                    found[str(target / carried(str(match.relative_to(parent))))] = match
     return found
 
 
 def all_files(folder: Path) -> dict[str, Path]:
-    """List all files less hidden ones, and what Python has compiled."""
+    """List all files by their paths below `folder`, without hidden files and Python's compiled ones."""
     named = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
     return {str(name): file for name, file in named.items() if not any(part.startswith((".", "__")) for part in name.parts)}
 
 
 class _Reader(yaml_core.CoreLoader):
-    """A task's YAML, its functions by their names."""
+    """Loader of a task's YAML that keeps functions as their names."""
 
 
 _Reader.add_constructor("!function", lambda loader, node: node.value)
 
 
 def _data_files(file: Path) -> list[str]:
-    """List the data files that a task's YAML names; none where the file is no task."""
+    """List the data files in a task's YAML; none where the file is not a task."""
     try:
         content = yaml_core.load(file.read_bytes(), _Reader)
         given = (content.get("dataset_kwargs") or {}).get("data_files")
-    except (yaml_core.YAMLError, AttributeError):  # the harness passes it by
+    except (yaml_core.YAMLError, AttributeError):  # the harness skips such a file
         return []
     values = list(given.values()) if isinstance(given, dict) else [given]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: a data set's commit and rows, and what to do when the hub says no."""
+"""Data sets on the Hugging Face hub: their commits and rows, and advice on the hub's errors."""
 
 import os
 import re
@@ -11,12 +11,12 @@ from flytune.recipe.sections import Source
 
 
 def resolved_revision(name: str, revision: str | None, key: str = "data") -> str:
-    """The commit that `revision` (the main branch when None) of a data set is at now. `key` is the recipe's section.
+    """Return the current commit of `revision` (of the main branch when None) of a data set. `key` is the recipe's section.
 
-    A commit is returned without asking the hub. Where the hub cannot be reached a given revision is taken at its word.
+    A commit is returned without a request. Where the hub cannot be reached, a given revision is returned unchecked.
 
     Raises:
-        DataError: there is no such data set, it may not be read, or the hub cannot be reached and no revision is given.
+        DataError: there is no such data set, access is denied, or the hub cannot be reached and no revision is given.
     """
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
@@ -28,15 +28,15 @@ def resolved_revision(name: str, revision: str | None, key: str = "data") -> str
     except Exception as error:  # HTTP errors, offline mode, bad names: advice() tells them apart
         if revision is not None and _is_unreachable(error):
             return revision
-        pin = f"; or give {key}.revision, if the data set is in the cache of this machine" if _is_unreachable(error) else ""
+        pin = f"; or set {key}.revision, if the data set is in the cache of this machine" if _is_unreachable(error) else ""
         raise DataError(f"{key}.dataset_name: {name}: {advice(error, 'data set')}{pin}") from error
 
 
 def hub_rows(source: Source, name: str, key: str = "data") -> Iterator[tuple[dict[str, Any], str]]:
-    """The rows of a data set on the hub, streamed; offline, from the cache of this machine.
+    """Yield the rows of a data set on the hub, streamed; offline, from the cache of this machine.
 
     Raises:
-        DataError: the data set, its config, split or revision does not exist, may not be read, or breaks off.
+        DataError: the data set, its config, split or revision does not exist, access is denied, or the stream fails.
     """
     _refuse_folder(name, key)
     import datasets
@@ -52,27 +52,27 @@ def hub_rows(source: Source, name: str, key: str = "data") -> Iterator[tuple[dic
         )
         for number, row in enumerate(rows, 1):
             yield dict(row), f"{place}, row {number}"
-    except Exception as error:  # as above; errors of whoever takes the rows are not raised in here
+    except Exception as error:  # as above; the caller's own errors are not raised in here
         raise DataError(f"{key}.dataset_name: {place}: {advice(error, 'data set')}") from error
 
 
 def advice(error: Exception, what: str) -> str:
-    """One sentence on why the hub did not give `what`, and what to do about it."""
+    """Return a sentence on the reason why the hub did not provide `what`, and on what to do about it."""
     chain = list(_chain(error))
     names = {type(link).__name__ for link in chain}
     text = " ".join(str(link) for link in chain).lower()
     if "GatedRepoError" in names or "is a gated dataset" in text:
         token = "the account of HF_TOKEN has no access yet" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
-        return f"gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN"
+        return f"gated on the hub, and {token}; request access on its page, then set HF_TOKEN"
     if "RevisionNotFoundError" in names:
         return f"the {what} has no such revision on the hub"
     if _is_unreachable(error):
-        why = (
+        reason = (
             "HF_HUB_OFFLINE is set"
             if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}
             else "no network?"
         )
-        return f"not on this machine, and the hub cannot be reached ({why})"
+        return f"not on this machine, and the hub cannot be reached ({reason})"
     if names & {"RepositoryNotFoundError", "DatasetNotFoundError", "HFValidationError"}:
         return f"no such {what} on the hub; if it is private, set HF_TOKEN"
     return f"cannot be read: {' '.join(str(error).split())[:300]}"

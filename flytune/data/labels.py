@@ -1,4 +1,4 @@
-"""Texts to input_ids and labels, by the characters that each token stands for."""
+"""Texts to input_ids and labels, by the characters of each token."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,23 +7,21 @@ from flytune.data.chat_template import Span
 from flytune.data.formats import Tokens
 from flytune.data.render import Rendered
 from flytune.errors import DataError
-
-IGNORED = -100
-"""The label of a token that is not trained."""
+from flytune.models.scoring import IGNORED
 
 Encoded = tuple[list[int], list[int]]
 """input_ids and labels, equally long."""
 
 
 def encode(batch: Sequence[Rendered], tokenizer: Any) -> Iterator[Encoded]:
-    """Tokenizes each text once, as a whole, and labels its tokens; nothing is cut.
+    """Tokenize each complete text once, and label its tokens; nothing is cut.
 
-    A token is trained if any of its characters is: one that straddles the border between prompt and completion (a merge of the
-    last characters of the one with the first of the other) is trained, else the completion's first characters never
-    would be. The first token of a text never is: nothing stands before it that could predict it.
+    A token is trained if any of its characters is. So is a token across the boundary between prompt and completion (a merge of
+    the last characters of the one with the first of the other): otherwise the completion's first characters would never be
+    trained. The first token of a text is never trained: no token precedes it that could predict it.
     All texts of a batch must agree on `add_special_tokens`.
     """
-    # The fast tokenizer itself: all lists that transformers makes of its answer cost a third of the time again.
+    # The fast tokenizer itself: the lists that transformers makes of its output take another third of the time.
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -33,26 +31,26 @@ def encode(batch: Sequence[Rendered], tokenizer: Any) -> Iterator[Encoded]:
         yield _labelled(rendered, encoding, tokenizer)
 
 
-def checked(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
-    """A sample that was tokenized elsewhere; without labels all its tokens are trained. Nothing is appended.
+def validated(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
+    """Return a sample that was tokenized elsewhere; without labels all its tokens are trained. Nothing is appended.
 
     Raises:
-        DataError: tokens that a vocabulary of that size does not have, or labels that do not belong to them.
+        DataError: a token is not in a vocabulary of this size, or the labels do not belong to the tokens.
     """
     ids = _integers(tokens.input_ids, "input_ids", where)
     labels = ids if tokens.labels is None else _integers(tokens.labels, "labels", where)
-    if (place := next((place for place, token in enumerate(ids) if not 0 <= token < vocabulary), None)) is not None:
+    if (index := next((index for index, token in enumerate(ids) if not 0 <= token < vocabulary), None)) is not None:
         raise DataError(
-            f"{where}: input_ids[{place}] is {ids[place]}, but the tokenizer has tokens 0 to {vocabulary - 1}; "
+            f"{where}: input_ids[{index}] is {ids[index]}, but the tokenizer has tokens 0 to {vocabulary - 1}; "
             "was the data tokenized for another model?"
         )
     if len(labels) != len(ids):
         raise DataError(f"{where}: {len(ids)} input_ids but {len(labels)} labels; there must be a label for each token")
-    for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
+    for index, (token, label) in enumerate(zip(ids, labels, strict=True)):
         if label not in (IGNORED, token):
             raise DataError(
-                f"{where}: labels[{place}] is {label}, but input_ids[{place}] is {token}; a label is {IGNORED} "
-                "(not trained) or the token at the same place: the loss shifts them, the data must not"
+                f"{where}: labels[{index}] is {label}, but input_ids[{index}] is {token}; a label is {IGNORED} "
+                "(not trained) or the token at the same position: the loss shifts the labels, the data must not"
             )
     return list(ids), [IGNORED] * len(labels[:1]) + labels[1:]
 
@@ -66,10 +64,10 @@ def _integers(value: Any, name: str, where: str) -> list[int]:
 def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any) -> Encoded:
     ids: list[int] = encoding.ids
     labels = [IGNORED] * len(ids)
-    for first, last in between(encoding, rendered.spans):
+    for first, last in token_ranges(encoding, rendered.spans):
         labels[first:last] = ids[first:last]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    # The tokenizer's own BOS, which stands for no character, where the text begins with one already.
+    # Drop the BOS that the tokenizer has added (it has no characters) where the text already begins with one.
     if bos is not None and ids[:2] == [bos, bos] and encoding.token_to_chars(0) in (None, (0, 0)):
         ids, labels = ids[1:], labels[1:]
     if rendered.append_eos and ids[-1:] != [eos]:
@@ -80,23 +78,23 @@ def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any) -> Encoded:
     return ids, labels
 
 
-def between(encoding: Any, spans: list[Span]) -> Iterator[tuple[int, int]]:
-    """For each span of characters the tokens [first, last) of a `tokenizers.Encoding` that have one of them.
+def token_ranges(encoding: Any, spans: list[Span]) -> Iterator[tuple[int, int]]:
+    """Yield for each span of characters the tokens [first, last) of a `tokenizers.Encoding` that have one of them.
 
     Byte-level BPE may leave spaces out of a token's characters (trim_offsets): they belong to the token that follows, which
-    may have no others. Several tokens may be of one character (its bytes).
+    may have no others. One character may have several tokens (its bytes).
     """
     chars_of, token_of = encoding.token_to_chars, encoding.char_to_token
     begin, count = 0, len(encoding)
-    while begin < count and chars_of(begin) is None:  # what the tokenizer adds stands for none
+    while begin < count and chars_of(begin) is None:  # tokens that the tokenizer adds have no characters
         begin += 1
     while count > begin and chars_of(count - 1) is None:
         count -= 1
     length = chars_of(count - 1)[1] if count > begin else 0
 
-    def near(place: int) -> int:
-        """The first token of the character at `place`, or of the next that has one."""
-        found = (token_of(character) for character in range(place, length))
+    def token_from(position: int) -> int:
+        """Return the first token of the character at `position`, or of the next character that has one."""
+        found = (token_of(character) for character in range(position, length))
         return next((token for token in found if token is not None), count)
 
     def end(token: int) -> int:
@@ -106,10 +104,10 @@ def between(encoding: Any, spans: list[Span]) -> Iterator[tuple[int, int]]:
         return min(chars_of(token)[0], end(token - 1))
 
     for low, high in spans:
-        first = near(low)
+        first = token_from(low)
         while first > begin and ((before := end(first - 1)) > low or before == low == start(first - 1)):
             first -= 1
-        last = max(first, near(high))
+        last = max(first, token_from(high))
         while last > first and start(last - 1) >= high:
             last -= 1
         while last < count and start(last) < high:

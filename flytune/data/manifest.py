@@ -1,4 +1,4 @@
-"""What came of all rows: the manifest, or why there can be none."""
+"""The manifest of a prepared data set, and errors where no sample is left."""
 
 import hashlib
 from collections import Counter
@@ -14,22 +14,22 @@ _BINS = 12
 
 
 def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]) -> None:
-    """Refuses data of which nothing is left, or nothing on one side.
+    """Check that there are training samples and held-out samples.
 
     Raises:
-        DataError: where it went.
+        DataError: one of the splits is empty; the message says why the rows were dropped.
     """
     source = ", ".join(source.name for source in data.all_sources.values())
     rows, too_long, untrained = (total(tallies, what) for what in ("rows", "dropped_too_long", "dropped_untrained"))
     kept = counts["train"].samples + counts["heldout"].samples
     for tally in tallies[: len(data.all_sources)]:
         if not tally.rows:
-            drawn_of = f": none was drawn at weight {tally.weight}, if it has any" if tally.weight < 1 else ""
-            raise DataError(f"{tally.name}: empty, not one row was found{drawn_of}")
+            reason = f", or none was drawn at weight {tally.weight}" if tally.weight < 1 else ""
+            raise DataError(f"{tally.name}: no row was found; the file is empty{reason}")
     if not kept:
         raise DataError(
             f"{source}: none of {rows} rows is left: {too_long} are longer than data.max_length "
-            f"{data.max_length}, {untrained} have no trained token within it (no answer, or an empty or cut one)"
+            f"{data.max_length}, {untrained} have no trained token within it (the answer is missing, empty or cut off)"
         )
     names: dict[Split, str] = {"train": "training", "heldout": "held-out"}
     for split, name in names.items():
@@ -37,17 +37,15 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
             continue
         if data.heldout_path:
             where = data.heldout_path if split == "heldout" else source
-            raise DataError(
-                f"{where}: no {name} sample is left of it; {too_long} were too long, {untrained} without a trained token"
-            )
+            raise DataError(f"{where}: no {name} sample is left; {too_long} were too long, {untrained} had no trained token")
         raise DataError(
-            f"{source}: no {name} sample: {kept} samples, shared out by content at data.heldout_fraction "
-            f"{data.heldout_fraction}; give more data, change the fraction, or name data.heldout_path"
+            f"{source}: no {name} sample: {kept} samples were split by content at data.heldout_fraction "
+            f"{data.heldout_fraction}; add data, change the fraction, or set data.heldout_path"
         )
 
 
 def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path) -> Manifest:
-    """The manifest of what was written to `out`, tokenizer/ included."""
+    """Return the manifest of the data in `out`, which includes tokenizer/."""
     tokenizer, content = hashlib.sha256(), hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -73,7 +71,7 @@ def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tall
 
 
 def _histogram(lengths: Counter[int]) -> list[Bin]:
-    """Bins of equal width from the shortest row to the longest; no more than _BINS."""
+    """Return at most _BINS bins of equal width, from the shortest row to the longest."""
     shortest, longest = min(lengths), max(lengths)
     width = -(-(longest + 1 - shortest) // _BINS)
     bins: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Chats as data sets write them (messages, ShareGPT's conversations, tool calls), made what chat templates take."""
+"""Chats of data sets (messages, ShareGPT's conversations, tool calls) in the form that chat templates take."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from typing import Any
 from flytune.errors import DataError
 
 Message = dict[str, Any]
-"""role and content, both strings; tool_calls and what else the row has are handed to the chat template, but for `train`, which
-is False on messages that their row says not to train on, and missing on all others."""
+"""role and content, both strings. tool_calls and any other keys of the row are passed to the chat template, except `train`,
+which is False on messages that are not to be trained on, and missing on all others."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
@@ -24,15 +24,15 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""`from` of a ShareGPT turn to the role that chat templates know."""
+"""Roles of chat templates by the `from` of a ShareGPT turn."""
 _FLAGS = ("train", "weight")
 
 
 def messages_of(value: Any, where: str) -> list[Message]:
-    """A `messages` column.
+    """Return the messages of a `messages` column.
 
     Raises:
-        DataError: it is no list of messages with role and content: which one, what was found.
+        DataError: it is not a list of messages with role and content; the message says which one is wrong.
     """
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
@@ -42,10 +42,10 @@ def messages_of(value: Any, where: str) -> list[Message]:
 
 
 def conversation_of(value: Any, where: str) -> list[Message]:
-    """ShareGPT's `conversations` column, turn by turn: two turns of one speaker in a row stay two messages.
+    """Return the messages of ShareGPT's `conversations` column; two turns of one speaker in a row stay two messages.
 
     Raises:
-        DataError: it is no list of turns with from and value (or role and content), or an unknown speaker.
+        DataError: it is not a list of turns with from and value (or role and content), or a speaker is unknown.
     """
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: conversations must be a list of {{from, value}}, found {type(value).__name__} {value!r:.60}")
@@ -53,7 +53,7 @@ def conversation_of(value: Any, where: str) -> list[Message]:
 
 
 def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """A `tools` column: a list of JSON schemas, or the JSON text of one.
+    """Return the tools of a `tools` column: a list of JSON schemas, or the JSON text of such a list.
 
     Raises:
         DataError: it is neither.
@@ -69,10 +69,10 @@ def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
 
 
 def text_of(value: Any, name: str, where: str) -> str:
-    """A string that can be encoded.
+    """Return a string that can be encoded as UTF-8.
 
     Raises:
-        DataError: it is something else, or holds half a surrogate pair.
+        DataError: it is not a string, or it has half of a surrogate pair.
     """
     if not isinstance(value, str):
         hint = "; for lists of messages name the column in data.columns.messages" if isinstance(value, list) else ""
@@ -82,12 +82,12 @@ def text_of(value: Any, name: str, where: str) -> str:
 
 
 def is_answer(message: Message) -> bool:
-    """Whether the assistant says something in it, or calls."""
+    """Return whether it is a message of the assistant with text or tool calls."""
     return message["role"] == "assistant" and bool(message.get("tool_calls") or message["content"].strip())
 
 
 def with_suffix(message: Message, suffix: str) -> Message:
-    """The message with `suffix` behind each of its texts, and behind the names of the functions that it calls."""
+    """Return the message with `suffix` after each of its texts, and after the names of the functions that it calls."""
     texts = {key: text for key, text in message.items() if key != "role" and isinstance(text, str) and text.strip()}
     calls = [dict(call) for call in message.get("tool_calls", ())]
     for call in calls:
@@ -98,7 +98,7 @@ def with_suffix(message: Message, suffix: str) -> Message:
 
 
 def with_text_arguments(message: Message) -> Message:
-    """The message with the arguments of its tool calls as JSON text."""
+    """Return the message with the arguments of its tool calls as JSON text."""
     calls = [dict(call) for call in message.get("tool_calls", ())]
     for call in calls:
         function = call.get("function", call)
@@ -108,7 +108,7 @@ def with_text_arguments(message: Message) -> Message:
 
 
 def _is_plain(message: Any) -> bool:
-    """Whether it is role and content and nothing else, both of them text: most are, and are taken as they stand."""
+    """Return whether it has only a role and a content, both text: most do, and need no further checks."""
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
@@ -119,15 +119,15 @@ def _is_plain(message: Any) -> bool:
 
 def _message(message: Any, name: str, where: str) -> Message:
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    # Beside tool calls the content may be null or missing.
-    needed = {"role"} if calls else {"role", "content"}
-    if not isinstance(message, dict) or not needed <= message.keys():
+    # With tool calls the content may be null or missing.
+    required = {"role"} if calls else {"role", "content"}
+    if not isinstance(message, dict) or not required <= message.keys():
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
         raise DataError(f"{where}: {name} must have role and content, found {found}")
     role = text_of(message["role"], f"{name}.role", where)
     content = message.get("content")
     content = "" if calls and content is None else _content(content, f"{name}.content", where)
-    # As apply_chat_template does: templates take a key with null for one that is there.
+    # As apply_chat_template does: templates treat a key with null as present.
     kept = {key: item for key, item in message.items() if item is not None and (key != "tool_calls" or calls)}
     kept = {key: item for key, item in kept.items() if key not in _FLAGS} | {"content": content}
     if calls:
@@ -138,22 +138,22 @@ def _message(message: Any, name: str, where: str) -> Message:
 
 
 def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
-    """What the turn's own `train` (axolotl) or `weight` (OpenAI) says: {"train": False}, or nothing where it is trained."""
-    said = {key: turn[key] for key in _FLAGS if turn.get(key) is not None}
-    for key, value in said.items():
+    """Return {"train": False} if the turn's own `train` (axolotl) or `weight` (OpenAI) excludes it from training, else {}."""
+    flags = {key: turn[key] for key in _FLAGS if turn.get(key) is not None}
+    for key, value in flags.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise DataError(
-                f"{where}: {name}.{key} is {value!r:.40}; a turn is trained (train: true or weight: 1) or is context "
-                "(train: false or weight: 0), with nothing in between"
+                f"{where}: {name}.{key} is {value!r:.40}; a turn is either trained (train: true or weight: 1) or context "
+                "(train: false or weight: 0)"
             )
         if value and role != "assistant":
             raise DataError(
-                f"{where}: {name}.{key} is {value!r}, but its role is {role!r:.40}: only what the assistant says is trained; "
-                "leave it out, or set it to false or 0"
+                f"{where}: {name}.{key} is {value!r}, but its role is {role!r:.40}: only messages of the assistant are "
+                "trained; remove it, or set it to false or 0"
             )
-    if len({bool(value) for value in said.values()}) > 1:
-        raise DataError(f"{where}: {name} has both train: {said['train']} and weight: {said['weight']}; leave out one of them")
-    return {"train": False} if said and not any(said.values()) else {}
+    if len({bool(value) for value in flags.values()}) > 1:
+        raise DataError(f"{where}: {name} has both train: {flags['train']} and weight: {flags['weight']}; remove one of them")
+    return {"train": False} if flags and not any(flags.values()) else {}
 
 
 def _content(value: Any, name: str, where: str) -> str:
@@ -162,8 +162,8 @@ def _content(value: Any, name: str, where: str) -> str:
     for index, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             raise DataError(
-                f"{where}: {name}[{index}] must be a part of text, {{type: text, text: ...}}, found {part!r:.60}; "
-                "images and sound cannot be trained on"
+                f"{where}: {name}[{index}] must be a text part, {{type: text, text: ...}}, found {part!r:.60}; "
+                "images and audio cannot be trained on"
             )
     return text_of("".join(part["text"] for part in value), name, where)
 
@@ -176,7 +176,7 @@ def _turn(turn: Any, name: str, where: str) -> Message:
         raise DataError(f"{where}: {name} must have from and value, found {found}")
     speaker = text_of(turn["from"], f"{name}.from", where)
     if speaker not in SHAREGPT_ROLES:
-        raise DataError(f"{where}: {name}.from is {speaker!r:.40}, which is no known speaker: {', '.join(SHAREGPT_ROLES)}")
+        raise DataError(f"{where}: {name}.from is {speaker!r:.40}, which is not a known speaker: {', '.join(SHAREGPT_ROLES)}")
     value = text_of(turn["value"], f"{name}.value", where)
     if speaker == "function_call":
         calls = _parsed(value, f"{name}.value", where)
@@ -188,10 +188,10 @@ def _turn(turn: Any, name: str, where: str) -> Message:
 
 
 def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
-    """Tool calls with their arguments as objects, as chat templates want them: as text they would be quoted twice."""
+    """Return tool calls with their arguments as objects: chat templates would quote arguments that are text twice."""
     if not isinstance(calls, list):
         raise DataError(f"{where}: {name} must be a list of calls, found {type(calls).__name__} {calls!r:.60}")
-    made = []
+    converted = []
     for index, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -206,8 +206,8 @@ def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
                 f"{where}: {name}[{index}] arguments must be an object (or its JSON text), found {function['arguments']!r:.60}"
             )
         function = {**function, "arguments": arguments}
-        made.append({**call, "function": function} if "function" in call else function)
-    return made
+        converted.append({**call, "function": function} if "function" in call else function)
+    return converted
 
 
 def _parsed(text: str, name: str, where: str) -> Any:
@@ -224,4 +224,6 @@ def _check_characters(value: Any, name: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {name} holds half a surrogate pair ({text[error.start]!r}), which is no character") from None
+        raise DataError(
+            f"{where}: {name} has half of a surrogate pair ({text[error.start]!r}), which is not a character"
+        ) from None

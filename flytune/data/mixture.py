@@ -1,4 +1,4 @@
-"""The samples of all sources in turn, as they are made ahead, and the place that was reached in each."""
+"""The mixture of sources: their samples in turn, and the position that was reached in each source."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -10,7 +10,7 @@ from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally
 from flytune.data.formats import check_columns
 from flytune.data.process import HELDOUT, Chunk, Samples, shares
-from flytune.data.progress import Place
+from flytune.data.progress import Position
 from flytune.data.readers import Row, read, read_path, strict
 from flytune.data.sources import size
 from flytune.data.workers import Workers
@@ -20,62 +20,62 @@ from flytune.recipe.sections import Data
 Split = Literal["train", "heldout"]
 
 
-class Kept(NamedTuple):
-    """A sample that is stored."""
+class StoredSample(NamedTuple):
+    """A sample to be stored."""
 
     split: Split
     ids: Any
     """int32 [tokens]; so are the labels."""
     labels: Any
     trained: int
-    """Tokens."""
+    """Number of trained tokens."""
     digest: bytes | None
-    """Where duplicates are left out."""
+    """Hash of the sample; None unless data.deduplicate is set."""
 
 
 _CHUNK_ROWS = 256
 _CHUNK_CHARACTERS = 500_000
-_WEIGHED = 8
-"""One row in so many tells how many characters the others have."""
+_MEASURED = 8
+"""One row in this many is measured; its characters count for the others."""
 
 
-class Stream:
-    """The samples of one source, row by row, from a place on."""
+class SourceStream:
+    """The samples of one source, row by row, from a position on."""
 
-    def __init__(self, key: str, data: Data, workers: Workers, tally: Tally, place: Place) -> None:
-        self.key, self.tally, self.place = key, tally, place
+    def __init__(self, key: str, data: Data, workers: Workers, tally: Tally, position: Position) -> None:
+        self.key, self.tally, self.position = key, tally, position
         self._data, self._workers = data, workers
 
-    def rows(self, bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[Kept]]:
-        """What each row gives that gives any; `place` is behind it.
+    def rows(self, bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[StoredSample]]:
+        """Yield the samples of each row that has any; `position` is then after that row.
 
         Raises:
-            DataError: as reading and Sampler.samples; more bad rows than the recipe allows.
+            DataError: as readers.read and Sampler.samples; or there are more bad rows than the recipe allows.
         """
         if self.key == HELDOUT:
             check_columns(self._data.columns)
-            turns = [1.0]
+            passes = [1.0]
         else:
             source = self._data.all_sources[self.key]
             check_columns(source.columns, self.key)
-            turns = shares(source.weight)
-        for turn, share in enumerate(turns):
-            if turn < self.place.turn:
+            passes = shares(source.weight)
+        for turn, share in enumerate(passes):
+            if turn < self.position.turn:
                 continue
-            if turn > self.place.turn:
-                self.place = Place(turn=turn)
-            begin = self.place
+            if turn > self.position.turn:
+                self.position = Position(turn=turn)
+            begin = self.position
             chunks = islice(self._chunks(turn, share, bar), begin.chunk, None)
             for number, samples in enumerate(self._workers.samples(chunks), begin.chunk):
                 taken = begin.row if number == begin.chunk else 0
                 if not taken:
                     self._count(samples, bad)
                 for row, kept in enumerate(islice(_rows(samples), taken, None), taken + 1):
-                    self.place = Place(turn=turn, chunk=number, row=row)
+                    self.position = Position(turn=turn, chunk=number, row=row)
                     yield kept
-                self.place = Place(turn=turn, chunk=number + 1)
+                self.position = Position(turn=turn, chunk=number + 1)
                 bar.set_postfix_str(f"{self.tally.rows:,} rows", refresh=False)
-        self.place = self.place.model_copy(update={"is_done": True})
+        self.position = self.position.model_copy(update={"is_done": True})
 
     def _chunks(self, turn: int, share: float, bar: "tqdm[Any]") -> Iterator[Chunk]:
         advance = bar.update if bar.unit == "B" else None
@@ -96,17 +96,21 @@ class Stream:
         bad.check(done=False)
 
 
-def mixed(streams: list[Stream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[tuple[Stream, list[Kept]]]]:
-    """One row of each source in turn, until all have ended; then those of heldout_path.
+Round = list[tuple[SourceStream, list[StoredSample]]]
+"""The samples of one row of each source."""
 
-    In turn, so that the first held-out samples, which are all that an evaluation may look at, are not of one source alone.
+
+def mixed(streams: list[SourceStream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[Round]:
+    """Yield one row of each source in turn, until all have ended; then the rows of heldout_path.
+
+    An evaluation may only use the first held-out samples: taken in turn, they are not all of one source.
     """
     yield from _in_turn([stream for stream in streams if stream.key != HELDOUT], bad, bar)
     yield from _in_turn([stream for stream in streams if stream.key == HELDOUT], bad, bar)
 
 
-def _in_turn(streams: list[Stream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[tuple[Stream, list[Kept]]]]:
-    waiting = {stream: stream.rows(bad, bar) for stream in streams if not stream.place.is_done}
+def _in_turn(streams: list[SourceStream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[Round]:
+    waiting = {stream: stream.rows(bad, bar) for stream in streams if not stream.position.is_done}
     while waiting:
         taken = [(stream, next(rows, None)) for stream, rows in waiting.items()]
         for stream, kept in taken:
@@ -116,7 +120,7 @@ def _in_turn(streams: list[Stream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[
 
 
 def bytes_of(data: Data) -> int | None:
-    """Of all that will be read, as often as it is; None where that cannot be told before (the hub, `save_to_disk`)."""
+    """Return the bytes to be read, counted once for each pass; None if unknown (the hub, `save_to_disk`)."""
     total = 0
     paths = [(source.path, f"{key}.path", len(shares(source.weight))) for key, source in data.all_sources.items()]
     for path, key, times in [*paths, *([(data.heldout_path, HELDOUT, 1)] if data.heldout_path else [])]:
@@ -126,29 +130,29 @@ def bytes_of(data: Data) -> int | None:
     return total
 
 
-def _rows(samples: Samples) -> Iterator[list[Kept]]:
+def _rows(samples: Samples) -> Iterator[list[StoredSample]]:
     sample = token = 0
     for pieces, is_heldout in zip(samples.pieces, samples.heldout, strict=True):
-        kept: list[Kept] = []
+        kept: list[StoredSample] = []
         for number in range(sample, sample + pieces):
             end = token + samples.lengths[number]
             digest = samples.digests[number] if samples.digests else None
             split: Split = "heldout" if is_heldout else "train"
-            kept.append(Kept(split, samples.ids[token:end], samples.labels[token:end], samples.trained[number], digest))
+            kept.append(StoredSample(split, samples.ids[token:end], samples.labels[token:end], samples.trained[number], digest))
             token = end
         sample += pieces
         yield kept
 
 
 def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Rows in lists, the same ones for the same rows; those that stand before an error come before it."""
+    """Yield lists of rows, always the same for the same rows; rows before an error are yielded before it is raised."""
     chunk: list[Row] = []
     characters = 0
     stopped: DataError | None = None
     try:
         for row in rows:
-            if len(chunk) % _WEIGHED == 0:
-                characters += _WEIGHED * _characters(row[0])
+            if len(chunk) % _MEASURED == 0:
+                characters += _MEASURED * _characters(row[0])
             chunk.append(row)
             if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
                 yield chunk
@@ -167,6 +171,6 @@ def _characters(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_characters, value.values()))
     if isinstance(value, list):
-        # Numbers are tokens, of some characters each.
+        # Numbers are tokens, with about four characters each.
         return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_characters, value))
     return 1

@@ -1,9 +1,10 @@
-"""The order of samples: which of them a step trains follows from seed, epoch and index alone, on however many processes.
+"""The order of samples in training, which depends on seed, epoch and index alone, not on the number of processes.
 
 A run is one stream of rows: epoch after epoch, each with all rows once, in an order of its own. Optimizer step s trains the
-rows at places s x global_batch_size and on, whoever computes them. Steps run over the borders of epochs, so that every step is
-whole: a last step of few samples would move the weights as far as a full one (Adam's update has the size of the learning rate,
-whatever the gradient's), and would have no sample for some ranks. Only the run's last step is filled up, from the next epoch.
+global_batch_size rows from position s x global_batch_size on, on any ranks. Steps cross the boundaries of epochs, so that each
+step is complete: a last step of few samples would move the weights as far as a full one (Adam's update has the size of the
+learning rate, whatever the gradient's), and some ranks would have no sample. Only the run's last step is completed with rows
+of the next epoch.
 """
 
 import logging
@@ -18,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 def steps_of(training: Training, rows: int) -> int:
-    """Optimizer steps of a run over `rows` samples (or blocks): max_steps, or as many as num_train_epochs need."""
-    # As a fraction of what was written: 0.1 is a little more as a float, and a step more where it divides evenly.
+    """Return the optimizer steps of a run over `rows` samples (or blocks): max_steps, or those of num_train_epochs."""
+    # A fraction of the decimal text: as a float, 0.1 is slightly larger, and would add a step where it divides evenly.
     samples = Fraction(str(training.num_train_epochs)) * rows
     return training.max_steps or math.ceil(samples / training.global_batch_size)
 
 
 def permutation(seed: int, epoch: int, rows: int) -> Any:
-    """All numbers below `rows` in the order of one epoch: uint32 [rows].
+    """Return all numbers below `rows` in the order of one epoch: uint32 [rows].
 
-    Sorted by Philox's raw output, which numpy promises never to change (NEP 19); it promises no such thing of its shuffle.
+    They are sorted by Philox's raw output, which numpy guarantees not to change (NEP 19), unlike that of its shuffle.
     """
     import numpy
 
@@ -36,21 +37,21 @@ def permutation(seed: int, epoch: int, rows: int) -> Any:
 
 
 class Stream:
-    """All that a run trains, in order, as one data set to be read from its first row to its last: the Trainer's train_dataset.
+    """All rows that a run trains, in order, as one data set: the Trainer's train_dataset.
 
-    Micro batches are then consecutive rows, dealt to the ranks in turn (accelerate's BatchSamplerShard): the micro batches of a
-    step are the step's rows, whatever their size and number. It holds the numbers of one epoch's rows, 4 bytes each.
+    Micro batches are then consecutive rows, assigned to the ranks in turn (accelerate's BatchSamplerShard): the micro batches
+    of a step are the step's rows, whatever their size and number. It keeps the numbers of one epoch's rows, 4 bytes each.
     """
 
     def __init__(self, dataset: Any, training: Training) -> None:
         self._dataset, self._seed, self._batch = dataset, training.seed, training.global_batch_size
         self.steps = steps_of(training, len(dataset))
         self._first: Any = None
-        """Rows that step 1 trains, where the recipe asks for the longest."""
+        """Rows that step 1 trains, if training.probe_longest is set."""
         if training.probe_longest and "seq_lengths" not in dataset.column_names:
             self._first = _longest(dataset, min(self._batch, len(dataset)))
         self.left_out: Sequence[int] = ()
-        """Turns of the data (a step's samples each, from 0) that no step trains; ascending."""
+        """Numbers (from 0, ascending) of the batches that no step trains."""
         self._epoch, self._order = -1, None
         if self._batch > len(dataset):
             log.warning(
@@ -63,38 +64,38 @@ class Stream:
     def __len__(self) -> int:
         return self.steps * self._batch
 
-    def __getitem__(self, place: int) -> dict[str, list[int]]:
-        return self.__getitems__([place])[0]
+    def __getitem__(self, position: int) -> dict[str, list[int]]:
+        return self.__getitems__([position])[0]
 
-    def __getitems__(self, places: Sequence[int]) -> list[dict[str, list[int]]]:
-        rows: list[dict[str, list[int]]] = self._dataset.__getitems__([self.row_at(place) for place in places])
+    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, list[int]]]:
+        rows: list[dict[str, list[int]]] = self._dataset.__getitems__([self.row_at(position) for position in positions])
         return rows
 
-    def row_at(self, place: int) -> int:
-        """Which row of the data set stands at a place of the stream."""
-        step, offset = divmod(place, self._batch)
-        epoch, index = divmod(self.turn_of(step) * self._batch + offset, len(self._dataset))
+    def row_at(self, position: int) -> int:
+        """Return the row of the data set at a position of the stream."""
+        step, offset = divmod(position, self._batch)
+        epoch, index = divmod(self.batch_of(step) * self._batch + offset, len(self._dataset))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, permutation(self._seed, epoch, len(self._dataset))
             if epoch == 0 and self._first is not None:
                 _swap_to_front(self._order, self._first)
         return int(self._order[index])  # type: ignore[index]
 
-    def turn_of(self, step: int) -> int:
-        """Which turn of the data the step after `step` others trains: the same number, but for those left out before."""
-        for turn in self.left_out:
-            if turn > step:
+    def batch_of(self, step: int) -> int:
+        """Return the number of the batch that the step after `step` others trains: `step`, plus the batches skipped before."""
+        for skipped in self.left_out:
+            if skipped > step:
                 break
             step += 1
         return step
 
     def epochs_after(self, step: int) -> float:
-        """How often `step` optimizer steps have gone through the data."""
-        return (self.turn_of(step - 1) + 1) * self._batch / len(self._dataset)
+        """Return the epochs that are done after `step` optimizer steps."""
+        return (self.batch_of(step - 1) + 1) * self._batch / len(self._dataset)
 
 
 def _longest(dataset: Any, count: int) -> Any:
-    """The numbers of the longest rows, longest first; reads how long they are, and not what they hold."""
+    """Return the numbers of the `count` longest rows, longest first; only their lengths are read."""
     import numpy
     from pyarrow import compute
 
@@ -103,18 +104,18 @@ def _longest(dataset: Any, count: int) -> Any:
 
 
 def _swap_to_front(order: Any, first: Any) -> None:
-    """Puts the rows `first` first; those that stood there take their places, and all others stay where they are."""
+    """Swap the rows `first` with those at the front; all others keep their positions."""
     import numpy
 
-    behind = numpy.flatnonzero(numpy.isin(order, first))
-    behind = behind[behind >= len(first)]
+    elsewhere = numpy.flatnonzero(numpy.isin(order, first))
+    elsewhere = elsewhere[elsewhere >= len(first)]
     front = order[: len(first)]
-    order[behind] = front[~numpy.isin(front, first)]
+    order[elsewhere] = front[~numpy.isin(front, first)]
     order[: len(first)] = first
 
 
 def callback(stream: Stream) -> Any:
-    """Tells the Trainer how far a step is in epochs: to it, the stream is one."""
+    """Return a Trainer callback that sets the epoch: for the Trainer, the whole stream is one epoch."""
     from transformers import TrainerCallback
 
     class Epochs(TrainerCallback):

@@ -1,7 +1,7 @@
-"""Packing: whole samples into blocks of max_length tokens, so that next to no token of a batch is padding.
+"""Packing: complete samples into blocks of max_length tokens, so that almost no token of a batch is padding.
 
 Best-fit decreasing, as in Ding et al. 2024, "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830), in windows:
-the longest sample first, each into the fullest block that still has room for it. No sample is cut, none is left out.
+the longest sample first, each into the fullest block that still has room for it. No sample is cut or dropped.
 """
 
 from bisect import bisect_left, insort
@@ -13,14 +13,14 @@ from flytune.data.labels import Encoded
 WINDOW_TOKENS = 4_000_000
 """Tokens packed at a time; 8 bytes each in memory."""
 WINDOW_BLOCKS = 256
-"""Blocks' worth of tokens at least that are packed at a time, however long: the last, half-empty one costs 0.4 % at most."""
+"""Smallest number of blocks that are packed at a time, whatever their length: a half-empty last block costs at most 0.4 %."""
 
 Block = tuple[Any, Any, list[int]]
-"""input_ids and labels (int32 arrays) of whole samples one after the other, and the samples' lengths in that order."""
+"""input_ids and labels (int32 arrays) of complete samples one after the other, and the samples' lengths in that order."""
 
 
 class Window:
-    """Samples that wait to be packed. Equal samples in equal order give equal blocks."""
+    """Samples waiting to be packed. Equal samples in equal order give equal blocks."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
@@ -29,17 +29,17 @@ class Window:
         self._tokens = 0
 
     def add(self, sample: Encoded | tuple[Any, Any]) -> Iterator[Block]:
-        """One more sample, of max_length tokens at most; the blocks of a window that it fills."""
+        """Add a sample of at most max_length tokens; return the blocks of the window if it is now full."""
         import numpy
 
-        # Lists of integers take eight times as much.
+        # Lists of integers take eight times the memory.
         ids, labels = (numpy.asarray(numbers, dtype=numpy.int32) for numbers in sample)
         self._samples.append((ids, labels))
         self._tokens += len(sample[0])
         return self.flush() if self._tokens >= self._capacity else iter(())
 
     def flush(self) -> Iterator[Block]:
-        """The blocks of all samples that still wait."""
+        """Return the blocks of all waiting samples."""
         samples, self._samples, self._tokens = self._samples, [], 0
         return _blocks(samples, self._max_length)
 
@@ -53,10 +53,10 @@ def _blocks(samples: list[tuple[Any, Any]], max_length: int) -> Iterator[Block]:
 
 
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
-    """Which samples (numbers in `lengths`, in tokens, each max_length at most) stand together in a block.
+    """Assign samples of these lengths (in tokens, each at most max_length) to blocks: lists of their numbers in `lengths`.
 
-    Samples of a block, and blocks by their first sample, are in the order of `lengths`: best-fit decreasing makes the blocks of
-    long samples first, and whoever reads the stored blocks in order shall not meet the data sorted by length.
+    The samples of a block, and the blocks by their first sample, are in the order of `lengths`: best-fit decreasing makes the
+    blocks of long samples first, and the stored blocks must not be sorted by length.
 
     O(n log n) comparisons; the sorted list of rooms has max_length entries at most.
     """

@@ -1,4 +1,4 @@
-"""Preparing: rows in, tokenized shards with a manifest out; once, on CPUs, so that no GPU ever waits for it."""
+"""Data preparation: rows to tokenized shards with a manifest, once and on CPUs, so that no GPU waits for it."""
 
 import logging
 from contextlib import ExitStack
@@ -9,9 +9,9 @@ from tqdm import tqdm
 
 from flytune.data import contract, progress
 from flytune.data.bad_rows import BadRows
-from flytune.data.counts import Tally, dumped, loaded
+from flytune.data.counts import Tally, from_json, to_json
 from flytune.data.manifest import manifest_of, refuse_empty
-from flytune.data.mixture import Kept, Split, Stream, bytes_of, mixed
+from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
 from flytune.data.process import HELDOUT, digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.shards import MANIFEST, SplitWriter
@@ -27,25 +27,25 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Manifest:
-    """Reads, renders, tokenizes and splits the data of `request` into the folder `out`.
+    """Read, render, tokenize and split the data of `request` into the folder `out`.
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
-    where rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
-    and a column seq_lengths says how long each is; held-out samples are never packed, for they are scored one by one.
+    if rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
+    with their lengths in a column seq_lengths; held-out samples are never packed, because they are scored one by one.
 
-    Equal requests give equal bytes, whatever the number of `processes` (all cores, if not given), and however often the run
-    was killed: `out` is new, or empty, or what a killed run of the same request left, which is gone on with behind its last
-    whole shards. Memory does not grow with the data (but see reading.read; data.deduplicate takes 80 bytes a sample).
+    Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however often the run was
+    killed: `out` is new, empty, or the folder of a killed run of the same request, which resumes after its last complete
+    shards. Memory does not grow with the data (but see readers.read; data.deduplicate takes 80 bytes a sample).
 
     Raises:
-        DataError: whatever about the data or the tokenizer the run could not work with.
+        DataError: the data or the tokenizer cannot be used.
     """
     data = request.data
     if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer = load_tokenizer(request.model, data)
     before = progress.find(out, request, list(_tallies(data)))
-    if (out / MANIFEST).exists():  # killed between the last two lines below
+    if (out / MANIFEST).exists():  # killed between the last two writes below
         (out / PROGRESS).unlink()
         return Manifest.read(out / MANIFEST)
     with ExitStack() as opened:
@@ -58,10 +58,10 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
             "train": opened.enter_context(SplitWriter(out, "train", length, before.train)),
             "heldout": opened.enter_context(SplitWriter(out, "heldout", written=before.heldout)),
         }
-        tallies = {key: loaded(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
-        streams = [Stream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
+        tallies = {key: from_json(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
+        streams = [SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
         numbers = {stream: number for number, stream in enumerate(streams)}
-        bad.go_on(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
+        bad.resume(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
         seen = _digests(out, before) if data.deduplicate else set()
         for row in mixed(streams, bad, bar):
             for stream, kept in row:
@@ -74,7 +74,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out)
-    contract.hold(out, manifest, data, tokenizer)
+    contract.enforce(out, manifest, data, tokenizer)
     partial = out / f"{MANIFEST}.partial"
     manifest.write(partial)
     partial.replace(out / MANIFEST)
@@ -87,7 +87,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
 
 
 def _bar(size: int | None) -> "tqdm[Any]":
-    """Of bytes with the time left, or of rows where nobody knows how many there are."""
+    """Return a bar of bytes with the time left, or of rows if the size is unknown."""
     if size is None:
         return tqdm(desc="prepare", unit=" rows", delay=2)
     return tqdm(desc="prepare", total=size, unit="B", unit_scale=True, delay=2)
@@ -98,7 +98,7 @@ def _tallies(data: Data) -> dict[str, Tally]:
     return tallies | ({HELDOUT: Tally(data.heldout_path)} if data.heldout_path else {})
 
 
-def _write(kept: list[Kept], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
+def _write(kept: list[StoredSample], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
     for sample in kept:
         if sample.digest is not None:
             if sample.digest in seen:
@@ -110,14 +110,14 @@ def _write(kept: list[Kept], tally: Tally, number: int, writers: dict[Split, Spl
 
 
 def _end_shards(
-    request: DataRequest, out: Path, writers: dict[Split, SplitWriter], streams: list[Stream], bad: BadRows
+    request: DataRequest, out: Path, writers: dict[Split, SplitWriter], streams: list[SourceStream], bad: BadRows
 ) -> None:
-    """Makes the shards of both splits whole, and this the point that a killed run goes on from."""
+    """End the shards of both splits, and save the progress from which a killed run resumes."""
     progress.save(
         Progress(
             request=progress.digest_of(request),
-            places={stream.key: stream.place for stream in streams},
-            tallies={stream.key: dumped(stream.tally) for stream in streams},
+            places={stream.key: stream.position for stream in streams},
+            tallies={stream.key: to_json(stream.tally) for stream in streams},
             train=writers["train"].counts(),
             heldout=writers["heldout"].counts(),
             bad_rows=bad.size(),
@@ -129,7 +129,7 @@ def _end_shards(
 
 
 def _digests(out: Path, before: Progress) -> set[bytes]:
-    """Of all samples that are stored already."""
+    """Return the hashes of all samples that are already stored."""
     return {
         digest(part.tokens(sample), part.labelled[start : start + length])
         for counts in (before.train, before.heldout)

@@ -1,6 +1,6 @@
 """Rows of one source to tokenized samples: drawn by weight, rendered, tokenized in batches, and cut to max_length.
 
-A pure function of the rows and the request, so that any process may do it for any chunk of rows.
+The result depends on the rows and the request alone, so any process can do it for any chunk of rows.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flytune.data.counts import Tally
 from flytune.data.formats import CHATS, Tokens, choose, convert
-from flytune.data.labels import IGNORED, Encoded, checked, encode
+from flytune.data.labels import IGNORED, Encoded, encode, validated
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.tokenizer import Encoder, require_chat_template
@@ -19,11 +19,11 @@ from flytune.errors import DataError
 from flytune.recipe.recipe import DataRequest
 
 _BATCH_CHARACTERS = 1_000_000
-"""Of text that is tokenized at a time."""
+"""Characters of text that are tokenized at a time."""
 HELDOUT = "data.heldout_path"
-"""The key of the rows that the recipe holds out itself."""
+"""Key of the rows that the recipe names as held-out data."""
 _Text = tuple[Rendered | Encoded, str]
-"""What a row says, as text or as tokens, and where it stands."""
+"""Content of a row, as text or as tokens, and the row's location."""
 
 
 class Chunk(NamedTuple):
@@ -33,16 +33,16 @@ class Chunk(NamedTuple):
     """The recipe's key of the source."""
     rows: list[Row]
     form: str
-    """The format of the source, if earlier rows told it."""
+    """Format of the source, if it is known from earlier rows; else empty."""
     share: float
-    """How much of it is drawn."""
+    """Share of the rows to be drawn."""
     again: bool
-    """Whether they were read before (a weight above 1): what is wrong with them is known."""
+    """True if the rows were read before (a weight above 1): their errors are already counted."""
 
 
 @dataclass
 class Samples:
-    """What a chunk gives: its samples, one after the other."""
+    """The samples of a chunk, one after the other."""
 
     tally: Tally
     ids: Any
@@ -56,28 +56,28 @@ class Samples:
     pieces: list[int] = field(default_factory=list)
     """Samples of each row that has any: several where long ones are split."""
     heldout: list[bool] = field(default_factory=list)
-    """Of each such row: whether its samples are held out."""
+    """True for each row in `pieces` whose samples are held out."""
     digests: list[bytes] = field(default_factory=list)
-    """Of each sample, where duplicates are left out."""
+    """Hash of each sample; empty unless data.deduplicate is set."""
     bad: list[tuple[str, DataError]] = field(default_factory=list)
-    """Where a bad row stands, and what is wrong with it."""
+    """Location and error of each bad row."""
 
 
 class Sampler:
-    """Makes samples as one request asks for."""
+    """Maker of the samples of one request."""
 
     def __init__(self, request: DataRequest, tokenizer: Encoder) -> None:
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._sources = {**request.data.all_sources, HELDOUT: request.data}
         self._template: ChatTemplate | None = None
         if request.data.system_prompt is not None and not request.data.system_prompt.strip():
-            raise DataError("data.system_prompt: empty; leave it out, or say what the system says")
+            raise DataError("data.system_prompt: empty; remove it, or give a text")
 
     def samples(self, chunk: Chunk) -> Samples:
-        """The samples of a chunk; what happens to its other rows is tallied.
+        """Return the samples of a chunk, with counts of its other rows.
 
         Raises:
-            DataError: a bad row, where none is allowed; a row too long, where the recipe says so; no chat template.
+            DataError: a row is bad and none may be; a row is too long and data.too_long is error; or there is no chat template.
         """
         import numpy
 
@@ -98,7 +98,7 @@ class Sampler:
         return made
 
     def _kept(self, sample: Encoded, where: str, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
-        """What is stored of one row, as int32 arrays: nothing, the sample, or pieces of it, which stay together."""
+        """Return the stored samples of one row, as int32 arrays: none, the sample, or its pieces, which stay together."""
         import numpy
 
         pieces, tally = self._cut(sample, where), made.tally
@@ -124,7 +124,7 @@ class Sampler:
 
     def _texts(self, chunk: Chunk, made: Samples) -> Iterator[_Text]:
         source, tally = self._sources[chunk.key], made.tally
-        for row, where in drawn(chunk.rows, chunk.share, self._data.seed):
+        for row, where in subsample(chunk.rows, chunk.share, self._data.seed):
             tally.rows += not chunk.again
             try:
                 if isinstance(row, DataError):
@@ -132,10 +132,10 @@ class Sampler:
                 form = tally.form or choose(row, source.format, source.columns, where)
                 sample = convert(row, form, source.columns, where, self._data.system_prompt)
                 if isinstance(sample, Tokens):
-                    text: Rendered | Encoded = checked(sample, len(self._tokenizer), where)
+                    text: Rendered | Encoded = validated(sample, len(self._tokenizer), where)
                 else:
                     text = render(sample, self._chat_template(form), self._data.completion_only_loss, where)
-            except _Refused:
+            except _RequestError:
                 raise
             except DataError as error:
                 if not self._data.max_bad_fraction:
@@ -150,23 +150,25 @@ class Sampler:
     def _chat_template(self, form: str) -> ChatTemplate | None:
         if form not in CHATS:
             if self._data.system_prompt is not None and not self._data.sources:
-                raise _Refused(f"data.system_prompt: only chats take one ({', '.join(CHATS)}), and the data's format is {form}")
+                raise _RequestError(
+                    f"data.system_prompt: only chats ({', '.join(CHATS)}) can have one, and the data's format is {form}"
+                )
             return None
         if self._template is None:
             try:
                 require_chat_template(self._tokenizer, self._request.model, form)
             except DataError as error:
-                raise _Refused(str(error)) from None
+                raise _RequestError(str(error)) from None
             self._template = ChatTemplate(self._tokenizer)
         return self._template
 
     def _encoded(self, texts: list[Rendered | Encoded]) -> Iterable[Encoded]:
-        """All texts of a chunk are of one source, and so of one format."""
+        """Tokenize the texts. All texts of a chunk are of one source, and so of one format."""
         rendered = [text for text in texts if isinstance(text, Rendered)]
         return encode(rendered, self._tokenizer) if rendered else [text for text in texts if not isinstance(text, Rendered)]
 
     def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
-        """The sample as it fits into max_length; nothing where it is dropped."""
+        """Return the sample in pieces of at most max_length tokens; none if it is dropped."""
         max_length, (ids, labels) = self._data.max_length, sample
         if len(ids) <= max_length:
             return [sample]
@@ -182,7 +184,7 @@ class Sampler:
         )
 
     def _is_heldout(self, ids: Any, key: str) -> bool:
-        """By the tokens as they are stored, so that equal samples never stand on both sides."""
+        """Decide by a hash of the stored tokens, so that equal samples are always in the same split."""
         if self._data.heldout_path:
             return key == HELDOUT
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + ids.tobytes()).digest()
@@ -190,45 +192,46 @@ class Sampler:
 
 
 def digest(ids: Any, labelled: Any) -> bytes:
-    """16 bytes of a hash that stand for a sample: its tokens (int32), and which of them are trained (bool)."""
+    """Return 16 bytes of a hash of a sample: of its tokens (int32), and of which of them are trained (bool)."""
     return hashlib.sha256(ids.tobytes() + labelled.tobytes()).digest()[:16]
 
 
-class _Refused(DataError):
-    """No row's fault."""
+class _RequestError(DataError):
+    """An error of the request, not of a row."""
 
 
-def drawn(rows: Iterable[Row], share: float, seed: int) -> Iterator[Row]:
-    """The share of the rows that their content draws: the same in any order, the smaller one always part of the larger."""
+def subsample(rows: Iterable[Row], share: float, seed: int) -> Iterator[Row]:
+    """Yield a share of the rows, drawn by a hash of their content: the same in any order, and a smaller share is part of
+    any larger one."""
     if share >= 1:
         yield from rows
         return
     for row, where in rows:
         content = json.dumps(row, sort_keys=True, default=str) if isinstance(row, dict) else where
-        digest = hashlib.sha256(f"{seed}:weight:{content}".encode()).digest()
-        if int.from_bytes(digest[:8], "big") < share * 2**64:
+        hashed = hashlib.sha256(f"{seed}:weight:{content}".encode()).digest()
+        if int.from_bytes(hashed[:8], "big") < share * 2**64:
             yield row, where
 
 
 def shares(weight: float) -> list[float]:
-    """2.5 as [1, 1, 0.5]: how much is drawn each time that the source is read."""
+    """Return the share that is drawn in each pass over a source: [1, 1, 0.5] for a weight of 2.5."""
     return [1.0] * int(weight) + [weight % 1] * (weight > int(weight))
 
 
 def split(sample: Encoded, max_length: int) -> Iterator[Encoded]:
-    """Pieces of max_length tokens at most that follow each other.
+    """Yield consecutive pieces of at most max_length tokens.
 
-    A piece ends behind the last answer that ends in it. Where none does (plain text, or an answer longer than max_length) it
-    is full, and its last token comes again as the first of the next one, as context: the first token of a piece has nothing
-    before it that could predict it, and is never trained. So each trained token is trained once.
+    A piece ends after the last answer that ends in it. If none does (plain text, or an answer longer than max_length), it is
+    full, and its last token is repeated as the first of the next piece, as context: the first token of a piece is never
+    trained, because no token precedes it that could predict it. So each trained token is trained once.
     """
     ids, labels = sample
     start = 0
     while len(ids) - start > max(max_length, 1):
         end = start + max_length
-        border = next((at for at in range(end, start, -1) if labels[at] == IGNORED != labels[at - 1]), None)
-        yield _piece(sample, start, border or end)
-        start = border or max(end - 1, start + 1)
+        boundary = next((at for at in range(end, start, -1) if labels[at] == IGNORED != labels[at - 1]), None)
+        yield _piece(sample, start, boundary or end)
+        start = boundary or max(end - 1, start + 1)
     yield _piece(sample, start, len(ids))
 
 

@@ -1,4 +1,4 @@
-"""How far preparing has come, kept beside the shards, so that a killed run continues behind the last whole ones."""
+"""The progress of a preparation, stored with the shards, so that a killed run resumes after the last complete ones."""
 
 import hashlib
 import logging
@@ -16,28 +16,28 @@ from flytune.schema import Record, Strict
 
 logger = logging.getLogger(__name__)
 PROGRESS = "progress.json"
-_FORM = "1"
-"""Raise it when the same progress would go on to other bytes."""
+_FORMAT = "1"
+"""Version of the preparation. Raise it when resuming from the same progress would give other bytes."""
 
 
-class Place(Strict):
-    """The next row of one source."""
+class Position(Strict):
+    """The position in one source after the last stored row."""
 
     turn: int = 0
-    """How often it was read whole; a weight above 1 reads it again."""
+    """Number of complete passes; a weight above 1 reads the source again."""
     chunk: int = 0
     row: int = 0
-    """Rows with samples, of this chunk, that were taken."""
+    """Number of rows with samples that were taken from this chunk."""
     is_done: bool = False
 
 
 class Progress(Record):
-    """progress.json: written when shards become whole; gone when the manifest is there."""
+    """progress.json: written when shards are complete, deleted after the manifest is written."""
 
     request: str
-    """A hash of what is prepared."""
-    places: dict[str, Place]
-    """By the recipe's key of the source."""
+    """Hash of the request."""
+    places: dict[str, Position]
+    """Positions by the recipe's keys of the sources."""
     tallies: dict[str, dict[str, Any]]
     train: SplitCounts
     heldout: SplitCounts
@@ -48,48 +48,48 @@ class Progress(Record):
 
 
 def digest_of(request: DataRequest) -> str:
-    """64 hex digits: equal for requests that give equal bytes."""
-    return hashlib.sha256(f"{_FORM}:{request.model_dump_json()}".encode()).hexdigest()
+    """Return 64 hex digits that are equal for requests that give equal bytes."""
+    return hashlib.sha256(f"{_FORMAT}:{request.model_dump_json()}".encode()).hexdigest()
 
 
 def save(progress: Progress, folder: Path) -> None:
-    """In one step: a reader finds the old or the new one."""
+    """Write progress.json atomically: a reader finds the old or the new one."""
     partial = folder / f"{PROGRESS}.partial"
     progress.write(partial)
     partial.replace(folder / PROGRESS)
 
 
 def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
-    """Where an earlier run of the same request came to in `folder`; the beginning, where there was none.
+    """Return the progress of an earlier run of the same request in `folder`; a new one if there was none.
 
-    Whatever is not part of it is removed, unless all of it was done. `keys` are the recipe's keys of all sources.
+    Shards that are not part of it are deleted, unless the preparation is complete. `keys` are the recipe's keys of all sources.
 
     Raises:
-        DataError: the progress is that of another request.
+        DataError: the folder has the progress of another request.
     """
-    begun = _read(folder)
-    if begun is not None and begun.request != digest_of(request):
-        raise DataError(f"{folder}: another preparation was begun there; prepared data needs a folder of its own")
-    if begun is not None and (folder / MANIFEST).exists():
-        return begun
-    if begun is not None and (changed := _changed(folder, begun)):
-        logger.warning("%s: %s is not what %s says; preparing begins anew", folder, changed, PROGRESS)
-        begun = None
-    if begun is None:
+    existing = _read(folder)
+    if existing is not None and existing.request != digest_of(request):
+        raise DataError(f"{folder}: has the progress of another preparation; prepared data needs a folder of its own")
+    if existing is not None and (folder / MANIFEST).exists():
+        return existing
+    if existing is not None and (changed := _changed(folder, existing)):
+        logger.warning("%s: %s does not match %s; the preparation starts again", folder, changed, PROGRESS)
+        existing = None
+    if existing is None:
         none = SplitCounts(samples=0, tokens=0, trained_tokens=0, shards=[])
-        begun = Progress(
-            request=digest_of(request), places=dict.fromkeys(keys, Place()), tallies={}, train=none, heldout=none,
+        existing = Progress(
+            request=digest_of(request), places=dict.fromkeys(keys, Position()), tallies={}, train=none, heldout=none,
             bad_rows=0, bad=0, first_bad=[],
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
-        save(begun, folder)
+        save(existing, folder)
     else:
-        logger.info("%s: going on behind %d whole shards", folder, len(begun.train.shards) + len(begun.heldout.shards))
-    whole = {shard.file for shard in (*begun.train.shards, *begun.heldout.shards)}
+        logger.info("%s: resuming after %d complete shards", folder, len(existing.train.shards) + len(existing.heldout.shards))
+    complete = {shard.file for shard in (*existing.train.shards, *existing.heldout.shards)}
     for file in folder.glob("*/*.parquet"):
-        if file.relative_to(folder).as_posix() not in whole:
+        if file.relative_to(folder).as_posix() not in complete:
             file.unlink()
-    return begun
+    return existing
 
 
 def _read(folder: Path) -> Progress | None:
@@ -99,9 +99,9 @@ def _read(folder: Path) -> Progress | None:
         return None
 
 
-def _changed(folder: Path, begun: Progress) -> str:
-    """The first shard that is not as it was written; none, as a rule."""
-    for shard in (*begun.train.shards, *begun.heldout.shards):
+def _changed(folder: Path, existing: Progress) -> str:
+    """Return the file name of the first shard that has changed or is missing; "" if none has."""
+    for shard in (*existing.train.shards, *existing.heldout.shards):
         file = folder / shard.file
         if not file.is_file() or sha256_of(file) != shard.sha256:
             return shard.file

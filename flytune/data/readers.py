@@ -1,4 +1,4 @@
-"""Files to rows: JSON Lines, JSON, CSV, Parquet, and what `datasets.save_to_disk` wrote; one row at a time."""
+"""Files to rows, one at a time: JSON Lines, JSON, CSV, Parquet, and folders of `datasets.save_to_disk`."""
 
 import csv
 import gzip
@@ -17,30 +17,30 @@ from flytune.errors import DataError
 from flytune.recipe.sections import Source
 
 Row = tuple[dict[str, Any] | DataError, str]
-"""Column to value, or why the row cannot be read; and where it stands: `train.jsonl:4127`."""
+"""Values by column, or the error of a row that cannot be read; and its location: `train.jsonl:4127`."""
 Advance = Callable[[int], object]
-"""Is told of further bytes that were read, of the files as they are stored."""
+"""Callback for the number of bytes that were read since its last call, of the files as they are stored."""
 _EXCERPT = 80
 _LARGEST_CELL = 2**31 - 1
 
 
 def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
-    """The rows of one source of a recipe, in order; `max_samples` of them at most, all when it is not set.
+    """Yield the rows of one source of a recipe, in order; at most `max_samples` of them if it is set.
 
-    JSON Lines, CSV and Parquet are read piece by piece; a JSON file is held whole. `key` is the source's key in the recipe.
+    JSON Lines, CSV and Parquet are streamed; a JSON file is read completely. `key` is the source's key in the recipe.
 
     Raises:
-        DataError: the source is not there, or a file of it is damaged: where, and what was found.
+        DataError: the source does not exist, or a file of it is damaged; the message has the location.
     """
     if source.dataset_name is not None:
-        rows: Iterator[Row] = ((_bare(row), where) for row, where in hub_rows(source, source.dataset_name, key))
+        rows: Iterator[Row] = ((_without_absent_keys(row), where) for row, where in hub_rows(source, source.dataset_name, key))
     else:
         rows = read_path(str(source.path), f"{key}.path", source.dataset_split, advance)
     return islice(rows, source.max_samples)
 
 
 def read_path(path: str, key: str, split: str, advance: Advance | None = None) -> Iterator[Row]:
-    """The rows of all files behind `path`; `key` is the recipe's name for it, `split` the one of a saved DatasetDict."""
+    """Yield the rows of all files at `path`; `key` is the recipe's name for it, `split` that of a saved DatasetDict."""
     files = locate(path, key)
     if files.saved:
         yield from _saved(path, split)
@@ -50,23 +50,23 @@ def read_path(path: str, key: str, split: str, advance: Advance | None = None) -
 
 
 def strict(rows: Iterator[Row]) -> Iterator[Row]:
-    """The same rows, up to the first that cannot be read.
+    """Yield the same rows.
 
     Raises:
-        DataError: that row, with the number of others like it in its file.
+        DataError: a row cannot be read; the message has the number of such rows in its file.
     """
     for row, where in rows:
         if isinstance(row, DataError):
-            raise DataError(f"{row}{_more(_bad_ones(rows, where), 'item' if ', item ' in where else 'line')}")
+            raise DataError(f"{row}{_others(_bad_rows_after(rows, where), 'item' if ', item ' in where else 'line')}")
         yield row, where
 
 
-def _bad_ones(rows: Iterator[Row], where: str) -> int:
-    """How many of the rows that follow one, in its file, cannot be read either."""
+def _bad_rows_after(rows: Iterator[Row], where: str) -> int:
+    """Count the unreadable rows after one, in its file."""
     file, count = re.sub(r"\d+$", "", where), 0
-    with suppress(DataError):  # damage further on; what is told is the first that is wrong
-        for row, place in rows:
-            if not place.startswith(file):
+    with suppress(DataError):  # later damage to the file; the first bad row is reported
+        for row, location in rows:
+            if not location.startswith(file):
                 break
             count += isinstance(row, DataError)
     return count
@@ -77,14 +77,14 @@ def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iter
     try:
         with source.filesystem.open(file, "rb") as stored:
             content = gzip.GzipFile(fileobj=stored) if file.endswith(".gz") else stored
-            place = 0
+            position = 0
             for number, row in enumerate(reader(content, label)):
                 if advance is not None and number % 64 == 0:
-                    before, place = place, max(place, stored.tell())
-                    advance(place - before)
+                    before, position = position, max(position, stored.tell())
+                    advance(position - before)
                 yield row
             if advance is not None:
-                advance(max(0, stored.tell() - place))
+                advance(max(0, stored.tell() - position))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{label}: cannot be read: {error}") from None
 
@@ -100,7 +100,7 @@ def _json_lines(file: Any, label: str) -> Iterator[Row]:
 
 
 def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
-    """The object that a line holds (None on a blank one), or what is wrong with the line."""
+    """Return the object on a line (None on a blank one), or a description of the line's mistake."""
     if not line.strip():
         return None, ""
     try:
@@ -111,7 +111,7 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, f"not JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
         return None, f"not JSON: {error}"
-    return (value, "") if isinstance(value, dict) else (None, f"not a JSON object but {_named(value)}")
+    return (value, "") if isinstance(value, dict) else (None, f"not a JSON object but {_type_name(value)}")
 
 
 def _json(file: Any, label: str) -> Iterator[Row]:
@@ -121,7 +121,7 @@ def _json(file: Any, label: str) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         raise DataError(f"{label}: not UTF-8: byte 0x{content[error.start]:02x} at {error.start}") from None
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # JSON Lines under the name of JSON, as many data sets have it
+        if error.msg == "Extra data":  # JSON Lines in a .json file, as in many data sets
             yield from _json_lines(io.BytesIO(content), label)
             return
         line = content.split(b"\n")[error.lineno - 1]
@@ -132,18 +132,20 @@ def _json(file: Any, label: str) -> Iterator[Row]:
         lists = [item for item in value.values() if isinstance(item, list)]
         if len(lists) != 1:
             raise DataError(
-                f"{label}: a JSON file is a list of objects, or an object with one list of them; "
+                f"{label}: a JSON file must be a list of objects, or an object with one such list; "
                 f"found an object with {len(lists)} lists, its keys are {', '.join(value) or 'none'}"
             )
         value = lists[0]
     if not isinstance(value, list):
-        raise DataError(f"{label}: a JSON file is a list of objects, or an object with one list of them; found {_named(value)}")
+        raise DataError(
+            f"{label}: a JSON file must be a list of objects, or an object with one such list; found {_type_name(value)}"
+        )
     for number, item in enumerate(value, 1):
         where = f"{label}, item {number}"
         if isinstance(item, dict):
             yield item, where
         else:
-            yield DataError(f"{where}: not an object but {_named(item)}: {item!r:.80}"), where
+            yield DataError(f"{where}: not an object but {_type_name(item)}: {item!r:.80}"), where
 
 
 def _csv(file: Any, label: str) -> Iterator[Row]:
@@ -172,11 +174,11 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
         for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
-                yield _bare(row), f"{label}, row {number}"
+                yield _without_absent_keys(row), f"{label}, row {number}"
     except OSError:
         raise
     except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
-        raise DataError(f"{label}: not a whole Parquet file: {' '.join(str(error).split())} (after row {number})") from error
+        raise DataError(f"{label}: a damaged Parquet file: {' '.join(str(error).split())} (after row {number})") from error
 
 
 def _saved(path: str, split: str) -> Iterator[Row]:
@@ -184,20 +186,20 @@ def _saved(path: str, split: str) -> Iterator[Row]:
 
     try:
         saved = datasets.load_from_disk(path)
-    except Exception as error:  # a folder that is not whole fails in many ways: Arrow's, JSON's, KeyError
+    except Exception as error:  # an incomplete folder raises errors of Arrow or JSON, or a KeyError
         raise DataError(
             f"{path}: looks like datasets.save_to_disk but cannot be read: {type(error).__name__}: {error}"
         ) from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
-            raise DataError(f"{path}: no split {split}; there are {', '.join(saved)}; say which in data.dataset_split")
+            raise DataError(f"{path}: no split {split}; set data.dataset_split to one of {', '.join(saved)}")
         saved = saved[split]
     for number, row in enumerate(saved, 1):
-        yield _bare(row), f"{path}, row {number}"
+        yield _without_absent_keys(row), f"{path}, row {number}"
 
 
-def _bare(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of Arrow, where each object below a column has the keys of all: those that hold nothing were not there."""
+def _without_absent_keys(row: dict[str, Any]) -> dict[str, Any]:
+    """Remove null values inside a row's columns: Arrow gives each nested object the keys of all others, with null values."""
     return {name: _without_nulls(value) for name, value in row.items()}
 
 
@@ -209,7 +211,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _named(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {list: "a list", str: "a string", bool: "true or false", type(None): "null", dict: "an object"}
     return names.get(type(value), "a number")
 
@@ -219,7 +221,7 @@ def _excerpt(line: bytes) -> str:
     return text if len(text) <= _EXCERPT else text[: _EXCERPT - 3] + "..."
 
 
-def _more(count: int, what: str) -> str:
+def _others(count: int, what: str) -> str:
     if not count:
         return ""
     return (

@@ -1,22 +1,22 @@
-"""Samples to text, and which of its characters are trained.
+"""Samples to text, with the characters that are trained.
 
-No prompt is ever tokenized alone to be counted: the whole text is rendered, the characters of the answers in it are
-known, and tokens are labelled by the characters they stand for (tokenizing.py).
+No prompt is tokenized alone to count its tokens: the complete text is rendered, with the positions of the answers in it, and
+tokens are labelled by their characters (labels.py).
 
 The answers of a chat are found in one of two ways:
 
-- The template has generation marks (`{% generation %}`): what stands between them, as transformers reports it.
-- Any other template is rendered twice, plainly and with two characters for private use around each answer. Taking them
-  out again must give the plain rendering; then they stood exactly where the answers are. Where the template trims
-  answers the characters stand inside the white space that is trimmed. A turn with tool calls is an answer as a whole: what
-  stands in the place of a plain answer, between what the template puts before and behind one.
+- The template has generation marks (`{% generation %}`): the answers are the blocks that transformers reports.
+- Any other template is rendered twice, plainly and with two private-use characters (sentinels) around each answer. If the
+  text without the sentinels is the plain text, they were exactly around the answers. If the template trims answers, the
+  sentinels are put inside the white space that is trimmed. A turn with tool calls is one answer: the part of the text
+  that replaces a plain answer, between the template's text before and after one.
 
-An empty answer trains nothing. After each other answer the end marker is trained too: the special token that the template
-puts directly behind it, or behind spaces (Llama 2), which are trained with it; never what follows, like a new line.
-Where the last answer has none, what the template puts behind that answer is cut off and a trained EOS takes its place.
+An empty answer trains nothing. After every other answer the end marker is trained too: the special token that the template
+writes directly after it, or after spaces (Llama 2), which are trained with it; the text after that, like a new line, never is.
+If the last answer has no end marker, the template's text after that answer is replaced by a trained EOS.
 
-A message with `train: False` is context. Its generation blocks are known by a character for private use in what it says; from
-templates without marks it is given none. If it is the last answer, nothing is cut off and no EOS is added.
+A message with `train: False` is context. Its generation blocks are found by a private-use character in its content; with
+templates without marks it gets no sentinels. If it is the last answer, nothing is cut off and no EOS is added.
 """
 
 import re
@@ -39,32 +39,32 @@ class Rendered:
 
     text: str
     spans: list[Span]
-    """The trained characters, in order."""
+    """Ranges of the trained characters, in order."""
     add_special_tokens: bool
-    """Whether the tokenizer adds its own (BOS): for raw text; chat templates write theirs."""
+    """True if the tokenizer adds its special tokens (BOS): for raw text; chat templates write their own."""
     append_eos: bool
-    """Whether a trained EOS token follows, unless the tokenizer has put one there."""
+    """True if a trained EOS token follows, unless the tokenizer has added one."""
 
 
 def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str) -> Rendered:
-    """The text of a sample. Without `completion_only` all of it is trained.
+    """Return the text of a sample. Without `completion_only` all of it is trained.
 
     Raises:
-        DataError: the chat template refuses the messages, or changes answers so that they cannot be found again; or a message
-            is not to be trained, where all is.
+        DataError: the chat template refuses the messages, or changes answers so that they cannot be found; or a message is
+            excluded from training while all tokens are to be trained.
     """
     if isinstance(sample, Plain):
         text = sample.prompt + sample.completion
         start = len(sample.prompt) if completion_only else 0
-        # An empty completion gets no span: EOS alone would teach to say nothing.
+        # An empty completion gets no span: a trained EOS alone would teach empty answers.
         return Rendered(text, [(start, len(text))] if start < len(text) else [], True, True)
     assert template is not None
     if completion_only:
         return template.answers(sample, where)
     if any("train" in message for message in sample.messages):
         raise DataError(
-            f"{where}: a turn has train: false (or weight: 0), but data.completion_only_loss: false trains every token; take "
-            " these keys out of the data, or leave completion_only_loss at true"
+            f"{where}: a turn has train: false (or weight: 0), but data.completion_only_loss: false trains every token; "
+            "remove these keys from the data, or leave completion_only_loss at true"
         )
     text = template.text(sample, where)
     ends = sample.messages[-1]["role"] != "assistant" or template.is_ended(text)
@@ -72,30 +72,30 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, with the special tokens that it may write."""
+    """A tokenizer's chat template with the tokens that end answers."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._template = Template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
         eos, bos = tokenizer.eos_token, tokenizer.bos_token
         added = tokenizer.added_tokens_decoder.values()
         special = {str(token) for token in added if token.special} | {eos}
-        # What begins a text ends no answer, unless one token does both (GPT-2's <|endoftext|>).
-        self.marks = special - ({bos} - {eos}) | self._behind_answers({str(token) for token in added} - special)
-        """The tokens that end an answer where they stand behind it."""
+        # BOS does not end an answer, unless it is also EOS (GPT-2's <|endoftext|>).
+        self.marks = special - ({bos} - {eos}) | self._after_answers({str(token) for token in added} - special)
+        """End markers: the tokens that end an answer if they follow it."""
         marks = "|".join(re.escape(token) for token in sorted(self.marks, key=len, reverse=True))
         self._mark = re.compile(rf" *(?:{marks})")
         self._ends = tuple(self.marks)
 
     def text(self, chat: Chat, where: str) -> str:
-        """The messages, rendered."""
+        """Return the rendered messages."""
         return self._template.text(_bare(chat.messages), chat.tools, where)
 
     def is_ended(self, text: str) -> bool:
-        """Whether an end marker stands last, white space aside."""
+        """Return whether the text ends with an end marker, apart from white space."""
         return text.rstrip().endswith(self._ends)
 
     def answers(self, chat: Chat, where: str) -> Rendered:
-        """The messages, rendered, with the answers and their end markers as spans."""
+        """Return the rendered messages, with the answers and their end markers as spans."""
         is_marked = self._template.has_marks
         if is_marked:
             text, blocks = self._template.blocks(_bare(chat.messages), chat.tools, where)
@@ -113,53 +113,57 @@ class ChatTemplate:
             return Rendered(text, spans, False, False)
         return Rendered(text[: spans[-1][1]], spans, False, True)
 
-    def _behind_answers(self, tokens: set[str]) -> set[str]:
-        """The one of these tokens that the template puts directly behind each answer; a turn's own beginning is none."""
-        asked = {"role": "user", "content": "a"}
-        said = [{"role": "assistant", "content": chr(code)} for code in _PRIVATE_USE[:2]]
+    def _after_answers(self, tokens: set[str]) -> set[str]:
+        """Return the one of these tokens that the template writes directly after each answer, if there is one.
+
+        A token that begins the next turn is not after the last answer, and so is not found.
+        """
+        question = {"role": "user", "content": "a"}
+        answers = [{"role": "assistant", "content": chr(code)} for code in _PRIVATE_USE[:2]]
         try:
-            text = self._template.text([asked, said[0], asked, said[1]], None, "")
-        except DataError:  # it wants other messages
+            text = self._template.text([question, answers[0], question, answers[1]], None, "")
+        except DataError:  # the template requires other messages
             return set()
-        behind = [text.partition(message["content"])[2].lstrip(" ") for message in said]
-        found = [token for token in tokens if all(rest.startswith(token) for rest in behind)]
+        following = [text.partition(message["content"])[2].lstrip(" ") for message in answers]
+        found = [token for token in tokens if all(rest.startswith(token) for rest in following)]
         return {max(found, key=len)} if found else set()
 
-    def _says(self, block: str) -> bool:
-        """Whether anything but end markers and white space stands in it."""
+    def _has_content(self, block: str) -> bool:
+        """Return whether a block has more than end markers and white space."""
         begin = block.lstrip()
         return bool(begin) and (not begin.startswith(self._ends) or bool(self._mark.sub("", block).strip()))
 
     def _inside_marks(self, text: str, blocks: list[Span], chat: Chat, where: str) -> list[Span]:
-        says = [self._says(text[start:end]) for start, end in blocks]
+        filled = [self._has_content(text[start:end]) for start, end in blocks]
         trained = [True] * len(blocks)
         if any(is_answer(message) and "train" in message for message in chat.messages):
-            trained = self._trained(text, blocks, says, chat, where)
-        return [block for block, is_said, is_trained in zip(blocks, says, trained, strict=True) if is_said and is_trained]
+            trained = self._trained(text, blocks, filled, chat, where)
+        return [block for block, is_filled, is_trained in zip(blocks, filled, trained, strict=True) if is_filled and is_trained]
 
-    def _trained(self, text: str, blocks: list[Span], says: list[bool], chat: Chat, where: str) -> list[bool]:
-        """Which generation blocks hold the words of trained messages: rendered with a character in them that says so."""
+    def _trained(self, text: str, blocks: list[Span], filled: list[bool], chat: Chat, where: str) -> list[bool]:
+        """Return for each generation block whether it is of a trained message: two characters mark trained and context."""
         context, trained = _unused(text)
-        words = [
+        suffixed = [
             with_suffix(message, context if "train" in message else trained) if is_answer(message) else message
             for message in chat.messages
         ]
-        marked, found = self._template.blocks(_bare(words), chat.tools, where)
-        held = [{context, trained} & set(marked[start:end]) for start, end in found]
-        if len(held) != len(blocks) or any(len(marks) != 1 for marks, is_said in zip(held, says, strict=True) if is_said):
+        marked, found = self._template.blocks(_bare(suffixed), chat.tools, where)
+        marks_of = [{context, trained} & set(marked[start:end]) for start, end in found]
+        if len(marks_of) != len(blocks) or any(
+            len(marks) != 1 for marks, is_filled in zip(marks_of, filled, strict=True) if is_filled
+        ):
             raise DataError(
-                f"{where}: train: false (or weight: 0) on a turn, but which generation blocks of the chat template are that "
-                "turn's cannot be told; give a template with one block for each answer in data.chat_template"
+                f"{where}: a turn has train: false (or weight: 0), but the generation blocks of that turn cannot be "
+                "identified; give a template with one block for each answer in data.chat_template"
             )
-        return [trained in marks for marks in held]
+        return [trained in marks for marks in marks_of]
 
     def _by_sentinels(self, text: str, chat: Chat, where: str) -> list[Span]:
         messages = chat.messages
         left, right = list(_unused(text + "".join(message["content"] for message in messages)))
-        said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        said = [index for index in said if "train" not in messages[index]]
-        calling = [index for index in said if messages[index].get("tool_calls")]
-        answers = [index for index in said if index not in calling and messages[index]["content"].strip()]
+        trained = [index for index, message in enumerate(messages) if message["role"] == "assistant" and "train" not in message]
+        calling = [index for index in trained if messages[index].get("tool_calls")]
+        answers = [index for index in trained if index not in calling and messages[index]["content"].strip()]
         turns = [self._calling_turn(text, chat, index, left, where) for index in calling]
         if not answers:
             return turns
@@ -180,54 +184,54 @@ class ChatTemplate:
             spans = _without(self._template.text(_bare(marked), chat.tools, where), left, right, text)
             if spans is not None:
                 return sorted(turns + spans)
-        raise DataError(f"{where}: the chat template changes what the assistant says, so its characters{_UNKNOWN}")
+        raise DataError(f"{where}: the chat template changes the assistant's messages, so their characters{_UNKNOWN}")
 
     def _calling_turn(self, text: str, chat: Chat, index: int, sentinel: str, where: str) -> Span:
-        """A turn with tool calls: what is left of `text` without all that surrounds a plain answer in its place."""
+        """Return the characters of a turn with tool calls: `text` without the text around a plain answer in its place."""
         answer = [{"role": "assistant", "content": sentinel}]
         messages, reason = _bare(chat.messages), ""
         for rest in (messages[index + 1 :], []):  # some templates want a tool's answer only after a call
             try:
-                whole = text if rest else self._template.text(messages[: index + 1], chat.tools, where)
+                full = text if rest else self._template.text(messages[: index + 1], chat.tools, where)
                 plain = self._template.text(messages[:index] + answer + rest, chat.tools, where)
             except DataError as error:
                 reason = f" ({error})"
                 continue
             before, _, after = plain.partition(sentinel)
-            if not text.startswith(whole) or sentinel not in plain:
+            if not text.startswith(full) or sentinel not in plain:
                 continue
             for head in (before, before.rstrip()):
-                if whole.startswith(head) and whole.endswith(after) and len(head) + len(after) < len(whole):
-                    return len(head), len(whole) - len(after)
+                if full.startswith(head) and full.endswith(after) and len(head) + len(after) < len(full):
+                    return len(head), len(full) - len(after)
         raise DataError(f"{where}: messages[{index}]: the characters of its tool calls{_UNKNOWN}{reason}")
 
 
 _UNKNOWN = (
-    " cannot be told from the rest; "
+    " cannot be identified; "
     "give a template with generation marks ({% generation %} ... {% endgeneration %}) in data.chat_template"
 )
 
 
 def _bare(messages: list[Message]) -> list[Message]:
-    """Without what is said to us, not to the template."""
+    """Return the messages without the key `train`, which is not for the template."""
     if not any("train" in message for message in messages):
         return messages
     return [{key: item for key, item in message.items() if key != "train"} for message in messages]
 
 
 def _unused(text: str) -> Iterator[str]:
-    """Two characters for private use that `text` does not hold."""
+    """Yield two private-use characters that are not in `text`."""
     free = (chr(code) for code in _PRIVATE_USE if chr(code) not in text)
     yield next(free)
     yield next(free)
 
 
 def _without(marked: str, left: str, right: str, plain: str) -> list[Span] | None:
-    """Where the marks stood, if `marked` without them is `plain` and they come in pairs; None otherwise."""
+    """Return the spans between the marks if they are in pairs and `marked` without them is `plain`; otherwise None."""
     if marked.replace(left, "").replace(right, "") != plain:
         return None
     marks = list(re.finditer(f"[{left}{right}]", marked))
     if "".join(mark[0] for mark in marks) != (left + right) * (len(marks) // 2):
         return None
-    places = [mark.start() - number for number, mark in enumerate(marks)]
-    return list(zip(places[::2], places[1::2], strict=True))
+    positions = [mark.start() - number for number, mark in enumerate(marks)]
+    return list(zip(positions[::2], positions[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""The stored form of a prepared data set: parquet shards of samples, or of blocks of them, and the manifest beside them."""
+"""The stored form of a prepared data set: parquet shards of samples, or of blocks of them, and the manifest."""
 
 import hashlib
 import tempfile
@@ -21,19 +21,19 @@ _TOKENS_A_WRITE = 500_000
 
 
 class SplitWriter:
-    """Writes one split below `folder`, a shard after the other, holding about half a million tokens.
+    """Writer of one split below `folder`, one shard after the other, with about half a million tokens in memory.
 
-    With `block_length` a row is a block of samples (see packing, whose window it holds as well), with a column seq_lengths.
-    Held-out samples have a column source: which of the manifest's they are of. `written` is what an earlier writer of the
-    same split left whole.
+    With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well).
+    Held-out samples have a column source, the index of their source in the manifest. `written` counts the complete shards of
+    an earlier writer of the same split.
     """
 
     def __init__(self, folder: Path, split: str, block_length: int | None = None, written: SplitCounts | None = None) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
-        more = {"seq_lengths": ids} if block_length else {"source": pyarrow.int32()} if split == "heldout" else {}
-        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **more})
+        extra = {"seq_lengths": ids} if block_length else {"source": pyarrow.int32()} if split == "heldout" else {}
+        self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **extra})
         self._window = Window(block_length) if block_length else None
         self._folder, self._split = folder, split
         self._writer: Any = None
@@ -53,11 +53,11 @@ class SplitWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the shard that is being written is as large as it should be."""
+        """True if the current shard has reached its full size."""
         return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
 
     def add(self, sample: Encoded | tuple[Any, ...], source: int = 0) -> None:
-        """One more sample: input_ids and labels, lists or int32 arrays; `source` is its place in the manifest's list."""
+        """Add a sample: input_ids and labels, lists or int32 arrays; `source` is its index in the manifest's sources."""
         self._samples += 1
         self._tokens += len(sample[0])
         if self._split == "heldout":
@@ -66,7 +66,7 @@ class SplitWriter:
             self._add(row)
 
     def counts(self) -> SplitCounts:
-        """What was written. Ends the shard that is being written, whatever its size; what comes after goes into a new one."""
+        """End the current shard, whatever its size, and return the counts of all shards."""
         self._close()
         samples, tokens = (sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens"))
         blocks = self._blocks if self._window else None
@@ -114,8 +114,8 @@ class SplitWriter:
                 columns.append(pyarrow.array(column, pyarrow.int32()))
                 continue
             values = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
-            borders = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
-            columns.append(pyarrow.ListArray.from_arrays(pyarrow.array(borders), pyarrow.array(values)))
+            offsets = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
+            columns.append(pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values)))
         self._trained += int((columns[1].values.to_numpy() != IGNORED).sum())
         self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
         self._blocks += len(self._pending)
@@ -123,19 +123,19 @@ class SplitWriter:
 
 
 def load(folder: Path, split: str) -> Any:
-    """One split (`train` or `heldout`) of a prepared data set, as a memory-mapped `datasets.Dataset`.
+    """Return one split (`train` or `heldout`) of a prepared data set as a memory-mapped `datasets.Dataset`.
 
-    Its columns are input_ids and labels, lists of int32, equally long; where `train` is packed, also seq_lengths, the lengths
-    of the samples that a row holds one after the other. The memory map lies in the temporary folder of the machine, under
-    the name of the content: the ranks of a node share it.
+    Its columns are input_ids and labels, lists of int32, equally long; if `train` is packed, also seq_lengths, the lengths
+    of the samples in a row. The memory map is in the machine's temporary folder, under a hash of the content: the ranks of a
+    node share it.
 
     Raises:
-        DataError: preparing never finished, or files are missing or changed since.
+        DataError: the preparation never finished, or files are missing or were changed.
     """
     counts = _counts(read_manifest(folder), split)
     files = [folder / shard.file for shard in counts.shards]
     if missing := [shard.file for shard, file in zip(counts.shards, files, strict=True) if not file.is_file()]:
-        raise DataError(f"{folder}: not whole: {', '.join(missing)} missing; prepare the data again")
+        raise DataError(f"{folder}: incomplete: {', '.join(missing)} missing; prepare the data again")
     import pyarrow
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
@@ -150,23 +150,23 @@ def load(folder: Path, split: str) -> Any:
         ) from error
     if len(dataset) != counts.rows:
         kind = "samples" if counts.blocks is None else "blocks"
-        raise DataError(f"{folder}: {len(dataset)} {split} {kind}, the manifest says {counts.rows}; prepare the data again")
+        raise DataError(f"{folder}: {len(dataset)} {split} {kind}, but the manifest has {counts.rows}; prepare the data again")
     return dataset
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared data set.
+    """Return the manifest of a prepared data set.
 
     Raises:
-        DataError: there is none, so preparing never finished; or it is no manifest.
+        DataError: there is none, so the preparation never finished; or it is not a valid manifest.
     """
     try:
         return Manifest.read(folder / MANIFEST)
     except FileNotFoundError:
-        raise DataError(f"{folder}: no {MANIFEST}, so preparing never finished; prepare the data again") from None
+        raise DataError(f"{folder}: no {MANIFEST}, so the preparation never finished; prepare the data again") from None
     except ValidationError as error:
         raise DataError(
-            f"{folder / MANIFEST}: not a manifest ({error.error_count()} mistakes); prepare the data again"
+            f"{folder / MANIFEST}: not a valid manifest ({error.error_count()} errors); prepare the data again"
         ) from None
 
 

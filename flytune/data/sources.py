@@ -1,4 +1,4 @@
-"""Where data lies: files, folders and fsspec addresses; and a fingerprint of what they hold."""
+"""Data sources: files, folders and fsspec addresses, and a fingerprint of their content."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from flytune.errors import DataError
 from flytune.recipe.sections import Data
 
 KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "parquet": "parquet"}
-"""Suffix of a file to what it holds; all but Parquet may also end in .gz."""
+"""Kinds of files by suffix; all but Parquet may also end in .gz."""
 _KINDS_SHOWN = "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv) or Parquet (.parquet)"
 
 
@@ -23,25 +23,25 @@ class Files(NamedTuple):
     filesystem: Any
     """An fsspec file system."""
     files: list[str]
-    """As the file system names them."""
+    """Paths in the file system."""
     labels: list[str]
-    """As messages name them: below the path that the recipe gives."""
+    """Paths in messages: below the path in the recipe."""
     saved: bool
-    """Whether it is a folder that `datasets.save_to_disk` wrote."""
+    """True for a folder of `datasets.save_to_disk`."""
 
 
 def kind(name: str) -> str | None:
-    """What a file of this name holds (a value of KINDS), or None."""
+    """Return the kind of a file with this name (a value of KINDS), or None."""
     return KINDS.get(name.removesuffix(".gz").rpartition(".")[2].lower())
 
 
 def locate(path: str, key: str) -> Files:
-    """The data files behind `path`; `key` is the recipe's name for it, for messages.
+    """Return the data files at `path`; `key` is the recipe's name for it, for messages.
 
-    A folder stands for the data files that lie in it, by name, those in its own folders not included.
+    Of a folder, these are the data files directly in it, sorted by name.
 
     Raises:
-        DataError: nothing is there, it cannot be reached, or it is no data.
+        DataError: nothing is there, it cannot be reached, or it is not data.
     """
     import fsspec
 
@@ -70,7 +70,7 @@ def _type(filesystem: Any, entry: dict[str, Any]) -> str:
 
 
 def size(path: str, key: str) -> int | None:
-    """Bytes of all data files behind `path`, as they are stored; None where they are not read as files (`save_to_disk`).
+    """Return the stored bytes of all data files at `path`; None if they are not read as files (`save_to_disk`).
 
     Raises:
         DataError: as `locate`.
@@ -87,19 +87,19 @@ def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]
     else:
         files = [name for name, what in entries if what == "file" and kind(name) and not names[name].startswith((".", "_"))]
     if not files:
-        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_holding(list(names.values()))}")
+        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(list(names.values()))}")
     labels = [f"{path.rstrip('/')}/{name.rpartition('/')[2]}" for name in files]
     return Files(filesystem, files, labels, saved)
 
 
 def fingerprint(data: Data) -> str:
-    """A hash of what lies behind a recipe's data section: 64 hex digits that change when the content does.
+    """Return a hash of the content of a recipe's data section: 64 hex digits that change when the content does.
 
-    Local files are hashed whole. For files behind an address it is the checksum that the file system keeps, with name
-    and size; for a data set on the hub, the commit.
+    Local files are hashed completely. Of files at an address, it hashes the checksum that the file system keeps, with name
+    and size; of a data set on the hub, the commit.
 
     Raises:
-        DataError: something that the section names is not there, or cannot be reached.
+        DataError: a source does not exist or cannot be reached.
     """
     parts: list[tuple[str, ...]] = []
     for key, source in data.all_sources.items():
@@ -153,16 +153,16 @@ def read_chat_template(path: str) -> str:
 
 
 def _beside(path: str) -> str:
-    """What stands where a missing path was looked for."""
+    """Describe the folder in which a path is missing."""
     if "://" in path:
-        return " at this address, or none that these credentials may see"
+        return " at this address, or these credentials have no access to it"
     parent = Path(path).expanduser().absolute().parent
     if not parent.is_dir():
         return f"; its folder {parent} does not exist either"
-    return f"; the folder {parent} {_holding([entry.name for entry in parent.iterdir()], verb='holds')}"
+    return f"; the folder {parent} {_listing([entry.name for entry in parent.iterdir()], verb='has')}"
 
 
-def _holding(names: list[str], verb: str = "it holds") -> str:
+def _listing(names: list[str], verb: str = "it has") -> str:
     shown = sorted(names)[:8]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return f"{verb} {', '.join(shown)}{more}" if shown else f"{verb} nothing"

@@ -1,4 +1,4 @@
-"""Stored samples as flat arrays, a row group of a shard at a time: what a look at all of them costs is memory for one group."""
+"""Stored samples as flat arrays, one row group of a shard at a time: reading all of them takes the memory of one group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,44 +18,44 @@ class Part:
     file: str
     """Relative to the data set: train/00000.parquet."""
     ids: Any
-    """int32 [tokens]: of all samples, one after the other."""
+    """int32 [tokens]: the tokens of all samples, one after the other."""
     labelled: Any
-    """bool [tokens]: those that carry a label."""
+    """bool [tokens]: True for tokens with a label."""
     lengths: Any
     """int64 [samples]."""
     rows: Any
-    """int64 [samples]: the row of the file that a sample stands in."""
-    torn: int
+    """int64 [samples]: the row of the file that a sample is in."""
+    inconsistent: int
     """Rows whose seq_lengths do not add up to their tokens."""
 
     @cached_property
     def starts(self) -> Any:
-        """int64 [samples]: of a sample's first token."""
+        """int64 [samples]: the index of a sample's first token."""
         return self.lengths.cumsum() - self.lengths
 
     @cached_property
     def trained(self) -> Any:
-        """As `labelled`: with a label and something before it in its sample; the loss is taken over these."""
+        """Bool [tokens]: True for tokens that the loss is computed on: all with a label, except the first of a sample."""
         trained = self.labelled.copy()
         trained[self.starts] = False
         return trained
 
     @cached_property
     def hashes(self) -> Any:
-        """uint64 [samples]: of the sample's tokens; equal samples have an equal one."""
+        """uint64 [samples]: hashes of the samples' tokens; equal samples have equal hashes."""
         return fingerprints(self.ids, self.starts, self.lengths)
 
     def tokens(self, sample: int) -> Any:
-        """int32: of one sample."""
+        """Return the tokens of one sample: int32."""
         return self.ids[self.starts[sample] : self.starts[sample] + self.lengths[sample]]
 
     def where(self, sample: int) -> str:
-        """For people: `train/00000.parquet row 12`."""
+        """Return the location of a sample: `train/00000.parquet row 12`."""
         return f"{self.file} row {self.rows[sample]}"
 
 
 def parts(folder: Path, counts: SplitCounts) -> Iterator[Part]:
-    """All samples of a split, in stored order; samples without a token are left out."""
+    """Yield all samples of a split, in stored order; samples without tokens are omitted."""
     from pyarrow.parquet import ParquetFile
 
     for shard in counts.shards:
@@ -72,20 +72,19 @@ def _part(file: str, table: Any, first_row: int) -> Part:
 
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     row_lengths = columns["input_ids"].value_lengths().to_numpy().astype(numpy.int64)
-    lengths, rows, torn = row_lengths, numpy.arange(first_row, first_row + len(row_lengths)), 0
+    lengths, rows, inconsistent = row_lengths, numpy.arange(first_row, first_row + len(row_lengths)), 0
     if "seq_lengths" in columns:
         samples = columns["seq_lengths"].value_lengths().to_numpy()
         packed = columns["seq_lengths"].flatten().to_numpy().astype(numpy.int64)
         numbers = numpy.repeat(numpy.arange(len(row_lengths)), samples)
-        is_torn = numpy.bincount(numbers, packed, len(row_lengths)) != row_lengths
-        # A torn row is looked at as one sample.
-        kept = ~is_torn[numbers]
-        torn = int(is_torn.sum())
-        numbers = numpy.concatenate([numbers[kept], numpy.flatnonzero(is_torn)])
+        is_inconsistent = numpy.bincount(numbers, packed, len(row_lengths)) != row_lengths
+        # An inconsistent row is treated as one sample.
+        kept = ~is_inconsistent[numbers]
+        inconsistent = int(is_inconsistent.sum())
+        numbers = numpy.concatenate([numbers[kept], numpy.flatnonzero(is_inconsistent)])
         order = numpy.argsort(numbers, kind="stable")
-        lengths = numpy.concatenate([packed[kept], row_lengths[is_torn]])[order]
+        lengths = numpy.concatenate([packed[kept], row_lengths[is_inconsistent]])[order]
         rows = rows[numbers[order]]
     labels = columns["labels"].flatten().to_numpy()
-    return Part(
-        file, columns["input_ids"].flatten().to_numpy(), labels != IGNORED, lengths[lengths > 0], rows[lengths > 0], torn
-    )
+    ids, has_tokens = columns["input_ids"].flatten().to_numpy(), lengths > 0
+    return Part(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent)

@@ -1,4 +1,4 @@
-"""The base model's tokenizer, with all that preparing and training need of it."""
+"""The base model's tokenizer, with a pad token and the recipe's chat template."""
 
 import re
 from pathlib import Path
@@ -10,25 +10,25 @@ from flytune.errors import DataError, RecipeError
 from flytune.models import base
 from flytune.recipe.sections import Data, Model
 
-SHIPPED = "chat_templates/chatml.jinja and chat_templates/alpaca.jinja"
+SHIPPED = "chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
 
 
 def load_tokenizer(model: Model, data: Data) -> Any:
-    """A fast tokenizer with EOS, a pad token, and the recipe's chat template where it names one.
+    """Return a fast tokenizer with EOS, a pad token, and the recipe's chat template if it has one.
 
     Raises:
-        DataError: it is not there, may not be read, or lacks what is needed: each with what to do.
+        DataError: it does not exist, access is denied, or it lacks a token or the fast implementation.
     """
     tokenizer = _from_pretrained(model)
     name = f"the tokenizer of {model.name_or_path}"
     if not tokenizer.is_fast:
         raise DataError(
-            f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which cannot say where in the text "
-            "a token stands; it needs a tokenizer.json: convert it once to a fast one, or choose another model"
+            f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which does not report the positions of "
+            "tokens in the text; it needs a tokenizer.json: convert it once to a fast one, or choose another model"
         )
     if tokenizer.eos_token is None:
         raise DataError(
-            f"model.name_or_path: {name} names no EOS token, so no answer could end; set eos_token in its tokenizer_config.json"
+            f"model.name_or_path: {name} has no EOS token, so no answer could end; set eos_token in its tokenizer_config.json"
         )
     if data.pad_token is not None:
         if data.pad_token not in tokenizer.get_vocab():
@@ -38,7 +38,7 @@ def load_tokenizer(model: Model, data: Data) -> Any:
             )
         tokenizer.pad_token = data.pad_token
     if tokenizer.pad_token is None:
-        raise DataError(f"data.pad_token: {name} names no pad token; give one of its own tokens{_candidates(tokenizer)}")
+        raise DataError(f"data.pad_token: {name} has no pad token; set one of its own tokens{_candidates(tokenizer)}")
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template)
         _check_template(tokenizer.chat_template, data.chat_template)
@@ -46,7 +46,7 @@ def load_tokenizer(model: Model, data: Data) -> Any:
 
 
 class Encoder:
-    """What making samples needs of a tokenizer, under the same names; a process that is sent it need not import torch."""
+    """The attributes of a tokenizer that making samples uses; a process that receives it need not import torch."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.backend_tokenizer = tokenizer.backend_tokenizer
@@ -65,15 +65,15 @@ class Encoder:
 
 
 def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
-    """Refuses a tokenizer without chat template, for a format that goes through one.
+    """Check that the tokenizer has a chat template, for a format that uses one.
 
     Raises:
-        DataError: it has none; names those that are shipped.
+        DataError: it has none; the message names those that Flytune ships.
     """
     if tokenizer.chat_template is None:
         raise DataError(
             f"data.chat_template: the tokenizer of {model.name_or_path} has no chat template, and the format {form} needs one; "
-            f"give a Jinja file: {SHIPPED} are shipped"
+            f"set a Jinja file, such as {SHIPPED}"
         )
     _check_template(tokenizer.get_chat_template(), f"of {model.name_or_path}")
 
@@ -90,13 +90,11 @@ def _from_pretrained(model: Model) -> Any:
         return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
         if folder.is_dir():
-            holds = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+            names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
             reason = " ".join(str(error).split())[:300]
-            raise DataError(f"{where}: no tokenizer can be read from this folder, which holds {holds}: {reason}") from error
+            raise DataError(f"{where}: no tokenizer can be read from this folder, which has {names}: {reason}") from error
         if "trust_remote_code" in str(error):
-            raise DataError(
-                f"{where}: its tokenizer is code of its own; to run it set model.trust_remote_code: true"
-            ) from error
+            raise DataError(f"{where}: its tokenizer is custom code; to run it set model.trust_remote_code: true") from error
         raise DataError(f"{where}: {advice(error, 'model')}") from error
 
 
@@ -106,7 +104,7 @@ def _candidates(tokenizer: Any) -> str:
     found |= {str(token) for token in tokenizer.added_tokens_decoder.values() if "pad" in str(token).lower()}
     names = sorted(found) + ([tokenizer.unk_token] if tokenizer.unk_token else [])
     if not names:
-        return f", for example {tokenizer.eos_token} (labels are stored, so padding with it hides no EOS)"
+        return f", for example {tokenizer.eos_token} (labels are stored, so an EOS in the text is still trained)"
     return f", for example {' or '.join(dict.fromkeys(names[:4]))}"
 
 

@@ -1,8 +1,8 @@
-"""Data by day or hour: the paths of a recipe that hold strftime codes, as the time that a run was kicked off fills them in.
+"""Windows of data by day or hour: paths with strftime codes in a recipe, filled in from the kickoff time of a run.
 
     data: {path: "s3://bucket/chats/%Y-%m-%d.jsonl"}      with %H, each hour of those days
 
-A window of N days is the N days, in UTC, before the day of the kickoff: the last of them is over by then.
+A window of N days is the N days, in UTC, before the day of the kickoff: all of them are complete by then.
 """
 
 import re
@@ -14,46 +14,36 @@ from flytune.errors import DataError
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Source
 
-# Others, and %20 in an address, are left as they stand.
+# Other codes, and %20 in an address, are left unchanged.
 _CODE = re.compile(r"%[YmdHjGVu]")
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 
 
 class Window(NamedTuple):
-    """What of a recipe's window is there."""
+    """The existing data of a recipe's window."""
 
     recipe: Recipe | None
-    """Without what is missing; None where nothing is left of the window."""
+    """Recipe with the existing paths; None if no path of the window exists."""
     missing: list[str]
-    """Paths of the window with nothing behind them."""
+    """Paths of the window that do not exist."""
 
 
-def render(recipe: Recipe, kickoff: datetime, days: int) -> Recipe:
-    """The recipe with a source for each day (or hour) of the window, oldest first; unchanged where no path has a code.
+def render(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str], bool] | None = None) -> Window:
+    """Return the recipe with a source for each day (or hour) of the window that has data, oldest first.
 
-    Each has all that was said of the path: weight, format, and max_samples, which so counts for each day.
+    Each has all settings of the path: weight, format, and max_samples, which then applies to each day. A recipe without codes
+    in its paths is returned unchanged.
 
     Args:
-        kickoff: UTC, where it names no time zone.
+        kickoff: in UTC if it has no time zone.
+        exists: a check of a path instead of that of its file system.
 
     Raises:
-        DataError: `days` is below 1.
+        DataError: `days` is below 1, or an address cannot be reached.
     """
-    return _rendered(recipe, kickoff, days, lambda path: True)[0] or recipe
-
-
-def look(recipe: Recipe, kickoff: datetime, days: int) -> Window:
-    """As `render`, but without the days behind which there is no file.
-
-    Raises:
-        DataError: `days` is below 1; an address cannot be reached.
-    """
-    return _rendered(recipe, kickoff, days, _exists)
-
-
-def _rendered(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str], bool]) -> Window:
     if days < 1:
-        raise DataError(f"days: {days}: a window has at least one")
+        raise DataError(f"days: {days}: a window has at least one day")
+    exists = exists or _exists
     data, sources, missing = recipe.data, [], []
     has_windows = False
     for source in data.all_sources.values():
@@ -61,13 +51,13 @@ def _rendered(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[st
             sources.append(source)
             continue
         paths = _paths(source.path, kickoff, days)
-        there = [path for path in paths if exists(path)]
-        missing += [path for path in paths if path not in there]
-        sources += [source.model_copy(update={"path": path}) for path in there]
-        has_windows = has_windows or bool(there)
+        existing = [path for path in paths if exists(path)]
+        missing += [path for path in paths if path not in existing]
+        sources += [source.model_copy(update={"path": path}) for path in existing]
+        has_windows = has_windows or bool(existing)
     if not has_windows:
         return Window(None if missing else recipe, missing)
-    # Written into each source; beside sources they would stand for heldout_path alone.
+    # These are now in each source; next to `sources` they would apply to heldout_path alone.
     kept = {"format", "columns"} if data.heldout_path else set()
     plain = {name: field.get_default() for name, field in Source.model_fields.items() if name not in kept}
     update = {} if data.sources else plain
@@ -80,12 +70,12 @@ def _paths(path: str, kickoff: datetime, days: int) -> list[str]:
     first = moment.replace(hour=0, minute=0, second=0, microsecond=0) - days * _DAY
     step = _HOUR if "%H" in path else _DAY
     moments = [first + number * step for number in range(days * _DAY // step)]
-    # A path without %d is the same on several days.
+    # A path without %d is the same for several days.
     return list(dict.fromkeys(_CODE.sub(lambda code, at=at: at.strftime(code.group()), path) for at in moments))  # type: ignore[misc]
 
 
 def is_windowed(path: str) -> bool:
-    """Return whether it is the pattern of a path a day, or an hour."""
+    """Return whether it is a pattern for one path a day, or an hour."""
     return bool(_CODE.search(path))
 
 

@@ -1,4 +1,4 @@
-"""Chunks to samples on all cores: processes that each hold the tokenizer, their results in order."""
+"""Worker processes: chunks to samples on all cores, with the results in order."""
 
 import gc
 import logging
@@ -22,27 +22,27 @@ from flytune.errors import DataError
 from flytune.recipe.recipe import DataRequest
 
 logger = logging.getLogger(__name__)
-ALONE = 16
-"""Chunks of a source that are done here before processes are started: these need seconds to import."""
-LARGE = 16_000_000
-"""Bytes of files for which they are started at once."""
+CHUNKS_BEFORE_START = 16
+"""Chunks of a source that this process works on before it starts others, which take seconds to import."""
+LARGE_BYTES = 16_000_000
+"""Bytes of files from which on the processes are started at once."""
 _AHEAD = 2
-"""Chunks that wait beside those in work, so that no process does."""
+"""Chunks that are queued beyond one for each process, so that no process waits."""
 _sampler: Sampler | None = None
 
 
 class Workers:
-    """Makes samples; in processes of their own as soon as there is enough to do."""
+    """Maker of samples, in worker processes if there is enough data."""
 
     def __init__(self, request: DataRequest, tokenizer: Any, processes: int | None = None, size: int | None = None) -> None:
-        """`size` is that of all files in bytes, where it is known."""
+        """Start the worker processes if `size` (of all files, in bytes, if known) is large."""
         encoder = Encoder(tokenizer)
         self._arguments = request, encoder
         self._processes = cores() if processes is None else processes
         self._sampler = Sampler(request, encoder)
         self._pool: ProcessPoolExecutor | None = None
         self._is_ready = threading.Event()
-        if self._processes > 1 and (size or 0) >= LARGE:
+        if self._processes > 1 and (size or 0) >= LARGE_BYTES:
             self._start()
 
     def __enter__(self) -> Self:
@@ -53,16 +53,16 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def samples(self, chunks: Iterator[Chunk]) -> Iterator[Samples]:
-        """Of all chunks, in their order; once the processes run a few are in work ahead. Errors come in their order, too.
+        """Yield the samples of all chunks in order, with errors in their order, too; workers are a few chunks ahead.
 
         Raises:
-            DataError: as Sampler.samples, and what `chunks` raises; or a process was killed.
+            DataError: as Sampler.samples and `chunks`; or a process was killed.
         """
         for number, chunk in enumerate(chunks, 1):
             yield (samples := self._sampler.samples(chunk))
-            # All others shall know the format that a first row told.
+            # The workers need the format, which is known after the first row.
             if self._processes > 1 and samples.tally.form:
-                if number >= ALONE:
+                if number >= CHUNKS_BEFORE_START:
                     self._start()
                 if self._is_ready.is_set():
                     break
@@ -70,8 +70,8 @@ class Workers:
             yield from self._ahead(chunks)
         except BrokenProcessPool:
             raise DataError(
-                f"one of {self._processes} processes that tokenize was killed, most likely for want of memory; "
-                "give prepare_data more of it (tasks/prepare.py), or fewer cores"
+                f"one of {self._processes} tokenizing processes was killed, most likely because memory ran out; "
+                "give prepare_data more memory (tasks/prepare.py), or fewer cores"
             ) from None
 
     def _ahead(self, chunks: Iterator[Chunk]) -> Iterator[Samples]:
@@ -81,7 +81,7 @@ class Workers:
             while stopped is None and len(waiting) < self._processes + _AHEAD:
                 try:
                     chunk = next(chunks)
-                except (StopIteration, DataError) as end:  # an error is told after all that stands before it
+                except (StopIteration, DataError) as end:  # an error is raised after the samples of all earlier chunks
                     stopped = end
                 else:
                     assert self._pool is not None
@@ -92,24 +92,24 @@ class Workers:
             raise stopped
 
     def _start(self) -> None:
-        """Starts the processes beside what goes on here: their imports take seconds."""
+        """Start the processes without waiting for them: their imports take seconds."""
         if self._pool is not None:
             return
-        # Not forks of this process, which may have threads: a server that imported the libraries is forked.
+        # This process may have threads, so it is not forked; a server process that has imported the libraries is.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["transformers.utils.chat_template_utils", "tokenizers", "numpy", __name__])
-        self._pool = ProcessPoolExecutor(self._processes, context, _begin, self._arguments)
+        self._pool = ProcessPoolExecutor(self._processes, context, _initialize, self._arguments)
         threading.Thread(target=self._wait_for, args=(self._pool,), daemon=True).start()
 
     def _wait_for(self, pool: ProcessPoolExecutor) -> None:
-        with suppress(RuntimeError):  # all was done before they were there
+        with suppress(RuntimeError):  # the pool was shut down before the processes had started
             wait_for_all([pool.submit(os.getpid) for _ in range(self._processes)])
             self._is_ready.set()
             logger.info("tokenizing in %d processes", self._processes)
 
 
 def cores() -> int:
-    """Cores that this process may use: those it may run on, and of a container's share of the machine (cgroup v2) no more."""
+    """Return the number of cores that this process may use: by its CPU affinity and its container's quota (cgroup v2)."""
     found = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -118,17 +118,17 @@ def cores() -> int:
         return found
 
 
-def _begin(request: DataRequest, encoder: Encoder) -> None:
-    """In each process, once."""
+def _initialize(request: DataRequest, encoder: Encoder) -> None:
+    """Initialize a worker process."""
     global _sampler
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process a core is enough
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process for each core is enough
     _sampler = Sampler(request, encoder)
-    gc.freeze()  # what was imported stays: it need not be looked through again and again
+    gc.freeze()  # imported objects stay, so the garbage collector need not scan them again
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed would leave its processes waiting for ever."""
+    """Exit when the parent process ends; without this, a killed parent would leave its workers waiting for ever."""
     if (parent := multiprocessing.parent_process()) is not None:
         wait([parent.sentinel])
         os._exit(1)

@@ -1,6 +1,6 @@
-"""What is wrong with a laptop or a cluster before a run finds out, and what to do about it.
+"""Checks of this machine and of a cluster before a run, with advice.
 
-Facts are looked up (laptop.py, admin.py, kube.py) and judged apart from that, each in one finding.
+laptop.py, admin.py and kube.py collect facts; each is judged separately, in one finding.
 """
 
 from flytune.doctor.finding import Finding, Level

@@ -1,4 +1,4 @@
-"""Questions to Flyte's admin through flytekit: knows Flyte, for that is what it is asked about."""
+"""Checks of Flyte's admin, through flytekit."""
 
 import hashlib
 import importlib.util
@@ -14,56 +14,56 @@ from flytune.doctor.finding import NO_CLUSTER, Finding, fail, ok, warn
 from flytune.hardware.shapes import load_shapes
 
 PORT = 443
-"""Of an endpoint that names none."""
+"""Default port of an endpoint."""
 _SECONDS = 10.0
 _PLAN = "tasks.plan.make_plan"
-_SEE = "see the config's endpoint, admin.insecure and authType; then admin's log"
+_CHECK_CONFIG = "check the config's endpoint, admin.insecure and authType; then admin's log"
 
 
 def config_file() -> Path | None:
-    """The configuration that pyflyte finds, where there is one: FLYTECTL_CONFIG, ./flytekit.config, ~/.flyte/config(.yaml)."""
+    """Return the configuration file that pyflyte uses, if any: FLYTECTL_CONFIG, ./flytekit.config, ~/.flyte/config(.yaml)."""
     from flytekit.configuration.file import get_config_file
 
     found = get_config_file(None)
-    return Path(found._location) if found else None  # it has no public name for it
+    return Path(found._location) if found else None  # there is no public attribute for it
 
 
 def local(config: Path | None) -> Iterator[Finding]:
-    """What matters of Flyte for runs on this machine."""
-    yield ok("flyte config", str(config) if config else "none: runs stay on this machine")
+    """Check the parts of Flyte that runs on this machine use."""
+    yield ok("flyte config", str(config) if config else "none; runs stay on this machine")
     if importlib.util.find_spec("union") is not None and config is None:
-        yield fail("union", "installed without a config, it breaks `pyflyte run` on this machine", "`pip uninstall union`")
+        yield fail("union", "installed without a config; this breaks `pyflyte run` on this machine", "`pip uninstall union`")
 
 
-def look(config: Path | None, project: str, domain: str, only_reach: bool = False) -> Iterator[Finding]:
-    """Admin, project and domain, what is registered, and storage; stops where the rest cannot be."""
+def findings(config: Path | None, project: str, domain: str, only_reach: bool = False) -> Iterator[Finding]:
+    """Check admin, project and domain, registered tasks, and storage; stop after a failure that prevents further checks."""
     from flytekit.configuration import PlatformConfig
 
     named = os.environ.get("FLYTECTL_CONFIG")
     if named and not Path(named).exists():
-        yield fail("flyte config", f"FLYTECTL_CONFIG names {named}, which is not there; it is ignored", NO_CLUSTER)
+        yield fail("flyte config", f"FLYTECTL_CONFIG names {named}, which does not exist and is ignored", NO_CLUSTER)
         return
     platform = PlatformConfig.auto(str(config)) if config else PlatformConfig.auto()
     if config is None and platform.endpoint == PlatformConfig().endpoint:
-        yield fail("flyte config", "none: no cluster is configured", NO_CLUSTER)
+        yield fail("flyte config", "none; no cluster is configured", NO_CLUSTER)
         return
     yield ok("flyte config", f"{config or 'the environment'}: {platform.endpoint}")
-    found = _reached(platform.endpoint) or _version(platform)
+    found = _unreachable(platform.endpoint) or _version(platform)
     yield found
     if found.level == "OK" and not only_reach:
         client = _client(platform)
-        yield from _asked("project", lambda: _project(client, project, domain))
-        yield from _asked("registered", lambda: _registered(client, project, domain))
-        yield from _asked("storage", lambda: _storage(client, platform, project, domain))
+        yield _guarded("project", lambda: _project(client, project, domain))
+        yield _guarded("registered", lambda: _registered(client, project, domain))
+        yield _guarded("storage", lambda: _storage(client, platform, project, domain))
 
 
-def _reached(endpoint: str) -> Finding | None:
-    """None where something listens there."""
+def _unreachable(endpoint: str) -> Finding | None:
+    """Return a finding if nothing listens at the endpoint."""
     host, _, port = endpoint.rpartition("://")[2].removeprefix("/").partition(":")
     try:
         socket.create_connection((host, int(port or PORT)), timeout=_SECONDS).close()
     except (OSError, ValueError) as error:
-        do = f"see that it runs; without a cluster: {NO_CLUSTER}"
+        do = f"check that it runs; without a cluster: {NO_CLUSTER}"
         return fail("admin", f"{endpoint} does not answer: {line(error)}", do)
     return None
 
@@ -75,30 +75,30 @@ def _client(platform: Any) -> Any:
 
 
 def _version(platform: Any) -> Finding:
-    """Its answer: flytekit's calls have no timeouts, and wait for ever on what is no admin."""
-    told: list[Finding] = []
+    """Return admin's version, with a timeout: flytekit's calls have none, and never return if the server is not admin."""
+    found: list[Finding] = []
 
     def version() -> Finding:
         return ok("admin", f"answers, version {_client(platform).get_control_plane_version() or 'unknown'}")
 
-    thread = Thread(target=lambda: told.extend(_asked("admin", version)), daemon=True)
+    thread = Thread(target=lambda: found.append(_guarded("admin", version)), daemon=True)
     thread.start()
     thread.join(_SECONDS)
-    do = "see that the endpoint is Flyte's gRPC one, and admin.insecure; for a login, `pyflyte run --remote` asks"
-    return told[0] if told else fail("admin", f"{platform.endpoint} did not say its version in {_SECONDS:.0f} s", do)
+    do = "check that the endpoint is Flyte's gRPC endpoint, and admin.insecure; to log in, use `pyflyte run --remote`"
+    return found[0] if found else fail("admin", f"{platform.endpoint} did not return its version in {_SECONDS:.0f} s", do)
 
 
-def _asked(what: str, ask: Callable[[], Finding]) -> Iterator[Finding]:
-    """One finding, whatever flytekit, gRPC or the network raise."""
+def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
+    """Run a check; return errors of flytekit, gRPC and the network as findings."""
     import grpc
     from flytekit.exceptions.base import FlyteException
     from requests import RequestException
 
     try:
-        yield ask()
+        return check()
     # flytekit wraps some of gRPC's errors in RuntimeError.
     except (grpc.RpcError, FlyteException, RequestException, OSError, RuntimeError) as error:
-        yield fail(what, line(error), _SEE)
+        return fail(what, line(error), _CHECK_CONFIG)
 
 
 def _project(client: Any, project: str, domain: str) -> Finding:
@@ -106,16 +106,17 @@ def _project(client: Any, project: str, domain: str) -> Finding:
 
     projects, token = dict[str, list[str]](), ""
     while True:
-        # flytekit's own models leave the domains out.
+        # flytekit's own models omit the domains.
         page = client.list_projects(ProjectListRequest(limit=100, token=token))
         projects |= {one.id: [domain.id for domain in one.domains] for one in page.projects}
         if not (token := page.token):
             break
     if project not in projects:
-        do = f"`flytectl create project --id {project} --name {project}`, or PROJECT=; there are: {', '.join(sorted(projects))}"
+        known = ", ".join(sorted(projects))
+        do = f"`flytectl create project --id {project} --name {project}`, or set PROJECT to one of {known}"
         return fail("project", f"{project} does not exist", do)
     if domain not in projects[project]:
-        return fail("project", f"{project} has no domain {domain}", f"give DOMAIN=; there are: {', '.join(projects[project])}")
+        return fail("project", f"{project} has no domain {domain}", f"set DOMAIN to one of {', '.join(projects[project])}")
     return ok("project", f"{project}, domain {domain}")
 
 
@@ -126,7 +127,7 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
     newest = Sort("created_at", Sort.Direction.DESCENDING)
     found, _ = client.list_tasks_paginated(NamedEntityIdentifier(project, domain, _PLAN), limit=1, sort_by=newest)
     if not found:
-        return warn("registered", "nothing of Flytune yet", "`make register`; `make remote` registers what it runs by itself")
+        return warn("registered", "no tasks of Flytune yet", "`make register`; `make remote` registers the tasks that it runs")
     names = set[str]()
     page, token = client.list_task_ids_paginated(project, domain, limit=1000)
     names |= {one.name for one in page}
@@ -134,45 +135,45 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
         page, token = client.list_task_ids_paginated(project, domain, limit=1000, token=token)
         names |= {one.name for one in page}
     version = found[0].id.version
-    lacking = [one.name for one in load_shapes() if f"tasks.evaluate.evaluate_model_{one.identifier}" not in names]
-    if lacking:
-        return warn("registered", f"version {version}, without shapes {', '.join(lacking)}", "`make register`")
+    missing = [one.name for one in load_shapes() if f"tasks.evaluate.evaluate_model_{one.identifier}" not in names]
+    if missing:
+        return warn("registered", f"version {version}, without shapes {', '.join(missing)}", "`make register`")
     return ok("registered", f"version {version}, with every shape")
 
 
 def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
-    """A few bytes are uploaded as code is: by an address that admin signs."""
+    """Upload a few bytes in the same way as code: to an address that admin signs."""
     import requests
 
     content = b"flytune doctor\n"
     md5 = hashlib.md5(content, usedforsecurity=False).digest()
-    place = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
+    upload = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
     verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
-    headers = {"Content-Length": str(len(content)), **_headers(md5, place)}
+    headers = {"Content-Length": str(len(content)), **_headers(md5, upload)}
     try:
-        done = requests.put(place.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
-    except requests.RequestException as error:  # whose text has the signed address
-        told = f"{place.native_url}: upload failed: {type(error).__name__}"
-        return fail("storage", told, "see that this machine reaches the storage")
+        done = requests.put(upload.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
+    except requests.RequestException as error:  # its text contains the signed address, which is secret
+        said = f"{upload.native_url}: upload failed: {type(error).__name__}"
+        return fail("storage", said, "check that this machine can reach the storage")
     if done.status_code not in (200, 201):
-        do = "see admin's storage configuration, and that this machine reaches the storage"
-        return fail("storage", f"{place.native_url}: upload refused with {done.status_code}", do)
-    return ok("storage", f"takes uploads: {place.native_url}")
+        do = "check admin's storage configuration, and that this machine can reach the storage"
+        return fail("storage", f"{upload.native_url}: upload refused with {done.status_code}", do)
+    return ok("storage", f"accepts uploads: {upload.native_url}")
 
 
-def _headers(md5: bytes, place: Any) -> dict[str, str]:
+def _headers(md5: bytes, upload: Any) -> dict[str, str]:
     from base64 import b64encode
 
-    azure = {"x-ms-blob-type": "BlockBlob"} if place.native_url.startswith("abfs") else {}
-    return {"Content-MD5": b64encode(md5).decode(), **azure, **dict(place.headers)}
+    azure = {"x-ms-blob-type": "BlockBlob"} if upload.native_url.startswith("abfs") else {}
+    return {"Content-MD5": b64encode(md5).decode(), **azure, **dict(upload.headers)}
 
 
 def line(error: BaseException) -> str:
-    """Return the cause at the bottom of an error of flytekit or gRPC."""
+    """Return the root cause of an error of flytekit or gRPC, on one line."""
     import grpc
 
     while error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, grpc.Call):  # its text is many lines
+    if isinstance(error, grpc.Call):  # its text has many lines
         return f"{error.code().name}: {error.details()}"[:300]
     return " ".join(str(error).split())[:300] or type(error).__name__

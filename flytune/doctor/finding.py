@@ -1,4 +1,4 @@
-"""One line of a doctor's report."""
+"""A finding: one line of the doctor's output."""
 
 from typing import Literal
 
@@ -7,33 +7,35 @@ from flytune.schema import Strict
 Level = Literal["OK", "WARN", "FAIL"]
 
 NO_CLUSTER = (
-    "start Flyte's sandbox with `flytectl demo start` (it needs docker), and then "
-    "`export FLYTECTL_CONFIG=~/.flyte/config-sandbox.yaml`; of a cluster that you have: `flytectl config init --host=HOST`"
+    "start Flyte's sandbox with `flytectl demo start` (it needs docker), then "
+    "`export FLYTECTL_CONFIG=~/.flyte/config-sandbox.yaml`; for an existing cluster: `flytectl config init --host=HOST`"
 )
-"""For a user without one."""
+"""Advice for a user without a cluster."""
 
 
 class Finding(Strict):
-    """What was looked at, what is so, and what to do."""
+    """The result of one check, with advice."""
 
     level: Level
-    """FAIL: a run will not work. WARN: it may not, or not all of it."""
+    """FAIL: runs will not work. WARN: runs, or parts of them, may not work."""
     what: str
+    """Name of the check."""
     said: str
+    """Result in words."""
     do: str = ""
-    """Empty where nothing needs doing."""
+    """Action to take; empty if none is needed."""
 
 
 def ok(what: str, said: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding without an action."""
     return Finding(level="OK", what=what, said=said)
 
 
 def warn(what: str, said: str, do: str) -> Finding:
-    """Perhaps something to do."""
+    """Return a finding with an action that may be needed."""
     return Finding(level="WARN", what=what, said=said, do=do)
 
 
 def fail(what: str, said: str, do: str) -> Finding:
-    """Something to do before a run."""
+    """Return a finding with an action that is needed before a run."""
     return Finding(level="FAIL", what=what, said=said, do=do)

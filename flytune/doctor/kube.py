@@ -1,23 +1,24 @@
-"""Asks Kubernetes, through the kubeconfig that kubectl uses too."""
+"""Checks of Kubernetes, through kubectl's kubeconfig."""
 
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
+from flytune.doctor import nodes as cluster_nodes
 from flytune.doctor.finding import Finding, fail, ok
-from flytune.doctor.nodes import Kubernetes, Node, findings
+from flytune.doctor.nodes import Kubernetes, Node
 from flytune.hardware.cluster import Cluster
 from flytune.hardware.shapes import GIB, Shape
 
-_KEEPS_OFF = ("NoSchedule", "NoExecute")
+_REPELLING = ("NoSchedule", "NoExecute")
 _SECONDS = 10.0
 _NOT_CHECKED = "operator, nodes, gang scheduler and secrets were not checked"
 
 
-def look(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Iterator[Finding]:
-    """All findings; one that says why, where Kubernetes cannot be asked. Secrets are looked for in `namespace`."""
+def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Iterator[Finding]:
+    """Check everything, with secrets in `namespace`; without access to Kubernetes, yield one finding with the reason."""
     if importlib.util.find_spec("kubernetes") is None:
-        yield ok("kubernetes", f"{_NOT_CHECKED}: its client is not installed; `pip install kubernetes` brings it")
+        yield ok("kubernetes", f"{_NOT_CHECKED}: its client is not installed; install it with `pip install kubernetes`")
         return
     from kubernetes import config
     from kubernetes.client.exceptions import ApiException
@@ -26,17 +27,17 @@ def look(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Iterato
     try:
         client = config.new_client_from_config()
     except config.ConfigException:
-        yield ok("kubernetes", f"{_NOT_CHECKED}: there is no kubeconfig that works; with one (KUBECONFIG), they are")
+        yield ok("kubernetes", f"{_NOT_CHECKED}: there is no valid kubeconfig; set KUBECONFIG to check them")
         return
     client.configuration.retries = 0
     try:
-        yield from findings(_facts(client, namespace, cluster), shapes, cluster)
+        yield from cluster_nodes.findings(_facts(client, namespace, cluster), shapes, cluster)
     except ApiException as error:
-        said = f"refuses: {error.status} {error.reason}"
-        yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "see `kubectl auth can-i list nodes`")
+        said = f"refuses access: {error.status} {error.reason}"
+        yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "check `kubectl auth can-i list nodes`")
     except (HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:200]
-        yield fail("kubernetes", f"does not answer: {said}; {_NOT_CHECKED}", "see `kubectl get nodes`, or another context")
+        yield fail("kubernetes", f"does not answer: {said}; {_NOT_CHECKED}", "check `kubectl get nodes`, or the context")
     finally:
         client.close()
 
@@ -64,7 +65,7 @@ def _node(found: Any) -> Node:
     return Node(
         name=found.metadata.name,
         labels=found.metadata.labels or {},
-        taints=[taint.key for taint in found.spec.taints or [] if taint.effect in _KEEPS_OFF],
+        taints=[taint.key for taint in found.spec.taints or [] if taint.effect in _REPELLING],
         cpu=has.pop("cpu", 0.0),
         memory_gib=has.pop("memory", 0.0) / GIB,
         disk_gib=has.pop("ephemeral-storage", 0.0) / GIB,
@@ -73,7 +74,7 @@ def _node(found: Any) -> Node:
 
 
 def _keys(core: Any, name: str, namespace: str) -> list[list[str] | None]:
-    """Its keys alone; nothing where there is no such secret, None for keys that may not be read."""
+    """Return a list with the secret's keys (without values): empty if it does not exist, with None if access is denied."""
     from kubernetes.client.exceptions import ApiException
 
     try:

@@ -1,4 +1,4 @@
-"""Whether this machine can plan, submit and run."""
+"""Checks of this machine, for planning, submitting and running."""
 
 import importlib.util
 import os
@@ -21,14 +21,14 @@ from flytune.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ((3, 11), (3, 12))
-"""As pyproject.toml has them."""
+"""Versions of Python in pyproject.toml."""
 DISK_GIB, MEMORY_GIB, TEMPORARY_GIB = 10, 6, 4
-"""Free, for the demo: the environment and its small models; a run of your own may want more, which its plan says."""
+"""Free space that the demo needs, for the environment and its small models; other runs may need more, as in their plans."""
 _SECONDS = 5.0
 
 
 def findings() -> Iterator[Finding]:
-    """All that can be said of this machine."""
+    """Check this machine."""
     yield python((version_info.major, version_info.minor))
     has_torch = importlib.util.find_spec("torch") is not None
     yield packages(pins(ROOT / ("requirements.lock" if has_torch else "requirements-light.lock")), _installed())
@@ -44,97 +44,99 @@ def findings() -> Iterator[Finding]:
 
 
 def python(version: tuple[int, int]) -> Finding:
-    """Of the interpreter."""
+    """Check the version of the interpreter."""
     said = ".".join(map(str, version))
     if version in PYTHONS:
         return ok("python", said)
-    known = " and ".join(".".join(map(str, one)) for one in PYTHONS)
-    return fail("python", f"{said}; Flytune runs on {known}", "make .venv anew: `rm -r .venv; make install PYTHON=python3.11`")
+    supported = " and ".join(".".join(map(str, one)) for one in PYTHONS)
+    do = "create .venv again: `rm -r .venv; make install PYTHON=python3.11`"
+    return fail("python", f"{said}; Flytune runs on {supported}", do)
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Names and versions of a lock; none where there is no such file (an installed package)."""
+    """Return the versions in a lock file by name; none if there is no such file (in an installed package)."""
     if not lock.is_file():
         return {}
     return dict(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;+]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def packages(locked: Mapping[str, str], installed: Mapping[str, str]) -> Finding:
-    """The installed versions against the lock's; local parts (+cpu) do not count."""
-    have = {_plain(name): version.partition("+")[0] for name, version in installed.items()}
-    wrong = [f"{name} {have[_plain(name)]} (lock: {pin})" for name, pin in locked.items() if have.get(_plain(name), pin) != pin]
-    missing = [name for name in locked if _plain(name) not in have]
+    """Compare the installed versions with the lock file; local parts (+cpu) are ignored."""
+    versions = {_normalized(name): version.partition("+")[0] for name, version in installed.items()}
+    found = {name: versions.get(_normalized(name)) for name in locked}
+    wrong = [f"{name} {found[name]} (lock: {pin})" for name, pin in locked.items() if found[name] not in (None, pin)]
+    missing = [name for name in locked if found[name] is None]
     if not wrong and not missing:
-        return ok("packages", f"{len(locked)} as the lock has them")
+        return ok("packages", f"{len(locked)} packages in the locked versions")
     said = ", ".join([*wrong[:4], *([f"missing: {', '.join(missing[:4])}"] if missing else [])])
     more = max(0, len(wrong) - 4) + max(0, len(missing) - 4)
-    return warn("packages", said + (f" and {more} more" if more else ""), "`make install` installs the lock")
+    return warn("packages", said + (f" and {more} more" if more else ""), "`make install` installs the locked versions")
 
 
 def torch() -> Finding:
-    """Whether it computes, and on what."""
+    """Check that torch computes, and list its devices."""
     try:
         import torch
 
         torch.ones(2).sum().item()
         devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     except (ImportError, OSError, RuntimeError) as error:
-        return fail("torch", f"cannot be used: {_line(error)}", "`make install` installs the locked one")
+        return fail("torch", f"cannot be used: {_line(error)}", "`make install` installs the locked version")
     return ok("torch", f"{torch.__version__}, on {', '.join(devices) or 'the CPU'}")
 
 
 def free(what: str, found: float, enough_gib: float) -> Finding:
-    """Bytes that are free."""
+    """Check the free bytes."""
     said = f"{found / GIB:.1f} GiB free"
     if found >= enough_gib * GIB:
         return ok(what, said)
-    return warn(what, f"{said}; the demo wants {enough_gib}", "free some; `flytune plan RECIPE` says what a run needs")
+    return warn(what, f"{said}; the demo needs {enough_gib} GiB", "free some; `flytune plan RECIPE` shows the needs of a run")
 
 
 def temporary(folder: Path) -> Finding:
-    """Where local runs of Flyte keep everything that tasks hand on."""
+    """Check the folder in which local runs of Flyte store the outputs of tasks."""
     what = "temporary directory"
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
         found = shutil.disk_usage(folder).free
     except OSError as error:
-        return fail(what, f"{folder}: cannot be written: {error.strerror}", "set TMPDIR to a folder that can")
+        return fail(what, f"{folder}: cannot be written: {error.strerror}", "set TMPDIR to a writable folder")
     said = f"{folder}: {found / GIB:.1f} GiB free"
     if found >= TEMPORARY_GIB * GIB:
         return ok(what, said)
-    return warn(what, f"{said}; runs on this machine keep models there", "set TMPDIR to a larger disk")
+    return warn(what, f"{said}; runs on this machine store models there", "set TMPDIR to a larger disk")
 
 
 def hub_token(token: str | None) -> Finding:
-    """Only whether there is one."""
+    """Check that there is a token, without showing it."""
     if token:
-        return ok("hub token", "there is one (not shown)")
-    return ok("hub token", "none; gated models need one: `hf auth login`, or HF_TOKEN")
+        return ok("hub token", "found (not shown)")
+    return ok("hub token", "none; gated models require one: `hf auth login`, or HF_TOKEN")
 
 
 def hub(offline: str, address: str) -> Finding:
-    """Whether it answers, or is not to be asked."""
+    """Check that the hub answers, unless HF_HUB_OFFLINE is set."""
     if offline.lower() in ("1", "true", "yes", "on"):
-        return ok("hub", "offline, as HF_HUB_OFFLINE says; models come from folders or the cache")
+        return ok("hub", "not used, because HF_HUB_OFFLINE is set; models are read from folders or the cache")
     try:
         with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_SECONDS):
             return ok("hub", f"{address} answers")
     except urllib.error.HTTPError:
         return ok("hub", f"{address} answers")
     except (OSError, ValueError) as error:
-        told = "nothing of the hub can be read here; set HF_HUB_OFFLINE=1 if that is meant, or HF_ENDPOINT to a mirror"
-        return warn("hub", f"{address} does not answer: {_line(error)}", told)
+        do = "models on the hub cannot be read; if this is intended, set HF_HUB_OFFLINE=1, else set HF_ENDPOINT to a mirror"
+        return warn("hub", f"{address} does not answer: {_line(error)}", do)
 
 
 def docker() -> Finding:
-    """What builds images here, from the Dockerfile or for flytekit's ImageSpec."""
-    do = "start docker, or build the images elsewhere; running on this machine needs none"
+    """Check docker, which builds images from the Dockerfile or for flytekit's ImageSpec."""
+    do = "start docker, or build the images elsewhere; runs on this machine do not need images"
     if not (program := shutil.which("docker")):
-        return warn("docker", "not installed: images cannot be built here", do)
+        return warn("docker", "not installed; images cannot be built here", do)
     try:
-        asked = [program, "info", "--format", "{{.ServerVersion}}"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=_SECONDS)
+        command = [program, "info", "--format", "{{.ServerVersion}}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return warn("docker", f"does not answer: {_line(error)}", do)
     if done.returncode or not done.stdout.strip():
@@ -143,11 +145,11 @@ def docker() -> Finding:
 
 
 def files(recipes: Path) -> Iterator[Finding]:
-    """The files that people edit are read as a run would read them."""
+    """Check that the files that users edit can be read."""
     for what, read in (
         (SHAPES_FILE.name, lambda: f"{len(load_shapes())} shapes"),
         (CLUSTER_FILE.name, lambda: f"gang scheduling: {load_cluster().gang_scheduling}"),
-        ("recipes", lambda: f"{len([Recipe.from_yaml(path) for path in sorted(recipes.glob('*.yaml'))])} can be read"),
+        ("recipes", lambda: f"{len([Recipe.from_yaml(path) for path in sorted(recipes.glob('*.yaml'))])} recipes are valid"),
     ):
         yield _read(what, read)
 
@@ -156,19 +158,19 @@ def _read(what: str, read: Callable[[], str]) -> Finding:
     try:
         return ok(what, read())
     except RecipeError as error:
-        return fail(what, _line(error), "mend it; `flytune plan` checks one recipe")
+        return fail(what, _line(error), "correct it; `flytune plan` checks one recipe")
 
 
 def _installed() -> dict[str, str]:
     return {found.name: found.version for found in metadata.distributions()}
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _available_memory() -> int | None:
-    """In bytes; None where the system does not say (not Linux)."""
+    """Return the available memory in bytes; None if unknown (not on Linux)."""
     file = Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s+(\d+) kB", file.read_text()) if file.exists() else None
     return int(found[1]) * 1024 if found else None

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from flytune.console import step_lines
+from flytune.data.heldout import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
 from flytune.evaluation.sample_answers import Questions
@@ -26,7 +27,7 @@ from flytune.export import gate
 from flytune.models import generation as models_generation
 from flytune.models import loading
 from flytune.models.generation import Generation
-from flytune.models.scoring import bootstrap, finite_loss, heldout_rows, heldout_sources
+from flytune.models.scoring import bootstrap, finite_loss
 from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics, Score
 

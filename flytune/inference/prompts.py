@@ -182,7 +182,7 @@ def join(split_folder: Path, parts: Sequence[Part], answered: Sequence[Path], ou
         (out / BAD_ROWS).write_bytes(bad_rows)
     totals = dict.fromkeys(("stopped", "prompt_tokens", "answer_tokens"), 0)
     with BadRows(out, generation.max_bad_fraction, _SETTING).opened() as bad:
-        bad.go_on(info.rows, info.bad, info.first_bad, len(bad_rows))
+        bad.resume(info.rows, info.bad, info.first_bad, len(bad_rows))
         with (out / "answers.jsonl").open("w", encoding="utf-8") as file:
             merged = heapq.merge(*map(_lines, answered), key=lambda line: line["number"])
             for line in tqdm(merged, total=info.rows - info.bad, desc="answers", unit=" rows", delay=2):

@@ -3,14 +3,11 @@
 import inspect
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from tqdm import tqdm
 
-from flytune.errors import DataError, ExportError
-from flytune.records.dataset import Manifest
+from flytune.errors import ExportError
 
 IGNORED = -100
 """The label of a token that the loss is not taken over."""
@@ -123,49 +120,6 @@ def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) 
         losses.append(counts @ nll / (counts @ tokens)[:, None])
     low, high = numpy.percentile(numpy.concatenate(losses), [2.5, 97.5], axis=0)
     return points.tolist(), low.tolist(), high.tolist()
-
-
-def heldout_rows(dataset: Path, limit: int) -> list[Row]:
-    """The first `limit` held-out samples of a prepared data set, in stored order.
-
-    Raises:
-        DataError: the folder is not whole, or its held-out part has nothing to score.
-    """
-    import pyarrow.parquet
-
-    again = "prepare the data again"
-    try:
-        manifest = Manifest.read(dataset / "manifest.json")
-    except FileNotFoundError:
-        raise DataError(f"{dataset}: no manifest.json, so preparing it never finished; {again}") from None
-    except ValidationError as error:
-        raise DataError(f"{dataset}/manifest.json: not a manifest ({error.error_count()} mistakes); {again}") from None
-    rows: list[Row] = []
-    for shard in manifest.heldout.shards:
-        if len(rows) >= limit:
-            break
-        try:
-            table = pyarrow.parquet.read_table(dataset / shard.file, columns=["input_ids", "labels"])
-        except FileNotFoundError:
-            raise DataError(f"{dataset}: {shard.file} stands in manifest.json but is not there; {again}") from None
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {again}") from None
-        rows += table.slice(0, limit - len(rows)).to_pylist()
-    if not any(label != IGNORED for row in rows for label in row["labels"][1:]):
-        raise DataError(f"{dataset}: no held-out token to score; raise data.heldout_fraction or name data.heldout_path")
-    return rows
-
-
-def heldout_sources(dataset: Path, limit: int) -> list[str]:
-    """The source of each row that `heldout_rows` gives."""
-    import pyarrow.parquet
-
-    manifest = Manifest.read(dataset / "manifest.json")
-    numbers: list[int] = []
-    for shard in manifest.heldout.shards:
-        if len(numbers) < limit:
-            numbers += pyarrow.parquet.read_table(dataset / shard.file, columns=["source"])["source"].to_pylist()
-    return [manifest.sources[number].name for number in numbers[:limit]]
 
 
 def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:

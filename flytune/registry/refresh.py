@@ -44,7 +44,7 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Turn:
         DataError, AcceptedError: an address cannot be read.
     """
     check(recipe)
-    window = windows.look(recipe, kickoff, days)
+    window = windows.render(recipe, kickoff, days)
     decisions = history.history(address)
     standing = history.current(decisions)
     if standing and standing.method != "full" and standing.base not in ("", _base(recipe)):

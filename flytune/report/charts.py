@@ -1,4 +1,4 @@
-"""The report's pictures: inline SVG whose colours are the page's, so that they turn dark and print with it."""
+"""The report's charts: inline SVG with the page's colours, so that they follow its dark mode and its print style."""
 
 import io
 import re
@@ -15,9 +15,9 @@ from flytune.records.training import TrainingResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe & Ito's palette (Color Universal Design, 2008), told apart by colour-blind readers too; darkest differences first.
+# Okabe & Ito's palette (Color Universal Design, 2008), which colour-blind readers can distinguish; strongest contrasts first.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
-# Stand-ins that matplotlib draws with and the page's style replaces.
+# Placeholder colours for matplotlib, which the page's CSS variables replace.
 _INK, MUTED, _RULE, BLUE, ORANGE = "#010101", "#020202", "#030303", "#040404", "#050505"
 _VARIABLES = {_INK: "--ink", MUTED: "--muted", _RULE: "--rule", BLUE: "--blue", ORANGE: "--orange"}
 _STYLE: dict[str, Any] = {
@@ -45,12 +45,12 @@ _STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
-# A curve of more points is drawn as means of equal stretches: the page stays small, the eye sees no less.
+# A curve with more points is drawn as means of equal intervals: the page stays small, without a visible difference.
 _POINTS = 240
 
 
 def loss(training: TrainingResult, metrics: Metrics) -> str:
-    """Training loss by step, the held-out loss where it was scored, and that of base and tuned model at the two ends."""
+    """Draw the training loss by step, the held-out losses during training, and those of the base and the tuned model."""
     steps, losses = _thinned([(step.step, step.loss) for step in training.steps])
     smooth = _running_mean(losses, max(1, len(losses) // 20))
     last = training.steps[-1].step if training.steps else 1
@@ -63,33 +63,33 @@ def loss(training: TrainingResult, metrics: Metrics) -> str:
             axes.plot(scored, eval_losses, color=ORANGE, marker=".", markersize=4, label="held-out")
         ends = [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
         for step, score, marker, label in ends:
-            reach = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
-            axes.errorbar([step], [score.loss], reach, fmt=marker, color=ORANGE, ecolor=ORANGE, markersize=5, label=label)
+            errors = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
+            axes.errorbar([step], [score.loss], errors, fmt=marker, color=ORANGE, ecolor=ORANGE, markersize=5, label=label)
         axes.legend()
         _by_step(axes)
 
     return picture(
         draw,
-        f"Training loss in nats a token over {last} steps, with the held-out loss of the base model "
+        f"Training loss in nats per token over {last} steps, with the held-out loss of the base model "
         f"({metrics.base.loss:.3f}) and of the tuned model ({metrics.tuned.loss:.3f})"
-        + (f", and of the model between, scored {len(eval_losses)} times" if eval_losses else ""),
+        + (f", and the held-out loss at {len(eval_losses)} points during training" if eval_losses else ""),
     )
 
 
 def learning_rate(training: TrainingResult) -> str:
-    """Learning rate by step."""
+    """Draw the learning rate by step."""
     points = [(step.step, step.learning_rate) for step in training.steps]
-    return _curve(points, "Learning rate by optimizer step; its largest value is")
+    return _curve(points, "Learning rate by optimizer step; maximum")
 
 
 def grad_norm(training: TrainingResult) -> str:
-    """Norm of all gradients by step, before clipping."""
+    """Draw the norm of all gradients by step, before clipping."""
     points = [(step.step, step.grad_norm) for step in training.steps if step.grad_norm is not None]
-    return _curve(points, "Gradient norm by optimizer step, before clipping; its largest value is")
+    return _curve(points, "Gradient norm by optimizer step, before clipping; maximum")
 
 
 def time(spent: dict[str, float]) -> str:
-    """Seconds by part of a step, as one bar."""
+    """Draw the shares of the parts of a step in its time, as one bar."""
     total = sum(spent.values())
 
     def draw(axes: "Axes") -> None:
@@ -104,12 +104,12 @@ def time(spent: dict[str, float]) -> str:
         axes.grid(visible=False)
         axes.xaxis.set_major_formatter("{x:.0f} %")
 
-    said = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in spent.items()) if total else "nothing was logged"
-    return picture(draw, f"Where the time of a step goes: {said}", height=0.8)
+    label = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in spent.items()) if total else "nothing was logged"
+    return picture(draw, f"Time of a step by part: {label}", height=0.8)
 
 
 def throughput(training: TrainingResult) -> str:
-    """Tokens per second of each logged stretch, and over the whole run."""
+    """Draw the tokens per second of each logged step, and their mean over the whole run."""
     steps, rates = _thinned([(step.step, step.tokens_per_second) for step in training.steps])
     mean = training.tokens_per_second
 
@@ -125,7 +125,7 @@ def throughput(training: TrainingResult) -> str:
 
 
 def lengths(manifest: Manifest) -> str:
-    """How long the samples are, and where the recipe cuts."""
+    """Draw a histogram of sample lengths, with the recipe's max_length."""
     bins = manifest.histogram
 
     def draw(axes: "Axes") -> None:
@@ -142,7 +142,7 @@ def lengths(manifest: Manifest) -> str:
             ha="right" if is_right else "left",
             va="top",
         )
-        axes.set_xlabel("tokens of a sample, before any cut")
+        axes.set_xlabel("tokens of a sample before any cut")
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
     return picture(
@@ -151,7 +151,7 @@ def lengths(manifest: Manifest) -> str:
 
 
 def memory(plan: Plan, training: TrainingResult) -> str:
-    """Phase by phase, the planned components as one bar above the measured peak; a line where the memory ends."""
+    """Draw for each phase the planned components as one bar above the measured peak, and a line at the available memory."""
     need = plan.memory
     phases = list(need.phases)
     available, planned = need.available_bytes / GIB, {phase: sum(need.phases[phase].values()) for phase in phases}
@@ -164,9 +164,9 @@ def memory(plan: Plan, training: TrainingResult) -> str:
                 width = need.phases[phase].get(name, 0) / GIB
                 axes.barh([height + 0.18], [width], left=left, height=0.34, color=color(number))
                 left += width
-            held = training.peaks.get(phase, 0)
-            axes.barh([height - 0.18], [held / GIB], height=0.3, color=MUTED)
-            for value, offset in ((planned[phase], 0.18), (held, -0.18)):
+            measured = training.peaks.get(phase, 0)
+            axes.barh([height - 0.18], [measured / GIB], height=0.3, color=MUTED)
+            for value, offset in ((planned[phase], 0.18), (measured, -0.18)):
                 text = size(value) if value else "not measured"
                 axes.annotate(text, (value / GIB, height + offset), (4, 0), textcoords="offset points", va="center", fontsize=7)
         if available < 3 * most:
@@ -174,19 +174,19 @@ def memory(plan: Plan, training: TrainingResult) -> str:
         axes.set_yticks(range(len(phases)), phases[::-1])
         axes.set_xlim(0, 1.2 * max(most, available if available < 3 * most else 0.0))
         axes.grid(visible=False)
-        axes.set_xlabel(f"GiB; above planned, below in grey measured; there are {size(need.available_bytes)}")
+        axes.set_xlabel(f"GiB: planned (colours) and measured (grey); available {size(need.available_bytes)}")
 
-    said = ", ".join(f"{phase} {size(planned[phase])} and {size(training.peaks.get(phase, 0))}" for phase in phases)
-    return picture(draw, f"{need.resource} by phase, planned and measured: {said}", height=3.4)
+    label = ", ".join(f"{phase} {size(planned[phase])} and {size(training.peaks.get(phase, 0))}" for phase in phases)
+    return picture(draw, f"{need.resource} by phase, planned and measured: {label}", height=3.4)
 
 
 def color(number: int) -> str:
-    """Of the planned component with that number, in the picture and in the table beside it."""
+    """Return the colour of the planned component with this number, in the chart and in the table next to it."""
     return PALETTE[number % len(PALETTE)]
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them: 1.41 GiB."""
+    """Return a number of bytes as text, such as 1.41 GiB."""
     for unit, bytes_in_it in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= bytes_in_it:
             return f"{count / bytes_in_it:.3g} {unit}" if count < 1000 * bytes_in_it else f"{count / bytes_in_it:,.0f} {unit}"
@@ -211,21 +211,21 @@ def _by_step(axes: "Axes") -> None:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    stretch = -(-len(points) // _POINTS) or 1
-    groups = [points[start : start + stretch] for start in range(0, len(points), stretch)]
+    interval = -(-len(points) // _POINTS) or 1
+    groups = [points[start : start + interval] for start in range(0, len(points), interval)]
     columns = [[sum(point[axis] for point in group) / len(group) for group in groups] for axis in (0, 1)]
     return columns[0], columns[1]
 
 
 def _running_mean(values: Sequence[float], reach: int) -> list[float]:
-    # Windows shrink towards both ends: cut on one side only, they would bend the curve there.
+    # Windows shrink symmetrically towards both ends: windows cut on one side would bend the curve there.
     reaches = [min(reach, at, len(values) - 1 - at) for at in range(len(values))]
     windows = [values[at - around : at + around + 1] for at, around in enumerate(reaches)]
     return [sum(window) / len(window) for window in windows]
 
 
 def picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) -> str:
-    """One SVG element, `height` inches of a width of 5.2; `label` tells it to who cannot see it."""
+    """Return one SVG element, 5.2 inches wide and `height` inches high; `label` describes it to screen readers."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -238,14 +238,14 @@ def picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) -> 
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
     svg = "<svg" + stream.getvalue().partition("<svg")[2]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Several pictures share a page: names that nothing refers to would stand there twice.
+    # Several charts share a page: unused ids would be repeated.
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
-    # The page's own font.
+    # Use the page's own font.
     svg = re.sub(r"font: (\S+) [^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*; *", "", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
-    for stand_in, variable in _VARIABLES.items():
-        svg = svg.replace(stand_in, f"var({variable})")
+    for placeholder, variable in _VARIABLES.items():
+        svg = svg.replace(placeholder, f"var({variable})")
     head = re.search(r'viewBox="[^"]*"', svg)
     assert head
     return f'<svg role="img" aria-label="{escape(label)}" {head[0]}>{svg[svg.index(">") + 1 :]}'

@@ -1,4 +1,4 @@
-"""README.md of an artifact: the model card, with code that loads the model as it was measured."""
+"""The model card, README.md of an artifact, with code that loads the model as it was evaluated."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,18 @@ from flytune.records.training import TrainingResult
 from flytune.report import page
 
 LICENSE = ("license", "license_name", "license_link")
-"""The keys of a card that say it; the last two where the first is `other`."""
-# What vLLM lets --max-lora-rank be: MaxLoRARanks in its vllm/config/lora.py (0.11 and later).
+"""Keys of a card with its license; the last two are used if the first is `other`."""
+# Values of vLLM's --max-lora-rank: MaxLoRARanks in its vllm/config/lora.py (0.11 and later).
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class Published(NamedTuple):
-    """Where on the hub a card is shown."""
+    """The repository on the hub that a card is published in."""
 
     repository: str
     revision: str
     base_license: Mapping[str, str] = {}
-    """license, and license_name and license_link where it has them, as the base's card has them."""
+    """license, license_name and license_link of the base model's card, as far as it has them."""
 
 
 def render(
@@ -38,7 +38,7 @@ def render(
     broken: Sequence[str],
     published: Published | None = None,
 ) -> str:
-    """The model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless it is `published`."""
+    """Return the model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless `published`."""
     matter = _front_matter(recipe, metrics, published.base_license if published else {})
     adapter = recipe.method.name != "full"
     return page.environment(escape=False).get_template("card.md.jinja").render(
@@ -61,12 +61,12 @@ def render(
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a model or data set is one of the hub's, and no folder."""
+    """Return whether the name of a model or data set is an id on the hub, not a folder."""
     return not Path(name).expanduser().exists() and bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name))
 
 
 def _arguments(recipe: Recipe) -> list[str]:
-    """What from_pretrained must be told to load the model as it was measured."""
+    """Return the arguments of from_pretrained that load the model as it was evaluated."""
     arguments = [f"dtype=torch.{recipe.model.dtype}", f'attn_implementation="{recipe.model.attn_implementation}"']
     if recipe.model.trust_remote_code:
         arguments.append("trust_remote_code=True")
@@ -76,7 +76,7 @@ def _arguments(recipe: Recipe) -> list[str]:
 def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
     model, adapter = recipe.model.name_or_path, recipe.method.name != "full"
     matter: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
-    # The hub wants an id of its own there; a folder's path is none.
+    # The hub requires an id on the hub here, not the path of a folder.
     if is_hub_id(model):
         matter["base_model"] = model
         matter["base_model_relation"] = "adapter" if adapter else "finetune"
@@ -93,12 +93,12 @@ def _datasets(recipe: Recipe) -> list[str]:
 
 
 def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
-    """What was measured, in the hub's model-index."""
+    """Return the evaluation results for the hub's model-index."""
     task = {"type": "text-generation", "name": "Text generation"}
-    # The hub asks for a type there, which is a data set's id where it is one of its own.
+    # The hub requires a type here: the id of the data set if it is on the hub.
     heldout = {"name": "held-out samples of the training data", "type": next(iter(_datasets(recipe)), "heldout")}
     tuned = metrics.tuned
-    figures = [("perplexity", "Perplexity", tuned.perplexity), ("loss", "Loss, nats a token", tuned.loss)]
+    figures = [("perplexity", "Perplexity", tuned.perplexity), ("loss", "Loss, nats per token", tuned.loss)]
     found = [{"type": kind, "name": name, "value": round(value, 6)} for kind, name, value in figures]
     results: list[dict[str, Any]] = [{"task": task, "dataset": heldout, "metrics": found}]
     for scored in metrics.tasks:
@@ -109,7 +109,7 @@ def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
 
 
 def _license(model: str) -> dict[str, str]:
-    """What the card in the base model's folder, or at its address, names, if there is one."""
+    """Return the license in the card of the base model's folder or address; empty if there is none."""
     import fsspec
 
     try:

@@ -1,4 +1,4 @@
-"""report.html: one run on one page, without a link to anything outside it."""
+"""The report of a run, report.html: one self-contained page."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def render(
     """Return the report as one self-contained HTML page; everything from the data is escaped.
 
     Args:
-        broken: a sentence for each guard that does not hold (evaluation.guards.broken).
+        broken: a sentence for each failed guard (evaluation.guards.broken).
         xray: HTML of xray.section.
     """
     return environment(escape=True).get_template("report.html.jinja").render(
@@ -49,12 +49,12 @@ def render(
 
 
 def times(training: TrainingResult) -> dict[str, float]:
-    """Seconds of all logged steps, by part."""
+    """Sum the seconds of all logged steps, by part."""
     return {part: sum(getattr(step, f"{part}_seconds") for step in training.steps) for part in PARTS}
 
 
 def environment(escape: bool) -> Any:
-    """Flytune's templates, with the filters that the report and the model card share."""
+    """Return the Jinja environment of Flytune's templates, with the filters that the report and the model card share."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(
@@ -72,19 +72,21 @@ def environment(escape: bool) -> Any:
 
 
 def verdict(metrics: Metrics) -> str:
-    """What the figures say, in a sentence."""
-    change = f"Held-out perplexity goes from {number(metrics.base.perplexity)} to {number(metrics.tuned.perplexity)}"
+    """Return the result as a sentence."""
+    base, tuned = metrics.base.perplexity, metrics.tuned.perplexity
+    direction = "falls" if tuned < base else "rises" if tuned > base else "changes"
+    change = f"Held-out perplexity {direction} from {number(base)} to {number(tuned)}"
     if metrics.samples < 2:
-        return f"{change}, but one held-out sample proves nothing."
+        return f"{change}, but a single held-out sample is no evidence."
     if metrics.is_better:
-        return f"{change}: better, beyond chance."
+        return f"{change}, a significant improvement."
     if metrics.loss_difference_low > 0:
-        return f"{change}: worse, beyond chance."
-    return f"{change}: no difference that chance could not explain."
+        return f"{change}, significantly worse."
+    return f"{change}, which is not a significant difference."
 
 
 def number(value: float) -> str:
-    """Three significant digits or more, thousands set apart, a real minus: 21.3, −0.62, 12,346."""
+    """Format with at least three significant digits, thousands separators and a real minus: 21.3, −0.620, 12,346."""
     if abs(value) >= 1000:
         text = f"{value:.3g}" if abs(value) >= 1e9 else f"{value:,.0f}"
     else:
@@ -93,13 +95,13 @@ def number(value: float) -> str:
 
 
 def interval(score: Score | Metrics | Part, name: str) -> str:
-    """The 95 % interval of a field: `20.1 to 22.6`."""
+    """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"
 
 
 def duration(seconds: float) -> str:
-    """`47 s`, `5 min 57 s`, `2 h 7 min`."""
+    """Return a time such as `47 s`, `5 min 57 s` or `2 h 7 min`."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
@@ -108,15 +110,15 @@ def duration(seconds: float) -> str:
 
 
 def price(dollars: float) -> str:
-    """`$ 1.25`."""
+    """Return a price such as `$ 1.25`."""
     return f"$ {dollars:,.2f}" if dollars >= 0.01 or not dollars else "under $ 0.01"
 
 
 def cell(text: str) -> str:
-    """As it may stand in a Markdown table."""
+    """Return the text on one line, escaped for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def share(part: float, whole: float) -> str:
-    """As a percentage: `3.50 %`."""
+    """Return a percentage such as `3.5 %`."""
     return f"{100 * part / whole:.3g} %" if whole else "none"

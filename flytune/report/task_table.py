@@ -1,4 +1,4 @@
-"""The picture beside the report's table of tasks: base and tuned model, with their standard errors."""
+"""The chart of the report's tasks: scores of the base and the tuned model, with their standard errors."""
 
 from typing import TYPE_CHECKING
 
@@ -8,18 +8,18 @@ from flytune.report import charts
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# More lines than these are read in the table.
+# Further scores are only in the table.
 _LINES = 24
 
 
-def drawn(scores: list[TaskScore]) -> list[TaskScore]:
-    """The first scores that are shares (accuracies and the like): others have axes of their own."""
+def charted(scores: list[TaskScore]) -> list[TaskScore]:
+    """Return the first scores between 0 and 1 (accuracies and the like), which can share an axis."""
     return [score for score in scores if 0 <= score.base <= 1 and 0 <= score.tuned <= 1][:_LINES]
 
 
 def picture(scores: list[TaskScore]) -> str:
-    """A line for each score that is drawn: a square for the base, a dot for the tuned model, one standard error each way."""
-    shown = drawn(scores)[::-1]
+    """Draw a line for each charted score: a square for the base, a dot for the tuned model, with standard errors."""
+    shown = charted(scores)[::-1]
 
     def draw(axes: "Axes") -> None:
         for height, score in enumerate(shown):
@@ -35,10 +35,10 @@ def picture(scores: list[TaskScore]) -> str:
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter("{x:.1f}")
 
-    said = "; ".join(f"{score.task} {score.metric} {score.base:.3f} and {score.tuned:.3f}" for score in reversed(shown))
-    return charts.picture(draw, f"Scores of base and tuned model: {said}", height=0.7 + 0.42 * len(shown))
+    label = "; ".join(f"{score.task} {score.metric} {score.base:.3f} and {score.tuned:.3f}" for score in reversed(shown))
+    return charts.picture(draw, f"Scores of base and tuned model: {label}", height=0.7 + 0.42 * len(shown))
 
 
 def best(score: TaskScore) -> str:
-    """Which way is better, as a person reads it."""
+    """Describe the better direction of a score."""
     return "higher is better" if score.higher_is_better else "lower is better"

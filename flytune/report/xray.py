@@ -1,4 +1,4 @@
-"""The x-ray: prepared data on one page, token by token, as the model will meet it."""
+"""The x-ray: a page with prepared data token by token, as the model will be trained on it."""
 
 import json
 import tempfile
@@ -21,80 +21,81 @@ from flytune.report import charts, token_strips
 from flytune.report import page as report_page
 
 SAMPLES = 6
-"""Shown in full: the first ones; beside them the longest, and one that was cut, of those looked at."""
-_LOOKED_AT = 2000
+"""Number of first samples that are shown, besides the longest, and one that was cut."""
+_SEARCHED = 2000
+"""Number of first samples in which the longest is searched."""
 _HEAD, _TAIL = 360, 120
-"""Tokens that are shown of a longer sample."""
+"""Numbers of first and last tokens that are shown of a longer sample."""
 _STRIPS = 8
 _VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some characters and the tokens they are: one token, or as many as one character takes."""
+    """The text of one token, or of several tokens that share a character."""
 
     text: str
     kind: str = ""
-    """Classes of the style: t trained, s special, c the end of a cut sample; or `gap`."""
+    """CSS classes: t trained, s special, c the end of a cut sample; or `gap`."""
     tip: str = ""
     breaks: bool = False
-    """Whether a line ends with it."""
+    """True if it ends with a line break."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One sample."""
+class SampleView:
+    """One sample on the page."""
 
     title: str
     note: str
     pieces: list[Piece]
 
 
-def of_recipe(recipe: Recipe, rows: int, out: Path) -> Path:
-    """Prepares the first `rows` rows of each source of a recipe, and of its heldout_path, and writes their page to `out`.
+def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
+    """Prepare the first `rows` rows of each source of a recipe, and of its heldout_path, and write their page to `out`.
 
-    Needs the tokenizer, neither plan nor model. A broken contract is shown and stops nothing.
+    Needs the tokenizer, but no plan and no model. Failed checks of the contract are shown and stop nothing.
 
     Raises:
-        DataError: what preparing raises.
+        DataError: as data.prepare.
     """
     changes: dict[str, Any] = {
         "contract": "warn",
-        # So that a handful of rows still has both splits.
+        # Even a few rows must give both splits.
         "heldout_fraction": max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
     }
     if several := recipe.data.sources:
         changes["sources"] = [one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several]
     else:
         changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
-    asked = recipe.data.model_copy(update=changes)
-    with tempfile.TemporaryDirectory(prefix="flytune-xray-") as made:
-        folder, cut = Path(made) / "dataset", Path(made) / "heldout.jsonl"
-        asked = _with_few_heldout(asked, rows, cut)
+    limited = recipe.data.model_copy(update=changes)
+    with tempfile.TemporaryDirectory(prefix="flytune-xray-") as temporary:
+        folder, cut = Path(temporary) / "dataset", Path(temporary) / "heldout.jsonl"
+        limited = _with_few_heldout(limited, rows, cut)
         try:
-            data.prepare(DataRequest(model=recipe.model, data=asked, fingerprint="xray"), folder)
+            data.prepare(DataRequest(model=recipe.model, data=limited, fingerprint="xray"), folder)
         except DataError as error:
             raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_path} row ")) from error
         return page(folder, recipe, out, rows)
 
 
-def _with_few_heldout(asked: Data, rows: int, cut: Path) -> Data:
-    """Where data.heldout_path has more than `rows` rows, the same with the first of them, which are written to `cut`."""
-    if asked.heldout_path is None:
-        return asked
-    found = read_path(asked.heldout_path, "data.heldout_path", asked.dataset_split)
-    first = list(islice(found if asked.max_bad_fraction else strict(found), rows + 1))
+def _with_few_heldout(section: Data, rows: int, cut: Path) -> Data:
+    """Limit data.heldout_path to its first `rows` rows, which are written to `cut` if it has more."""
+    if section.heldout_path is None:
+        return section
+    found = read_path(section.heldout_path, "data.heldout_path", section.dataset_split)
+    first = list(islice(found if section.max_bad_fraction else strict(found), rows + 1))
     if len(first) <= rows:
-        return asked
+        return section
     readable = [row for row, _ in first[:rows] if not isinstance(row, DataError)]
     cut.write_text("".join(json.dumps(row, default=str) + "\n" for row in readable), encoding="utf-8")
-    return asked.model_copy(update={"heldout_path": str(cut)})
+    return section.model_copy(update={"heldout_path": str(cut)})
 
 
 def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> Path:
-    """Writes the page of the prepared data in `folder` to `out`: self-contained HTML, everything from the data escaped.
+    """Write the page of the prepared data in `folder` to `out`: self-contained HTML, everything from the data escaped.
 
-    `limit` is how many rows were read at most, if not all.
+    `limit` is the largest number of rows that were read; None for all.
     """
     manifest, tokenizer = data.read_manifest(folder), _tokenizer(folder)
     contract = _contract(folder, manifest, recipe, tokenizer)
@@ -104,9 +105,9 @@ def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> P
         recipe=recipe,
         manifest=manifest,
         contract=contract,
-        sentence=_sentence(contract),
+        sentence=_summary(contract),
         limited=limit is not None and manifest.rows >= limit,
-        samples=shown(folder, manifest, tokenizer, SAMPLES),
+        samples=sample_views(folder, manifest, tokenizer, SAMPLES),
         strips=token_strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
         padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
         sources=_sources(manifest, recipe),
@@ -119,45 +120,45 @@ def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> P
 
 
 def section(folder: Path) -> str:
-    """Contract and first samples of the prepared data in `folder`, as a part of the report; empty without a contract."""
+    """Return the contract and the first samples of the prepared data in `folder` for the report; "" without a contract."""
     if not (folder / CONTRACT).is_file():
         return ""
     manifest = data.read_manifest(folder)
     return str(
         report_page.environment(escape=True).get_template("xray_section.jinja").render(
-            contract=Contract.read(folder / CONTRACT), samples=shown(folder, manifest, _tokenizer(folder), 2)
+            contract=Contract.read(folder / CONTRACT), samples=sample_views(folder, manifest, _tokenizer(folder), 2)
         )
     )  # fmt: skip
 
 
-def shown(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -> list[Shown]:
-    """The first `count` training samples; beside them the longest, and the first that was cut, of the first 2,000."""
+def sample_views(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -> list[SampleView]:
+    """Return the first `count` training samples, and of the first _SEARCHED the longest, and the first that was cut."""
     found: dict[str, tuple[Part, int]] = {}
-    looked_at = longest = 0
+    seen = longest = 0
     for part in parts(folder, manifest.train):
         for sample, length in enumerate(part.lengths.tolist()):
-            if looked_at < count:
-                found[f"Sample {looked_at + 1}"] = part, sample
+            if seen < count:
+                found[f"Sample {seen + 1}"] = part, sample
             if length > longest:
-                found["The longest"], longest = (part, sample), length
+                found["Longest sample"], longest = (part, sample), length
             if manifest.truncated and length == manifest.max_length and part.trained[part.starts[sample] + length - 1]:
                 found.setdefault("An answer that may have been cut", (part, sample))
-            looked_at += 1
-        if looked_at >= _LOOKED_AT:
+            seen += 1
+        if seen >= _SEARCHED:
             break
-    found["The longest"] = found.pop("The longest")
-    # One that is several of these is shown once, under the first name.
+    found["Longest sample"] = found.pop("Longest sample")
+    # A sample with several titles is shown once, under the first.
     titles: dict[tuple[int, int], str] = {}
     for title, (part, sample) in found.items():
         titles.setdefault((id(part), sample), title)
     return [
-        _shown(title, part, sample, manifest, tokenizer)
+        _view(title, part, sample, manifest, tokenizer)
         for title, (part, sample) in found.items()
         if titles[id(part), sample] == title
     ]
 
 
-def _shown(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> Shown:
+def _view(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
     start, length = int(part.starts[sample]), int(part.lengths[sample])
     ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
     note = f"{part.where(sample)}: {length:,} tokens, {sum(trained):,} trained"
@@ -170,11 +171,11 @@ def _shown(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: A
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):
         pieces.append(Piece(f"cut at {manifest.max_length:,} tokens", "c"))
-    return Shown(title, note, pieces)
+    return SampleView(title, note, pieces)
 
 
 def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int) -> Iterator[Piece]:
-    """Characters that several tokens share (bytes of a character) come as one piece."""
+    """Yield a piece for each token, and one piece for tokens that share a character (its bytes)."""
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def text_of(numbers: list[int]) -> str:
@@ -182,7 +183,7 @@ def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int) -> 
 
     start = 0
     for end in range(1, len(ids) + 1):
-        # With the token before: some tokenizers drop the space that begins a text.
+        # Decode with the previous token: some tokenizers drop the space at the beginning of a text.
         before = ids[max(0, start - 1) : start]
         text = text_of(before + ids[start:end])[len(text_of(before)) :]
         if text.endswith("\ufffd") and end - start < 4 and end < len(ids):
@@ -196,7 +197,7 @@ def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int) -> 
 
 
 def _rows(folder: Path, manifest: Manifest) -> Iterator[list[list[bool]]]:
-    """Of each row of train, its samples: which of their tokens are trained."""
+    """Yield for each row of train its samples, each as a list of True for trained tokens and False for others."""
     for part in parts(folder, manifest.train):
         row: list[list[bool]] = []
         for sample, start in enumerate(part.starts.tolist()):
@@ -218,19 +219,19 @@ def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer").is_dir():
-        raise DataError(f"{folder}: no tokenizer/ beside the data; prepare the data again")
+        raise DataError(f"{folder}: no tokenizer/ in the folder; prepare the data again")
     return AutoTokenizer.from_pretrained(str(folder / "tokenizer"))
 
 
 def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
-    """What each source gave; held-out rows, which may have been cut to the first, under the name that the recipe gives them."""
+    """Return the counts of each source; held-out rows, which may be limited, under the recipe's heldout_path."""
     sources, heldout = manifest.sources, recipe.data.heldout_path
     return [*sources[:-1], sources[-1].model_copy(update={"name": heldout})] if sources and heldout else sources
 
 
-def _sentence(contract: Contract) -> str:
+def _summary(contract: Contract) -> str:
     counts = {verdict: sum(found.verdict == verdict for found in contract.checks) for verdict in ("stop", "warning")}
     if counts["stop"]:
-        return f"Not what training needs: {counts['stop']} of {len(contract.checks)} checks would stop the run."
+        return f"{counts['stop']} of {len(contract.checks)} checks fail and would stop the run."
     warnings = f", {counts['warning']} with a warning" if counts["warning"] else ""
-    return f"All {len(contract.checks)} checks hold{warnings}."
+    return f"All {len(contract.checks)} checks pass{warnings}."

@@ -1,13 +1,13 @@
-"""The self-test: every pair of method and sharding computes what plain training of the method does. `flytune selftest`.
+"""The self-test, `flytune selftest`: each pair of method and sharding must compute the same as plain training.
 
-ranks         a function in several forked processes
-tiny_model    what is trained
-chats         what it is trained on
-trials        one run, laid out over processes as asked
-machine       what this machine has
-comparing     how far one run is from another
+processes     a function in several forked processes
+tiny_model    the model
+dataset       its training data
+runs          one run in a given layout
+shapes        the machine that the self-test runs on
+compare       differences between two runs
 matrix        all pairs
-table         the matrix for people
+table         the matrix as a table
 
-What is compared, how tightly and why: docs/equality.md.
+docs/equality.md explains the comparison and its tolerances.
 """

@@ -1,4 +1,4 @@
-"""How far one training run is from another."""
+"""Differences between two training runs."""
 
 from pathlib import Path
 from typing import Any
@@ -8,32 +8,32 @@ from flytune.selftest.runs import Run
 
 
 def losses(run: Run, plain: Run) -> float:
-    """The largest relative difference of a step's loss."""
+    """Return the largest relative difference of a step's loss."""
     return _largest([(step.loss, other.loss) for step, other in zip(run.result.steps, plain.result.steps, strict=True)])
 
 
 def grad_norms(run: Run, plain: Run) -> float:
-    """The largest relative difference of a step's gradient norm; not a number where one was not recorded."""
+    """Return the largest relative difference of a step's gradient norm; NaN if a norm was not recorded."""
     norms = [(step.grad_norm, other.grad_norm) for step, other in zip(run.result.steps, plain.result.steps, strict=True)]
     missing = float("nan")
     return _largest([(missing if mine is None else mine, missing if theirs is None else theirs) for mine, theirs in norms])
 
 
 def weights(run: Run, plain: Run, base: Path) -> float:
-    """||run - plain|| / ||plain - start||, over all exported tensors as one vector.
+    """Return ||run - plain|| / ||plain - start||, over all exported tensors as one vector.
 
-    An element-wise bound would mean nothing: Adam divides each gradient by its own size, so that a gradient which is nothing
-    but rounding noise moves its weight by a whole learning rate, in either direction. An adapter's start is not kept: its
+    An element-wise bound would be meaningless: Adam divides each gradient by its own size, so a gradient that is only rounding
+    noise moves its weight by a full learning rate, in either direction. An adapter's initial weights are not stored: its
     lora_B starts at zero, so the norm of lora_B alone is at most the update's, and the distance at least the true one.
 
     Raises:
-        ExportError: the two runs exported other tensors.
+        ExportError: the two runs exported different tensors.
     """
     import numpy
 
     mine, theirs, start = (_tensors(folder) for folder in (run.exported, plain.exported, base))
     if mine.keys() != theirs.keys():
-        raise ExportError(f"{run.exported.parent.name}: exported other tensors: {sorted(mine.keys() ^ theirs.keys())[:3]}")
+        raise ExportError(f"{run.exported.parent.name}: exported different tensors: {sorted(mine.keys() ^ theirs.keys())[:3]}")
     is_adapter = any(".lora_B." in name for name in theirs)
     differences = [mine[name] - theirs[name] for name in mine]
     updates = [
@@ -47,12 +47,12 @@ def _largest(pairs: list[tuple[float, float]]) -> float:
     import numpy
 
     mine, theirs = numpy.array(pairs).T
-    # numpy's max keeps what is not a number, and that is beyond any tolerance.
+    # numpy's max returns NaN if there is one, which exceeds any tolerance.
     return float(numpy.max(numpy.abs(mine - theirs) / numpy.abs(theirs)))
 
 
 def _tensors(folder: Path) -> dict[str, Any]:
-    """All tensors of a folder's safetensors files, in float64."""
+    """Return all tensors of a folder's safetensors files, in float64."""
     from safetensors.numpy import load_file
 
     files = sorted(folder.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""What the self-test trains on: chats of random words, prepared as any data is."""
+"""Training data of the self-test: chats of random words, prepared like any other data."""
 
 import json
 import random
@@ -11,9 +11,9 @@ from flytune.selftest.tiny_model import SENTENCES
 
 
 def write(path: Path, rows: int, seed: int = 0) -> None:
-    """Chats whose answers have 1 to 60 words: the trained tokens of two samples, and of two ranks, differ by far.
+    """Write chats whose answers have 1 to 60 words, so that the trained tokens of samples and of ranks differ greatly.
 
-    Fewer rows of the same seed are the first of more.
+    With the same seed, fewer rows are the first of more rows.
     """
     draw, words = random.Random(seed), " ".join(SENTENCES).split()
     chats = []
@@ -26,15 +26,15 @@ def write(path: Path, rows: int, seed: int = 0) -> None:
 
 
 def prepare(recipe: Recipe, out: Path) -> list[int]:
-    """Prepares the recipe's data into `out`; returns the tokens of each row, blocks of packed chats included."""
+    """Prepare the recipe's data in `out`; return the number of tokens of each row (a chat, or a packed block)."""
     data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="selftest"), out)
     return [len(row["input_ids"]) for row in data.load(out, "train")]
 
 
 def block_length(lengths: list[int], processes: int) -> tuple[int, int]:
-    """The shortest block (in tokens) into which chats of these lengths pack so that each process gets as many blocks.
+    """Return the shortest block length for which chats of these lengths pack into equally many blocks for each process.
 
-    Returns: tokens of a block, and the number of blocks.
+    Returns: the tokens of a block, and the number of blocks.
     """
     tokens = max(lengths)
     while (blocks := len(pack(lengths, tokens))) % processes or blocks == len(lengths):

@@ -1,4 +1,4 @@
-"""Which pairs of method and sharding compute what plain training of the method does, and which cannot."""
+"""The matrix of all pairs of method and sharding, each compared with plain training of the method."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,41 +17,41 @@ from flytune.selftest.processes import Nodes, RankFailed
 from flytune.selftest.runs import Layout, Pair, Rows, Trials, plain_pair
 from flytune.sharding import SHARDINGS, pair_problem, sharding_of
 
-# How far a run may be from plain training; docs/equality.md says why, and what was seen.
+# Largest allowed differences from plain training; docs/equality.md has the reasons, and observed values.
 TOLERANCES = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4}
-# Also trained on packed rows, and held against the same chats unpacked.
+# Pairs that are also trained on packed rows, and compared with the same chats unpacked.
 PACKED = [
     Pair(method, sharding, rows="packed")
     for method in get_args(Method.model_fields["name"].annotation)
     for sharding, kind in SHARDINGS.items()
     if method in kind.packed_selftests
 ]
-# Of a failing rank's traceback.
+# Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
 
 
 class Distance(Strict):
-    """How far one run is from plain training of its method."""
+    """Differences of one run from plain training of its method."""
 
     layout: str
     """Micro batch x accumulation x processes."""
     loss: float
-    """Of the step where it is largest: difference over plain training's loss."""
+    """Largest relative difference of a step's loss."""
     grad_norm: float
-    """Likewise, of the gradients' norm before clipping."""
+    """Largest relative difference of a step's gradient norm before clipping."""
     weights: float
-    """Of all exported tensors together: norm of the difference over norm of the update."""
+    """Norm of the difference of all exported tensors over the norm of the update."""
     seconds: float
-    """Of the training loop."""
+    """Seconds of the training loop."""
 
     @property
-    def beyond(self) -> list[str]:
-        """What is beyond its tolerance."""
+    def exceeded(self) -> list[str]:
+        """Differences that exceed their tolerance."""
         return [f"{name} {getattr(self, name):.1e}" for name, most in TOLERANCES.items() if not getattr(self, name) <= most]
 
 
 class Cell(Strict):
-    """What became of one pair."""
+    """The result of one pair."""
 
     method: str
     sharding: str
@@ -59,10 +59,10 @@ class Cell(Strict):
     rows: Rows
     state: Literal["equal", "differs", "failed", "refused", "lacking"]
     words: str
-    """As the table shows it."""
+    """Text in the table."""
     reason: str = ""
     distances: list[Distance] = Field(default=[])
-    """One for each way of cutting up the global batch."""
+    """Differences of each layout of the global batch."""
 
     @classmethod
     def of(cls, pair: Pair, **fields: object) -> "Cell":
@@ -70,7 +70,7 @@ class Cell(Strict):
 
 
 class Matrix(Record):
-    """All pairs."""
+    """The results of all pairs on one machine."""
 
     machine: str
     global_batch_size: int
@@ -84,7 +84,7 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Every method with every sharding and every offload, also those that cannot work; and a few on packed rows."""
+    """Return every method with every sharding and offload, also unsupported ones, and a few pairs on packed rows."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )
@@ -93,7 +93,7 @@ def all_pairs() -> list[Pair]:
 
 
 def pairs_named(names: str) -> list[Pair]:
-    """`full/zero2,lora/zero3/cpu` as pairs; all pairs where nothing is named.
+    """Parse names such as `full/zero2,lora/zero3/cpu`; without names, return all pairs.
 
     Raises:
         RecipeError: there is no such pair.
@@ -103,7 +103,7 @@ def pairs_named(names: str) -> list[Pair]:
     if unknown := [name for name in wanted if name not in known]:
         raise RecipeError(
             f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, as in full/zero2 "
-            f"or full/zero3/cpu (or {PACKED[0]}), of the shardings {', '.join(SHARDINGS)}"
+            f"or full/zero3/cpu (or {PACKED[0]}), with a sharding of {', '.join(SHARDINGS)}"
         )
     return [known[name] for name in wanted]
 
@@ -111,23 +111,23 @@ def pairs_named(names: str) -> list[Pair]:
 def fill(
     folder: Path,
     pairs: Sequence[Pair],
-    tell: Callable[[Cell], None] = lambda cell: None,
+    on_cell: Callable[[Cell], None] = lambda cell: None,
     nodes: Nodes | None = None,
 ) -> Matrix:
-    """Try all `pairs` on this machine, or on all `nodes`, of which this is the first.
+    """Test all `pairs` on this machine, or on all `nodes`, of which this is the first.
 
     Args:
-        folder: a new or empty folder; every run's export and log stay in it.
-        tell: is given each cell as soon as it is known.
+        folder: a new or empty folder for the exports and logs of all runs.
+        on_cell: is called with each cell as soon as it is known.
 
     Raises:
-        RankFailed: not even the tiny model and its data could be made.
+        RankFailed: the tiny model or its data could not be made.
     """
     started = time.monotonic()
     trials, cells = Trials(folder, nodes=nodes), []
     for pair in pairs:
         cells.append(try_pair(trials, pair))
-        tell(cells[-1])
+        on_cell(cells[-1])
     here = trials.shapes[0]
     processes = (
         f"{here.processes} x {here.accelerator}" if here.is_gpu else f"{here.processes} ranks on a CPU of {here.cpu} cores"
@@ -139,7 +139,7 @@ def fill(
 
 
 def try_pair(trials: Trials, pair: Pair) -> Cell:
-    """Trains one pair in all its layouts and holds each against plain training; or says why that cannot be."""
+    """Train one pair in all its layouts, and compare each with plain training; or return the reason why it cannot run."""
     recipe = trials.recipe(pair)
     if problem := pair_problem(recipe):
         return Cell.of(pair, state="refused", words="refused", reason=problem)
@@ -156,14 +156,14 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
         except (RankFailed, FlytuneError) as error:
             end = "\n".join(str(error).strip().splitlines()[-LINES_SHOWN:])
             return Cell.of(pair, state="failed", words="FAILED", reason=f"{pair} at {layout}: {end}", distances=distances)
-    if beyond := [f"{one.layout}: {', '.join(one.beyond)}" for one in distances if one.beyond]:
-        reason = f"{pair} is not what plain training of {pair.method} computes; {'; '.join(beyond)}"
+    if exceeded := [f"{one.layout}: {', '.join(one.exceeded)}" for one in distances if one.exceeded]:
+        reason = f"{pair} differs from plain training of {pair.method}; {'; '.join(exceeded)}"
         return Cell.of(pair, state="differs", words="DIFFERS", reason=reason, distances=distances)
     return Cell.of(pair, state="equal", words=f"equal {max(one.loss for one in distances):.0e}", distances=distances)
 
 
 def distance(trials: Trials, pair: Pair, layout: Layout, shape: Shape) -> Distance:
-    """Trains a pair in one layout, and measures how far it went from plain training."""
+    """Train a pair in one layout, and measure its differences from plain training."""
     plain = trials.reference(pair)
     run = trials.train(pair, layout, shape)
     return Distance(

@@ -1,6 +1,6 @@
-"""Runs a function in real processes that make up one process group, forked from this one so that nothing is imported twice.
+"""A function in the processes of one process group, forked from this process so that nothing is imported twice.
 
-torchrun and Flyte's Elastic start new interpreters, 15 seconds each; the whole path through them is tests/tasks/test_run.py.
+torchrun and Flyte's Elastic start new interpreters, which takes 15 seconds each; tests/tasks/test_run.py tests that path.
 """
 
 import gc
@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 TIMEOUT = 300
 _LONGEST = timedelta(hours=24)
-"""Longest wait for what the first node asks of the others."""
+"""Longest time that a node waits for the next job."""
 
 
 class RankFailed(Exception):
-    """One of the ranks raised, or was killed."""
+    """An error of a rank that raised or was killed."""
 
 
 class Share(NamedTuple):
@@ -39,9 +39,9 @@ class Share(NamedTuple):
 
 
 class Nodes:
-    """The processes that torchrun has started, one a node: the first says what is run, and all run their share of it.
+    """The processes that torchrun has started, one on each node: the first sends jobs, and all run their share of each.
 
-    They talk through torchrun's own store, so that nothing but its rendezvous must be reached.
+    They communicate through torchrun's own store, so only its rendezvous must be reachable.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class Nodes:
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._store: Any = PrefixStore("selftest", TCPStore(host, port, is_master=False, timeout=_LONGEST))
         self._numbers = itertools.count()
-        # This node's address, as the others see it.
+        # This node's address in the network of the others.
         with socket.create_connection((host, port)) as connection:
             self._host = connection.getsockname()[0]
 
     def run(self, job: Any, work: Callable[[Share], Any]) -> Any:
-        """Have the other nodes do `job`, and this one, the first, `work`; return what `work` returns.
+        """Send `job` to the other nodes, run `work` on this one, the first, and return the result of `work`.
 
         Raises:
-            RankFailed: of the node that failed first.
+            RankFailed: the error of the node that failed first.
         """
         number, share = next(self._numbers), Share(0, self.count, self._host, _free_port())
         self._store.set(f"job-{number}", pickle.dumps((job, share)))
@@ -74,7 +74,7 @@ class Nodes:
         return value
 
     def follow(self, work: Callable[[Any, Share], Any]) -> None:
-        """Do another node's share of each job, until the first node has no more."""
+        """Do this node's share of each job, until the first node sends no more."""
         for number in self._numbers:
             job, share = pickle.loads(self._store.get(f"job-{number}"))
             if job is None:
@@ -87,21 +87,21 @@ class Nodes:
             self._store.set(f"done-{number}-{self.rank}", pickle.dumps(failed))
 
     def end(self) -> None:
-        """Tell the other nodes, on the first one, that there is no more to do."""
+        """End `follow` on the other nodes; called on the first node."""
         self._store.set(f"job-{next(self._numbers)}", pickle.dumps((None, Share(0, 0, "", 0))))
 
 
 def run(
     world_size: int, function: Callable[..., Any], *arguments: Any, log: Path | None = None, share: Share | None = None
 ) -> Any:
-    """Return `function(*arguments)` of rank 0 of `world_size` processes; on a node without it, of the node's first.
+    """Call `function(*arguments)` in `world_size` processes; return the result of rank 0, or of this node's first rank.
 
     Args:
-        log: receives what the ranks print; this process's own output when not given.
-        share: this node's, where `world_size` is that of several.
+        log: a file for the output of the ranks; by default it goes to this process's output.
+        share: this node's share, if `world_size` spans several nodes.
 
     Raises:
-        RankFailed: with the traceback of the first rank that failed; the others are ended at once.
+        RankFailed: a rank failed; the message has its traceback, and the other ranks are killed.
     """
     _import_before_the_fork()
     share = share or Share(0, 1, "127.0.0.1", _free_port())
@@ -111,7 +111,7 @@ def run(
     ranks: dict[Any, Any] = {}
     try:
         for rank in range(first, first + here):
-            # Each pipe is made right before its rank, so that no other rank holds its end open when that one dies.
+            # Each pipe is made right before its rank, so that no other rank keeps it open when that one dies.
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=_rank, args=(rank, here, share, sender, log, function, arguments))
             ranks[receiver] = rank, process
@@ -127,7 +127,7 @@ def run(
 
 
 def _answers(ranks: dict[Any, Any], log: Path | None) -> dict[int, Any]:
-    """What each rank returned, by rank; raises as soon as one of them failed."""
+    """Return the results by rank; raise as soon as one rank fails."""
     answers: dict[int, Any] = {}
     deadline = time.monotonic() + TIMEOUT
     while len(answers) < len(ranks):
@@ -137,14 +137,14 @@ def _answers(ranks: dict[Any, Any], log: Path | None) -> dict[int, Any]:
             late = ", ".join(str(ranks[receiver][0]) for receiver in waiting)
             raise RankFailed(f"rank {late}: no answer in {TIMEOUT} s")
         found = [(*ranks[receiver], *_answer(receiver)) for receiver in ready]
-        # A rank that died makes its peers raise: where both are seen at once, the death is the cause.
+        # A dead rank makes its peers raise: if both are seen at once, the death is the cause.
         for rank, process, answered, failed, value in sorted(found, key=lambda item: item[2]):
             if not answered:
                 process.join()
                 code = process.exitcode
-                how = f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
-                said = log.read_text(encoding="utf-8", errors="replace")[-2000:] if log else ""
-                raise RankFailed(f"rank {rank}: {how}" + (f"; printed last:\n{said}" if said else ""))
+                end = f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+                output = log.read_text(encoding="utf-8", errors="replace")[-2000:] if log else ""
+                raise RankFailed(f"rank {rank}: {end}" + (f"; last output:\n{output}" if output else ""))
             if failed:
                 raise RankFailed(f"rank {rank}: {value}")
             answers[rank] = value
@@ -152,7 +152,7 @@ def _answers(ranks: dict[Any, Any], log: Path | None) -> dict[int, Any]:
 
 
 def _answer(receiver: Any) -> tuple[bool, bool, Any]:
-    """Whether the rank answered, whether it failed, and what it returned or its traceback."""
+    """Return True if the rank answered, True if it failed, and its result or traceback."""
     try:
         return True, *receiver.recv()
     except EOFError:
@@ -168,14 +168,14 @@ def _rank(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    # What the parent imported stays: looking through it for garbage takes a second each time.
+    # Objects of the parent stay: without this, each garbage collection takes a second to scan them.
     gc.freeze()
     try:
         if log:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)
-        # Of a process that torchrun has started: its store is not that of these ranks.
+        # Set by torchrun for its own processes; these ranks use another store.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         if (world_size := here * share.nodes) > 1:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank % here), "WORLD_SIZE": str(world_size)}
@@ -183,14 +183,14 @@ def _rank(
         else:
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 os.environ.pop(name, None)
-        # The libraries' own warnings about each other are not what these runs are about.
+        # The libraries' warnings about each other are irrelevant here.
         warnings.simplefilter("ignore")
         sender.send((False, function(*arguments)))
-    except BaseException:  # noqa: BLE001 (all that a rank can die of is the caller's to see)
+    except BaseException:  # noqa: BLE001 (the caller must see every error of a rank)
         sender.send((True, traceback.format_exc()))
     finally:
         sender.close()
-        # Not exit: atexit handlers and destructors are the parent's.
+        # Not sys.exit: atexit handlers and destructors belong to the parent.
         os._exit(0)
 
 
@@ -202,12 +202,12 @@ def _free_port() -> int:
 
 
 def _import_before_the_fork() -> None:
-    """Imports once what every rank needs; where there is a GPU, only what does not touch it."""
+    """Import the libraries of the ranks once; with a GPU, only those that do not use it."""
     import torch
     import trl  # noqa: F401
 
-    # Asks the driver's library, without CUDA. bitsandbytes, which TRL's trainer imports, asks CUDA itself, and a process that
-    # has used CUDA cannot be forked.
+    # device_count() asks the driver's library, without CUDA. bitsandbytes, which TRL's trainer imports, uses CUDA itself, and a
+    # process that has used CUDA cannot be forked.
     if torch.cuda.device_count() == 0:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         with warnings.catch_warnings():

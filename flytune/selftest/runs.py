@@ -1,4 +1,4 @@
-"""One tiny training run, the same every time, laid out over processes as asked."""
+"""Runs of the self-test: one tiny deterministic training run, in any layout over processes."""
 
 import os
 import shutil
@@ -16,31 +16,31 @@ from flytune.selftest import shapes, tiny_model
 from flytune.selftest.processes import Nodes, Share
 from flytune.training import loop
 
-# Warm-up at learning rate 0, the peak, and a cosine down, over two epochs, the second one shuffled anew. The third step is
-# short of so many chats of the first epoch, and takes them from the second.
+# Warm-up from learning rate 0, the peak, and a cosine decay, over two epochs with different orders. The first epoch is SHORT
+# chats too short for its third step, which takes them from the second epoch.
 STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
-# Samples of a step, of each process that shares it.
+# Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
 Rows = Literal["chats", "step", "packed"]
 
 
 class Pair(NamedTuple):
-    """What is trained, how it is laid over processes, and on which rows."""
+    """A method and a sharding, with offload and kind of rows."""
 
     method: str
     sharding: str
     offload: str = "none"
     rows: Rows = "chats"
-    """One chat a row; the chats of one step alone, so that every step sees the same ones; those, packed into fewer rows."""
+    """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer rows."""
 
     def __str__(self) -> str:
-        beside = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
-        return "/".join([self.method, self.sharding, *beside])
+        extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
+        return "/".join([self.method, self.sharding, *extras])
 
 
 class Layout(NamedTuple):
-    """One way of cutting up the global batch: micro batch x accumulation x processes."""
+    """One way of dividing the global batch: micro batch x accumulation x processes."""
 
     micro_batch: int
     accumulation: int
@@ -51,19 +51,19 @@ class Layout(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A finished run: what it recorded, and the folder of safetensors that it exported."""
+    """A finished run: its records, and the folder of exported safetensors."""
 
     result: TrainingResult
     exported: Path
 
 
 class Trials:
-    """Trains the same run again and again, in forked processes, below one folder."""
+    """All runs of a self-test, in forked processes, with their files below one folder."""
 
     def __init__(self, folder: Path, here: list[Shape] | None = None, nodes: Nodes | None = None) -> None:
         self.folder, self.nodes = folder, nodes
         self.shapes = here or shapes.shapes(nodes.count if nodes else 1)
-        """This machine, and one process of it."""
+        """Shapes for this machine, and for one process on it."""
         self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
         self.references: dict[Pair, Run] = {}
         (folder / "runs").mkdir(parents=True)
@@ -71,7 +71,7 @@ class Trials:
         selftest_dataset.write(folder / "step.jsonl", self.global_batch_size)
         selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
         self.base = folder / "base"
-        # In processes of their own: threads that torch and Arrow start here would not be there in the forks.
+        # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
         selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
         self.block_length = self.blocks = 1
         self._prepare("chats")
@@ -79,7 +79,7 @@ class Trials:
         self._prepare("packed")
 
     def _prepare(self, rows: Rows) -> list[int]:
-        """Tokens of each row."""
+        """Prepare the data; return the number of tokens of each row."""
         recipe = self.recipe(Pair("full", "none", rows=rows))
         found: list[int] = selftest_processes.run(
             1, selftest_dataset.prepare, recipe, self.folder / rows, log=self.folder / f"{rows}.log"
@@ -87,7 +87,7 @@ class Trials:
         return found
 
     def recipe(self, pair: Pair) -> Recipe:
-        """The run's recipe, with what could go wrong on (clipping, decay, schedule) and what is random off (dropout)."""
+        """Return the run's recipe: with clipping, decay and schedule, where errors could be, and without random dropout."""
         method: dict[str, Any] = {"name": pair.method}
         if pair.method != "full":
             method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16}
@@ -110,7 +110,7 @@ class Trials:
                     "warmup_steps": 2,
                     "weight_decay": 0.1,
                     "max_grad_norm": 0.5,
-                    # The 8-bit default of qlora quantizes its states in blocks, which no two shardings cut alike.
+                    # The 8-bit default of qlora quantizes its states in blocks, which every sharding divides differently.
                     "optim": "adamw_torch_fused",
                     "activation_checkpointing": False,
                 },
@@ -119,24 +119,24 @@ class Trials:
         )
 
     def rows_of_a_step(self, pair: Pair) -> int:
-        """The global batch."""
+        """Return the global batch size in rows."""
         return self.blocks if pair.rows == "packed" else self.global_batch_size
 
     def layouts(self, pair: Pair, processes: int) -> list[Layout]:
-        """A process's share of the global batch in one pass, two rows at a time, and one by one.
+        """Return layouts with a process's complete share of the batch in one pass, with two rows in a pass, and with one.
 
-        Two at a time alone where something is offloaded, which takes three times as long.
+        With offload, which takes three times as long, there is only the layout with two rows.
         """
         share = self.rows_of_a_step(pair) // processes
         sizes = (share, 2, 1) if pair.offload == "none" else (2,)
-        cuts = dict.fromkeys(size for size in sizes if share % size == 0)
-        return [Layout(micro_batch, share // micro_batch, processes) for micro_batch in cuts]
+        micro_batches = dict.fromkeys(size for size in sizes if share % size == 0)
+        return [Layout(micro_batch, share // micro_batch, processes) for micro_batch in micro_batches]
 
     def train(self, pair: Pair, layout: Layout, shape: Shape) -> Run:
-        """Train and export once, on all nodes that the shape has; what the same pair and layout exported before is gone.
+        """Train and export once, on all nodes of the shape; an earlier export of the same pair and layout is deleted.
 
         Raises:
-            RankFailed: with the traceback of the rank that failed first.
+            RankFailed: a rank failed; the message has the traceback of the first.
         """
         if self.nodes is None or shape.nodes == 1:
             return self._train(pair, layout, shape)
@@ -144,8 +144,8 @@ class Trials:
         return run
 
     def follow(self) -> None:
-        """Train along on all nodes but the first, on this node's own copy of the model and the data."""
-        assert self.nodes is not None, "there are several"
+        """Take part in the first node's runs, on this node's own copy of the model and the data."""
+        assert self.nodes is not None, "follow() needs several nodes"
         self.nodes.follow(lambda job, share: self._train(job[0], job[1], job[2], share))
 
     def _train(self, pair: Pair, layout: Layout, shape: Shape, share: Share | None = None) -> Run:
@@ -157,17 +157,17 @@ class Trials:
         return Run(result, out / ("model" if pair.method == "full" else "adapter"))
 
     def reference(self, pair: Pair) -> Run:
-        """Plain training of the pair's method, the whole global batch in one pass; trained when first asked for."""
+        """Return plain training of the pair's method, with the global batch in one pass; it is trained on the first call."""
         plain = plain_pair(pair)
         if plain not in self.references:
             shape = shapes.shape_for(self.recipe(plain), self.shapes)
-            assert shape is not None, f"{plain} is one process and runs everywhere"
+            assert shape is not None, f"{plain} is one process and runs on any machine"
             self.references[plain] = self.train(plain, self.layouts(plain, 1)[0], shape)
         return self.references[plain]
 
 
 def plain_pair(pair: Pair) -> Pair:
-    """What a pair is held against: the same method and chats, one process, one chat a row."""
+    """Return the pair that a pair is compared with: the same method and chats, in one process, one chat in each row."""
     return Pair(pair.method, "none", rows="chats" if pair.rows == "chats" else "step")
 
 
@@ -177,10 +177,10 @@ def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path)
     if shape.is_gpu and shape.processes == 1:
         # The Trainer would copy the model to every GPU that one process sees (DataParallel).
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    # Ranks that share cores get in each other's way; TF32 keeps 10 bits of a float32's 23.
+    # Ranks share the cores, and TF32 keeps only 10 of the 23 bits of a float32.
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest")
-    wish = recipe.model_copy(update={"hardware": Hardware(shape=shape.name)})
-    plan = planner.make(wish, [shape])
-    laid_out = {"per_device_train_batch_size": layout.micro_batch, "gradient_accumulation_steps": layout.accumulation}
-    return loop.fit(recipe, plan.model_copy(update=laid_out), shape, dataset, out)
+    on_shape = recipe.model_copy(update={"hardware": Hardware(shape=shape.name)})
+    plan = planner.make(on_shape, [shape])
+    batch = {"per_device_train_batch_size": layout.micro_batch, "gradient_accumulation_steps": layout.accumulation}
+    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out)

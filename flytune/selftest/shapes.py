@@ -1,4 +1,4 @@
-"""The machines that the self-test runs on, as shapes: all their GPUs (two ranks on a CPU), and one process alone."""
+"""Shapes for the machine of the self-test: all its GPUs (or two ranks on a CPU), and one process alone."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ CPU_RANKS = 2
 
 
 def shapes(nodes: int = 1) -> list[Shape]:
-    """Return shapes for so many nodes like this: all GPUs, or gloo ranks where there are none, two in all at least.
+    """Return shapes for `nodes` nodes like this: with all GPUs, or without GPUs with at least two gloo ranks in all.
 
-    The last one is of one process alone.
+    The last one has a single process.
     """
-    # Asked in a process of its own: one that has used CUDA cannot be forked, and every training run here is a fork.
+    # In a separate process: one that has used CUDA cannot be forked, and every training run is a fork of this process.
     gpus, has_async_io = selftest_processes.run(1, _devices)
     name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
     processes = len(gpus) or max(1, CPU_RANKS // nodes)
@@ -40,7 +40,7 @@ def shapes(nodes: int = 1) -> list[Shape]:
 
 
 def _devices() -> tuple[list[tuple[str, float]], bool]:
-    """Name and memory in GiB of each GPU that this process sees; whether DeepSpeed can read and write disks (libaio)."""
+    """Return name and memory in GiB of each visible GPU, and whether DeepSpeed can offload to disks (libaio)."""
     import torch
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
@@ -49,12 +49,12 @@ def _devices() -> tuple[list[tuple[str, float]], bool]:
 
 
 def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
-    """The first of this machine's shapes that the recipe's sharding can run on."""
+    """Return the first of this machine's shapes that the recipe's sharding can run on."""
     return next((shape for shape in here if sharding_of(recipe).misfit(recipe, shape) is None), None)
 
 
 def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
-    """What this machine would have to have for the recipe's sharding to run on it; None if no machine would do."""
+    """Return the hardware that this machine lacks for the recipe's sharding; None if no machine can run it."""
     gpu = here[0].model_copy(update={"accelerator": "GPU", "gpu_memory_gib": 80.0})
     machines = {
         "needs NVMe": here[0].model_copy(update={"nvme": True}),

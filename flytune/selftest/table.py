@@ -1,4 +1,4 @@
-"""The matrix for people: on a terminal, and as a page."""
+"""The matrix as a table: on a terminal, as text, and as a page."""
 
 import io
 import math
@@ -15,14 +15,14 @@ WIDTH = 120
 
 
 def show(matrix: Matrix, console: Console) -> None:
-    """The table, what is behind its words, and the distances, the largest of each pair."""
+    """Print the table, the reasons for its entries, and the largest differences."""
     methods = list(dict.fromkeys(cell.method for cell in matrix.cells))
     cells = {(cell.sharding, cell.offload, cell.rows, cell.method): cell for cell in matrix.cells}
-    table = Table(title=f"Held against plain training, on {matrix.machine}", title_justify="left")
+    table = Table(title=f"Compared with plain training, on {matrix.machine}", title_justify="left")
     for name in ("sharding", *methods):
         table.add_column(name)
     for sharding, offload, rows in dict.fromkeys(row[:3] for row in cells):
-        # An offload that the sharding does not have is told once, below.
+        # An offload that the sharding does not support is reported once, below the table.
         if offload in SHARDINGS[sharding].offloads:
             name = sharding + f", offload {offload}" * (offload != "none") + f", {rows}" * (rows != "chats")
             table.add_row(name, *(_words(cells.get((sharding, offload, rows, method))) for method in methods))
@@ -41,12 +41,12 @@ def show(matrix: Matrix, console: Console) -> None:
 
 
 def html(matrix: Matrix) -> str:
-    """The same as a page."""
+    """Return the same output as an HTML page."""
     return _recorded(matrix).export_html(inline_styles=True)
 
 
 def text(matrix: Matrix) -> str:
-    """The same as plain text."""
+    """Return the same output as plain text."""
     return _recorded(matrix).export_text()
 
 
@@ -62,11 +62,11 @@ def _words(cell: Cell | None) -> str:
 
 def _summary(matrix: Matrix) -> str:
     distances = [one for cell in matrix.cells for one in cell.distances]
-    lines = ["the number beside `equal`: the largest difference of a step's loss, relative, over all layouts; all of them:"]
+    lines = ["The number after `equal` is the largest relative difference of a step's loss over all layouts. All differences:"]
     for name, tolerance in TOLERANCES.items():
         values = [getattr(one, name) for one in distances]
-        # Python's max drops what is not a number.
-        seen = max(values, key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
-        lines.append(f"  {name}: at most {seen:.1e}; tolerance {tolerance:.0e}")
-    lines.append(f"global batch of {matrix.global_batch_size}, {len(distances)} runs compared, {matrix.seconds:.0f} s")
+        # Python's max ignores NaN.
+        largest = max(values, key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
+        lines.append(f"  {name}: at most {largest:.1e}; tolerance {tolerance:.0e}")
+    lines.append(f"Global batch size {matrix.global_batch_size}, {len(distances)} runs compared, {matrix.seconds:.0f} s.")
     return "\n".join(lines)

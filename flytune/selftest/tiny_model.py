@@ -1,4 +1,4 @@
-"""A tiny Llama of random weights with a tokenizer of its own, made on the spot: no hub, no download."""
+"""A tiny Llama with random weights and a tokenizer of its own, made without a hub or a download."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 SPECIAL_TOKENS = [END_OF_TEXT, "<|im_start|>", "<|im_end|>", PAD]
 
-# ChatML, with the marks that tell trained tokens from given ones. The end token stands inside the generation block: a model
-# that is not taught to stop goes on for ever.
+# ChatML with generation marks around the trained text. The end token is inside the generation block: a model that is not
+# trained on it never stops.
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -35,12 +35,12 @@ SENTENCES = [
 
 
 def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int = 0) -> Path:
-    """Writes a model folder (config, safetensors, tokenizer with a chat template) of about 0.9M weights; returns it.
+    """Write a model folder (config, safetensors, tokenizer with a chat template) with about 0.9M weights; return it.
 
     Args:
         corpus: texts that the tokenizer is trained on.
-        vocab_size: tokens at most, special ones and the 256 bytes included.
-        seed: of the weights.
+        vocab_size: largest number of tokens, with special tokens and the 256 bytes.
+        seed: seed of the weights.
     """
     import torch
 
@@ -53,7 +53,7 @@ def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int 
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
-    """A byte-level BPE tokenizer: eos <|im_end|>, pad <|pad|>, ChatML; it adds no token by itself."""
+    """Train a byte-level BPE tokenizer with eos <|im_end|>, pad <|pad|> and ChatML, which adds no tokens itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -80,7 +80,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
 
 
 def random_model(tokenizer: "PreTrainedTokenizerBase") -> "LlamaForCausalLM":
-    """Four layers of width 128 with grouped queries and tied embeddings; weights from torch's current random state."""
+    """Return a model of four layers of width 128, with grouped queries, tied embeddings and random weights.
+
+    The weights come from torch's current random state.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

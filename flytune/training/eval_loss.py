@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune.models.scoring import IGNORED, Row, heldout_loss, heldout_rows
+from flytune.data.heldout import heldout_rows
+from flytune.models.scoring import IGNORED, Row, heldout_loss
 from flytune.recipe.recipe import Recipe
 
 

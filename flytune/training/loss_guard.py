@@ -74,7 +74,7 @@ class LossGuard:
                 f"step {step}: {problem}; data was skipped {MOST_ROLLBACKS} times already, and the run does not continue. "
                 f"{advice}"
             )
-        ruined = [self._stream.turn_of(number) for number in range(saved_step, step)]
+        ruined = [self._stream.batch_of(number) for number in range(saved_step, step)]
         if self._args.process_index == 0:
             left_out = sorted({*self._notes.left_out, *ruined})
             rollbacks = self._notes.rollbacks + 1

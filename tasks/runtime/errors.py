@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from flytune.cli import told
+from flytune.cli import print_error
 from flytune.errors import FlytuneError
 from tasks.runtime.retries import RunFailed
 
@@ -26,7 +26,7 @@ def install() -> None:
         if verbosity or (own := own_error(error)) is None:
             upstream(error, verbosity)
         else:
-            told(own)
+            print_error(own)
 
     shown.is_ours = True  # type: ignore[attr-defined]
     # Hide torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a bug.

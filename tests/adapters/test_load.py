@@ -206,7 +206,7 @@ def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
 def test_the_command_combines(store, tmp_path, capsys):
     command = ["combine", str(tmp_path / "both"), str(store / "short"), str(store / "long"), "--weights", "0.7", "0.3"]
     assert cli.main(command) == 0
-    assert "both: 0.7 x short (r 8) + 0.3 x long (r 8), by cat, r 16; not evaluated" in capsys.readouterr().out
+    assert "both: 0.7 x short (r 8) + 0.3 x long (r 8), combined by cat, r 16; not evaluated" in capsys.readouterr().out
     assert cli.main(command) == 1
     assert "exists already" in capsys.readouterr().err
     assert cli.main([*command[:1], str(tmp_path / "b"), *command[2:4], "--how", "svd", "--rank", "4", "--json"]) == 0

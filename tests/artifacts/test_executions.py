@@ -83,7 +83,7 @@ def test_an_execution_s_artifact_is_fetched_whole(address, admin, tmp_path, caps
     assert set(made) == {*FILES, "name", CONTENTS}
     assert {name: made[name] for name in FILES} == FILES
     assert made["name"].decode() == ADDRESSES[address]
-    assert f"s3://{BUCKET}/raw/{ADDRESSES[address]}, every file as its artifact.json says" in capsys.readouterr().out
+    assert f"s3://{BUCKET}/raw/{ADDRESSES[address]}, all files verified against artifact.json" in capsys.readouterr().out
 
 
 def test_the_task_that_stores_is_known_by_its_name():

@@ -266,7 +266,7 @@ def test_the_card(hub, base, dataset, tmp_path):
     assert figures == {"perplexity": (pytest.approx(21.327557), "ada/pairs"), "loss": (3.06, "ada/pairs")}
     assert 'PeftModel.from_pretrained(model, "ada/sums", revision="sums-1")' in text
     assert "hf download ada/sums --revision sums-1 --local-dir ./tiny\n" in text
-    assert "Licence: tiny-1, carried over from the base." in text
+    assert "License: tiny-1, that of the base model." in text
     assert "\n\n\n" not in text
 
 

@@ -83,8 +83,8 @@ def test_good_data_hold_every_line(packed, loaded, tmp_path):
     assert found.verdict == "ok"
     assert len({check.name for check in found.checks}) == len(found.checks) == 17
     assert all(check.advice == check.example == "" for check in found.checks)
-    assert line(found, "end marker").found == "each of 320 uncut samples ends in a trained one; of all answers 320 × '</s>'"
-    assert line(found, "round trip").found.endswith("samples, tokenized again from text, agree token for token")
+    assert line(found, "end marker").found == "each of 320 uncut samples ends with a trained one; of all answers: 320 × '</s>'"
+    assert line(found, "round trip").found.endswith("samples, decoded and tokenized again, agree token for token")
     assert 200 < line(found, "round trip").of <= 320
 
 
@@ -119,13 +119,13 @@ def broken(loaded: Any, name: str) -> list[Sample]:
 @pytest.mark.parametrize(
     ("name", "verdict", "counted", "advice"),
     [
-        ("trained tokens", "stop", 6, "a batch of them alone has no loss"),
-        ("end marker", "stop", 6, "the model never learns to stop"),
-        ("pad token", "stop", 6, "as if it were padding"),
+        ("trained tokens", "stop", 6, "a batch of such samples alone has no loss"),
+        ("end marker", "stop", 6, "the model does not learn to stop"),
+        ("pad token", "stop", 6, "was masked like padding"),
         ("BOS", "stop", 6, "the tokenizer adds another"),
         ("vocabulary", "stop", 6, "another tokenizer"),
-        ("end of each answer", "warning", 6, "goes on as the user"),
-        ("duplicates", "warning", 6, "learnt by heart"),
+        ("end of each answer", "warning", 6, "would continue as the user"),
+        ("duplicates", "warning", 6, "the model memorizes them first"),
         ("end marker is EOS", "warning", 6, "make '<|im_end|>' the eos_token"),
     ],
 )
@@ -150,7 +150,7 @@ def test_pad_that_is_eos_is_fine_while_eos_is_trained(loaded, tmp_path):
     other = copy.deepcopy(loaded)
     other.pad_token = other.eos_token
     found = checked(tmp_path / "a", other, good(loaded, 100), good(loaded, 10, 1000))
-    assert line(found, "pad token").found == "'</s>' is EOS too, and EOS is trained"
+    assert line(found, "pad token").found == "'</s>' is also EOS, and EOS is trained"
     masked = checked(tmp_path / "b", other, broken(loaded, "pad token"), good(loaded, 10, 1000))
     assert line(masked, "pad token").found == (
         "6 of 310 answers are followed by an end marker without a label, which is also the pad token '</s>'"
@@ -202,7 +202,7 @@ def test_special_tokens_in_pieces(loaded, tmp_path):
     other.chat_template = CHATML.replace("im_end", "eot_of_ours")
     found = checked(tmp_path, other, good(loaded, 50), good(loaded, 5, 1000))
     told = line(found, "special tokens")
-    assert (told.verdict, told.found) == ("warning", "not a single token: <|eot_of_ours|>")
+    assert (told.verdict, told.found) == ("warning", "split into several tokens: <|eot_of_ours|>")
 
 
 def test_tokens_that_their_text_does_not_give(loaded, tmp_path):
@@ -263,11 +263,11 @@ def test_what_a_weight_repeats_is_meant(tokenizer, tmp_path):
     data.prepare(request(tokenizer, sources=[twice, same]), tmp_path / "bad")
     told = line(Contract.read(tmp_path / "bad" / CONTRACT), "duplicates")
     assert told.verdict == "warning"
-    assert "take them out of the data; data.deduplicate can only where no weight is above 1" in told.advice
+    assert "remove them from the data; data.deduplicate requires that no weight is above 1" in told.advice
 
 
 def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
-    from flytune.data.contract.statistics import Census
+    from flytune.data.contract.statistics import Statistics
 
     monkeypatch.setattr("flytune.data.contract.statistics.HASHES", 700)
     monkeypatch.setattr("flytune.data.contract.statistics.TRIP_SAMPLES", 1400)
@@ -279,10 +279,10 @@ def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
                 writer.add(one)
             counts[split] = writer.counts()
     base = manifest_of([{"input_ids": ids} for ids, _ in rows], {split: found.shards for split, found in counts.items()})
-    census = Census(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
-    assert census.round_trip().tried == 320
-    assert len(census._near["train"]) == 300
-    found = census.duplicates()
+    statistics = Statistics(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
+    assert statistics.round_trip().tried == 320
+    assert len(statistics._near["train"]) == 300
+    found = statistics.duplicates()
     assert (found.near_train, found.near_heldout) == (300, 21)
     # All copies of one sample are drawn with it, or none.
     assert found.equal % 400 == found.overlap % 30 == 0
@@ -293,12 +293,12 @@ def test_hashes_are_held_once():
 
     held = duplicates.Hashes(10)
     values = numpy.arange(1000, dtype=numpy.uint64)
-    assert not held.holds(values).any()
+    assert not held.contains(values).any()
     for start in range(0, 1000, 4):
         held.add(values[[start, start, start + 1]])
     assert held.added == 750
     assert len(held.different) == 500
-    assert held.holds(values).tolist() == [value % 4 < 2 for value in range(1000)]
+    assert held.contains(values).tolist() == [value % 4 < 2 for value in range(1000)]
     assert sum(map(len, held._parts)) <= 510
 
 
@@ -335,8 +335,8 @@ def test_prepare_writes_the_contract_and_stops_before_the_manifest(tokenizer, tm
     with pytest.raises(DataError) as caught:
         data.prepare(request(tokenizer, **asked), tmp_path / "bad")
     told = str(caught.value)
-    assert told.startswith(f"{good_rows}: not what training needs, in 1 of 17 checks:\n  overlap: 50 of 50 held-out samples")
-    assert "data.deduplicate leaves them out" in told
+    assert told.startswith(f"{good_rows}: the prepared data fails 1 of 17 checks:\n  overlap: 50 of 50 held-out samples")
+    assert "data.deduplicate removes them" in told
     assert "data.contract: warn" in told
     assert not (tmp_path / "bad" / "manifest.json").exists()
     data.prepare(request(tokenizer, contract="warn", **asked), tmp_path / "told")

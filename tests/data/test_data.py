@@ -131,16 +131,16 @@ def test_a_folder_that_is_not_whole_is_refused(
     with pytest.raises(DataError, match=r"out: a train shard cannot be read: .*; prepare the data again"):
         data.load(out, "train")
     (out / "heldout" / "00000.parquet").replace(shard)
-    with pytest.raises(DataError, match=r"out: \d+ train samples, the manifest says \d+; prepare the data again"):
+    with pytest.raises(DataError, match=r"out: \d+ train samples, but the manifest has \d+; prepare the data again"):
         data.load(out, "train")
     shard.unlink()
-    with pytest.raises(DataError, match=r"out: not whole: train/00000\.parquet missing; prepare the data again"):
+    with pytest.raises(DataError, match=r"out: incomplete: train/00000\.parquet missing; prepare the data again"):
         data.load(out, "train")
     (out / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"manifest\.json: not a manifest \(\d+ mistakes\); prepare the data again"):
+    with pytest.raises(DataError, match=r"manifest\.json: not a valid manifest \(\d+ errors\); prepare the data again"):
         data.load(out, "train")
     (out / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"out: no manifest\.json, so preparing never finished; prepare the data again"):
+    with pytest.raises(DataError, match=r"out: no manifest\.json, so the preparation never finished; prepare the data again"):
         data.load(out, "train")
     assert refused(request(tokenizer, path=str(pairs)), out).endswith("out: not empty; prepared data needs a folder of its own")
 
@@ -148,9 +148,9 @@ def test_a_folder_that_is_not_whole_is_refused(
 def test_a_preparation_that_breaks_off_leaves_no_manifest(tokenizer: Path, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", [*PAIRS, {"prompt": "no completion"}])
     assert refused(request(tokenizer, path=str(source)), tmp_path / "out") == (
-        f"{source}:301: column completion is missing; there are prompt"
+        f"{source}:301: column completion is missing; the columns are prompt"
     )
-    with pytest.raises(DataError, match="preparing never finished"):
+    with pytest.raises(DataError, match="the preparation never finished"):
         data.load(tmp_path / "out", "train")
 
 
@@ -186,22 +186,22 @@ def test_heldout_path_keeps_the_sides_as_they_are(tokenizer: Path, pairs: Path, 
     assert (manifest.train.samples, manifest.heldout.samples, manifest.rows) == (100, 7, 107)
     empty = write_rows(tmp_path / "empty.jsonl", [])
     message = refused(request(tokenizer, path=str(pairs), heldout_path=str(empty)), tmp_path / "none")
-    assert message == f"{empty}: no held-out sample is left of it; 0 were too long, 0 without a trained token"
+    assert message == f"{empty}: no held-out sample is left; 0 were too long, 0 had no trained token"
 
 
 def test_empty_sides_are_refused_with_what_to_do(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
     empty = write_rows(tmp_path / "empty.jsonl", [])
-    assert refused(request(tokenizer, path=str(empty)), tmp_path / "a") == f"{empty}: empty, not one row was found"
+    assert refused(request(tokenizer, path=str(empty)), tmp_path / "a") == f"{empty}: no row was found; the file is empty"
     message = refused(request(tokenizer, path=str(pairs), heldout_fraction=1e-9), tmp_path / "b")
     assert message.startswith(
-        f"{pairs}: no held-out sample: 300 samples, shared out by content at data.heldout_fraction 1e-09; give more"
+        f"{pairs}: no held-out sample: 300 samples were split by content at data.heldout_fraction 1e-09; add data"
     )
     message = refused(request(tokenizer, path=str(pairs), heldout_fraction=1 - 1e-9), tmp_path / "c")
     assert message.startswith(f"{pairs}: no training sample: 300 samples")
     message = refused(request(tokenizer, path=str(pairs), max_length=3), tmp_path / "d")
     assert message == (
         f"{pairs}: none of 300 rows is left: 0 are longer than data.max_length 3, 300 have no trained token within it "
-        "(no answer, or an empty or cut one)"
+        "(the answer is missing, empty or cut off)"
     )
 
 
@@ -211,7 +211,7 @@ def test_the_shipped_templates_serve_a_base_model(pairs: Path, tmp_path: Path) -
     message = refused(request(bare, path=str(source)), tmp_path / "none")
     assert message == (
         f"data.chat_template: the tokenizer of {bare} has no chat template, and the format instruction needs one; "
-        "give a Jinja file: chat_templates/chatml.jinja and chat_templates/alpaca.jinja are shipped"
+        "set a Jinja file, such as chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
     )
     data.prepare(request(bare, path=str(pairs)), tmp_path / "raw")
     for name in ("chatml", "alpaca"):
@@ -228,8 +228,7 @@ def test_tokenizers_that_lack_something(pairs: Path, tmp_path: Path) -> None:
     unpadded = tokenizer_folder(tmp_path / "unpadded", pad_token=None, unk_token="<unk>")
     message = refused(request(unpadded, path=str(pairs)), tmp_path / "a")
     assert message == (
-        f"data.pad_token: the tokenizer of {unpadded} names no pad token; give one of its own tokens, "
-        "for example <|pad|> or <unk>"
+        f"data.pad_token: the tokenizer of {unpadded} has no pad token; set one of its own tokens, for example <|pad|> or <unk>"
     )
     message = refused(request(unpadded, path=str(pairs), pad_token="[PAD]"), tmp_path / "b")
     assert message.startswith(
@@ -238,7 +237,7 @@ def test_tokenizers_that_lack_something(pairs: Path, tmp_path: Path) -> None:
     data.prepare(request(unpadded, path=str(pairs), pad_token="<|pad|>"), tmp_path / "c")
     assert json.loads((tmp_path / "c" / "tokenizer" / "tokenizer_config.json").read_text())["pad_token"] == "<|pad|>"
     endless = tokenizer_folder(tmp_path / "endless", eos_token=None)
-    assert "names no EOS token, so no answer could end; set eos_token" in refused(
+    assert "has no EOS token, so no answer could end; set eos_token" in refused(
         request(endless, path=str(pairs)), tmp_path / "d"
     )
 
@@ -249,7 +248,8 @@ def test_a_slow_tokenizer_is_refused(pairs: Path, tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
     message = refused(request(folder, path=str(pairs)), tmp_path / "out")
     assert (
-        f"the tokenizer of {folder} is a slow one (ByT5Tokenizer), which cannot say where in the text a token stands" in message
+        f"the tokenizer of {folder} is a slow one (ByT5Tokenizer), which does not report the positions of tokens in the text"
+        in message
     )
 
 
@@ -259,7 +259,7 @@ def test_models_that_cannot_be_read(pairs: Path, tmp_path: Path) -> None:
     (tmp_path / "hollow").mkdir()
     (tmp_path / "hollow" / "notes.txt").touch()
     message = refused(request(tmp_path / "hollow", path=str(pairs)), tmp_path / "b")
-    assert f"{tmp_path}/hollow: no tokenizer can be read from this folder, which holds notes.txt: " in message
+    assert f"{tmp_path}/hollow: no tokenizer can be read from this folder, which has notes.txt: " in message
     on_hub = DataRequest(model=Model(name_or_path="owner/model"), data=Data(path=str(pairs)), fingerprint="0")
     assert refused(on_hub, tmp_path / "c") == (
         "model.name_or_path: owner/model: not on this machine, and the hub cannot be reached (HF_HUB_OFFLINE is set)"
@@ -313,8 +313,8 @@ def test_an_address_on_s3(tokenizer: Path, pairs: Path, tmp_path: Path, monkeypa
         bucket.put_object(Key="pairs/1.jsonl", Body=b'{"text": "other"}\nnope\n')
         assert data.fingerprint(asked.data) != before
         message = refused(asked, tmp_path / "bad")
-        assert message.startswith("s3://bucket/pairs/1.jsonl:1: column prompt is missing; there are text")
-        with pytest.raises(DataError, match="s3://bucket/gone: no such file or folder at this address, or none that these"):
+        assert message.startswith("s3://bucket/pairs/1.jsonl:1: column prompt is missing; the columns are text")
+        with pytest.raises(DataError, match="s3://bucket/gone: no such file or folder at this address, or these"):
             data.fingerprint(Data(path="s3://bucket/gone"))
     finally:
         s3fs.S3FileSystem.clear_instance_cache()

@@ -8,7 +8,7 @@ import pytest
 
 from flytune import data
 from flytune.data.formats import Chat, Tokens, choose, convert
-from flytune.data.labels import IGNORED, checked, encode
+from flytune.data.labels import IGNORED, encode, validated
 from flytune.data.render import ChatTemplate, render
 from flytune.data.tokenizer import load_tokenizer
 from flytune.errors import DataError
@@ -108,7 +108,7 @@ def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], samp
         (
             {"conversations": turns(("narrator", "a"))},
             "sharegpt",
-            r"x:1: conversations\[0\]\.from is 'narrator', which is no known speaker: system, human, ",
+            r"x:1: conversations\[0\]\.from is 'narrator', which is not a known speaker: system, human, ",
         ),
         ({"conversations": turns(("gpt", None))}, "sharegpt", r"conversations\[0\]\.value must be a string, found NoneType"),
         (
@@ -119,7 +119,7 @@ def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], samp
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
             "messages",
-            r"x:1: messages\[0\]\.content\[0\] must be a part of text, .*found \{'type': 'image', .*images and sound cannot",
+            r"x:1: messages\[0\]\.content\[0\] must be a text part, .*found \{'type': 'image', .*images and audio cannot",
         ),
         ({"messages": [USER], "tools": "{}"}, "messages", r"x:1: tools must be a list of JSON schemas .*, found \{\}"),
         ({"messages": [USER], "tools": "[oops"}, "messages", r"x:1: tools must be JSON, found '\[oops': Expecting value"),
@@ -141,7 +141,7 @@ def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], samp
         (
             {"messages": [{**SAID, "tool_calls": [{"name": "f", "arguments": {"a": ["\udc00"]}}]}]},
             "messages",
-            r"x:1: messages\[0\] holds half a surrogate pair \('\\udc00'\), which is no character",
+            r"x:1: messages\[0\] has half of a surrogate pair \('\\udc00'\), which is not a character",
         ),
     ],
 )
@@ -189,15 +189,15 @@ def test_turns_say_themselves_whether_they_are_trained(row: Any, form: str, mess
     [
         (
             {**SAID, "weight": 0.5},
-            r"x:1: messages\[0\]\.weight is 0\.5; a turn is trained \(train: true or weight: 1\) or is context",
+            r"x:1: messages\[0\]\.weight is 0\.5; a turn is either trained \(train: true or weight: 1\) or context",
         ),
-        ({**SAID, "train": "yes"}, r"messages\[0\]\.train is 'yes'; a turn is trained"),
+        ({**SAID, "train": "yes"}, r"messages\[0\]\.train is 'yes'; a turn is either trained"),
         (
             {**USER, "train": True},
-            r"messages\[0\]\.train is True, but its role is 'user': only what the assistant says is trained",
+            r"messages\[0\]\.train is True, but its role is 'user': only messages of the assistant are trained",
         ),
         ({"role": "system", "content": "s", "weight": 1}, r"messages\[0\]\.weight is 1, but its role is 'system'"),
-        ({**SAID, "train": True, "weight": 0}, r"messages\[0\] has both train: True and weight: 0; leave out one"),
+        ({**SAID, "train": True, "weight": 0}, r"messages\[0\] has both train: True and weight: 0; remove one"),
     ],
 )
 def test_turns_that_say_something_else_are_told(turn: dict[str, Any], message: str) -> None:
@@ -227,9 +227,9 @@ def test_the_recipes_system_prompt_stands_before_chats_that_have_none(tmp_path: 
     texts = [read.decode(row["input_ids"]) for split in ("train", "heldout") for row in stored(tmp_path / "out", split)]
     for system in ("mine", "Be brief."):
         assert sum(text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nq") for text in texts) == 20
-    with pytest.raises(DataError, match=r"data\.system_prompt: empty; leave it out"):
+    with pytest.raises(DataError, match=r"data\.system_prompt: empty; remove it"):
         data.prepare(request(tokenizer, path=str(source), system_prompt=" "), tmp_path / "empty")
-    with pytest.raises(DataError, match=r"data\.system_prompt: only chats take one .*format is prompt_completion"):
+    with pytest.raises(DataError, match=r"data\.system_prompt: only chats \(.* can have one, .*format is prompt_completion"):
         pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "p", "completion": "c"}])
         data.prepare(request(tokenizer, path=str(pairs), system_prompt="Be brief."), tmp_path / "raw")
 
@@ -261,7 +261,7 @@ def test_tool_calls_reach_the_template_and_are_trained(tokenizer_of: Any) -> Non
     assert trained(CALLED, tokenizer_of(strict + WITH_TOOLS)) == (text, answers)
     odd = WITH_TOOLS.replace("{{ '<|im_end|>\n' }}", "{{ '<|eot_id|>' if message.tool_calls else '<|im_end|>\n' }}")
     with pytest.raises(
-        DataError, match=r"x:1: messages\[1\]: the characters of its tool calls cannot be told .* generation marks"
+        DataError, match=r"x:1: messages\[1\]: the characters of its tool calls cannot be identified; .* generation marks"
     ):
         trained(CALLED, tokenizer_of(odd))
 
@@ -346,4 +346,4 @@ def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
 )
 def test_tokens_that_do_not_fit_are_told(ids: Any, labels: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        checked(Tokens(ids, labels), 450, "x:1")
+        validated(Tokens(ids, labels), 450, "x:1")

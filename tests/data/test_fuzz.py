@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from flytune import data
 from flytune.data.formats import CHATS, Tokens, choose, convert
-from flytune.data.labels import checked, encode
+from flytune.data.labels import encode, validated
 from flytune.data.readers import read
 from flytune.data.render import ChatTemplate, render
 from flytune.data.tokenizer import load_tokenizer
@@ -86,7 +86,7 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 def sample_of(row: dict[str, Any], form: str, tokenizer: Any) -> tuple[list[int], list[int]]:
     sample = convert(row, choose(row, form, {}, "x:1"), {}, "x:1")
     if isinstance(sample, Tokens):
-        return checked(sample, len(tokenizer), "x:1")
+        return validated(sample, len(tokenizer), "x:1")
     template = ChatTemplate(tokenizer) if form in CHATS else None
     return next(encode([render(sample, template, True, "x:1")], tokenizer))
 

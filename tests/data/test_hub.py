@@ -39,7 +39,7 @@ for name in ("owner/closed", "owner/none"):
     model = request.model.model_copy(update={"name_or_path": name})
     attempt(lambda: data.prepare(request.model_copy(update={"model": model}), out / name))
 """
-CLOSED = "gated on the hub, and HF_TOKEN is not set; ask for access on its page, then set HF_TOKEN"
+CLOSED = "gated on the hub, and HF_TOKEN is not set; request access on its page, then set HF_TOKEN"
 
 
 def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_no_hub_at_all(tmp_path: Path) -> None:
     offline = "not on this machine, and the hub cannot be reached (HF_HUB_OFFLINE is set)"
     with pytest.raises(DataError) as caught:
         data.fingerprint(Data(dataset_name="owner/pairs"))
-    pin = "; or give data.revision, if the data set is in the cache of this machine"
+    pin = "; or set data.revision, if the data set is in the cache of this machine"
     assert str(caught.value) == f"data.dataset_name: owner/pairs: {offline}{pin}"
     assert data.fingerprint(Data(dataset_name="owner/pairs", revision="v1")) != data.fingerprint(
         Data(dataset_name="owner/pairs", revision="v2")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flytune.data.labels import between
+from flytune.data.labels import token_ranges
 from tests.support.chats import byte_level
 
 TEXTS = ["The fox  jumps\n\n   over 日本 the 🦊 dog's  ", "  lead", "\n\n \t x", "é́a  b   ", "<s>hi</s>  <s> yo </s>"]
@@ -57,7 +57,7 @@ def test_tokens_between_characters_are_those_that_a_look_at_each_finds(name: str
         return
     for adds in (False, True):
         encoding = TOKENIZERS[name].encode(text, add_special_tokens=adds)
-        assert list(range(*next(between(encoding, [(low, high)])))) == plainly(encoding, low, high), (
+        assert list(range(*next(token_ranges(encoding, [(low, high)])))) == plainly(encoding, low, high), (
             encoding.offsets,
             low,
             high,

@@ -121,7 +121,7 @@ def test_a_template_that_changes_answers_is_refused(tokenizers: Any) -> None:
     assert tokenizers(SHOUTING).decode(trained(chat("ok", "yes"), tokenizers(SHOUTING))[1]) == "YES<|im_end|>"
     twisted = CHATML.replace("message['content']", "message['content'] | reverse")
     with pytest.raises(
-        DataError, match=r"x:1: the chat template changes what the assistant says.*\{% generation %\}.*data\.chat_template"
+        DataError, match=r"x:1: the chat template changes the assistant's messages.*\{% generation %\}.*data\.chat_template"
     ):
         trained(chat("ok", "yes"), tokenizers(twisted))
     cut = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
@@ -172,7 +172,7 @@ def test_blocks_that_cannot_be_told_apart_are_refused(tokenizers: Any) -> None:
     opened = "{% generation %}" + UNENDED + "{% endgeneration %}"
     asked = chat("ok", "yes", "more", "the fox")
     assert "yes" in tokenizers(opened).decode(trained(asked, tokenizers(opened))[1])
-    with pytest.raises(DataError, match=r"x:1: train: false .* which generation blocks .* one block for each answer"):
+    with pytest.raises(DataError, match=r"x:1: a turn has train: false .* the generation blocks .* one block for each answer"):
         trained(with_context(asked, 1), tokenizers(opened))
 
 

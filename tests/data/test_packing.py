@@ -142,7 +142,7 @@ def test_blocks_that_are_missing_are_named(tokenizer: Path, pairs: Path, tmp_pat
     manifest = data.prepare(request(tokenizer, path=str(pairs), packing=True), tmp_path / "out")
     fewer = manifest.train.model_copy(update={"blocks": 1})
     manifest.model_copy(update={"train": fewer}).write(tmp_path / "out" / "manifest.json")
-    with pytest.raises(DataError, match=r"out: \d+ train blocks, the manifest says 1; prepare the data again"):
+    with pytest.raises(DataError, match=r"out: \d+ train blocks, but the manifest has 1; prepare the data again"):
         data.load(tmp_path / "out", "train")
 
 
@@ -404,5 +404,5 @@ def test_report_and_card_say_what_the_samples_were_packed_into() -> None:
         made = recipe, plan_for(recipe), found, training_result(2), metrics()
         assert ("1,000 blocks, 99 % of them samples" in page.render(*made, broken=[])) is is_packed
         shown = model_card.render(*made, broken=[])
-        assert ("1,300 trained on (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed
+        assert ("1,300 for training (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed
         assert ("blocks:" in shown, "samples:" in shown) == (is_packed, not is_packed)

@@ -72,7 +72,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert self._is_ready.wait(120)
         started.append(1)
 
-    monkeypatch.setattr(workers, "ALONE", 1)
+    monkeypatch.setattr(workers, "CHUNKS_BEFORE_START", 1)
     monkeypatch.setattr(workers.Workers, "_start", waiting)
     return started
 
@@ -126,7 +126,7 @@ def test_a_process_that_is_killed_is_told(tokenizer: Path, tmp_path: Path, monke
             killed.append(os.kill(int(children[0].pid or 0), signal.SIGKILL))
 
     monkeypatch.setattr(shards.SplitWriter, "add", killing)
-    with pytest.raises(DataError, match="one of 2 processes that tokenize was killed, most likely for want of memory; give"):
+    with pytest.raises(DataError, match="one of 2 tokenizing processes was killed, most likely because memory ran out; give"):
         data.prepare(data_request(tokenizer, path=str(source)), tmp_path / "out", processes=2)
 
 
@@ -181,7 +181,7 @@ from flytune.data import mixture, packing, progress, shards, workers
 from flytune.recipe.recipe import DataRequest
 for module, name, value in {[(module.__name__, name, value) for module, name, value in SMALL]!r}:
     setattr(__import__(module, fromlist=["_"]), name, value)
-workers.ALONE = 1
+workers.CHUNKS_BEFORE_START = 1
 start, save, saves = workers.Workers._start, progress.save, []
 def waiting(self):
     start(self)
@@ -233,12 +233,12 @@ def test_what_was_changed_since_is_made_anew_and_what_is_not_ours_is_left(
         data.prepare(asked, out, processes=1)
     other = asked.model_copy(update={"fingerprint": "1" * 64})
     before = content(out)
-    with pytest.raises(DataError, match="out: another preparation was begun there; prepared data needs a folder of its own"):
+    with pytest.raises(DataError, match="out: has the progress of another preparation; prepared data needs a folder of its"):
         data.prepare(other, out, processes=1)
     assert content(out) == before
     (out / "train" / "00001.parquet").write_bytes(b"torn")
     data.prepare(asked, out, processes=1)
-    assert "train/00001.parquet is not what progress.json says; preparing begins anew" in caplog.text
+    assert "train/00001.parquet does not match progress.json; the preparation starts again" in caplog.text
     assert content(out) == whole
     with pytest.raises(DataError, match="out: not empty"):
         data.prepare(asked, out, processes=1)

@@ -72,7 +72,7 @@ def test_folder_of_save_to_disk(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "one") == ROWS
     assert rows_of(tmp_path / "more") == ROWS[:2]
     assert rows_of(tmp_path / "more", dataset_split="test") == ROWS
-    with pytest.raises(DataError, match=r"more: no split dev; there are train, test; say which in data\.dataset_split"):
+    with pytest.raises(DataError, match=r"more: no split dev; set data\.dataset_split to one of train, test"):
         rows_of(tmp_path / "more", dataset_split="dev")
     assert len(fingerprint(Data(path=str(tmp_path / "more")))) == 64
     (tmp_path / "one" / "dataset_info.json").write_text("{")
@@ -111,8 +111,11 @@ BAD = {
     "cut.json": (b'[\n{"a": 1},\n{"a"', r"cut\.json:3: not JSON: Expecting ':' delimiter at column 5: \{\"a\"$"),
     "empty.json": (b"", r"empty\.json:1: not JSON: Expecting value"),
     "bytes.json": (b'["\xe4"]', r"bytes\.json: not UTF-8: byte 0xe4 at 2"),
-    "object.json": (b'{"a": 1, "b": 2}', r"object\.json: a JSON file is a list .* an object with 0 lists, its keys are a, b"),
-    "string.json": (b'"a"', r"string\.json: a JSON file is a list of objects, .*; found a string"),
+    "object.json": (
+        b'{"a": 1, "b": 2}',
+        r"object\.json: a JSON file must be .* an object with 0 lists, its keys are a, b",
+    ),
+    "string.json": (b'"a"', r"string\.json: a JSON file must be a list of objects, .*; found a string"),
     "items.json": (
         b'[{"a": 1}, 5, null]',
         r"items\.json, item 2: not an object but a number: 5 \(1 other item of this file is bad",
@@ -121,7 +124,7 @@ BAD = {
     "short.csv": (b"a,b\n1\n", r"short\.csv:2: 1 cells, but the header has 2"),
     "quote.csv": (b'a,b\n"1,2\n', r"quote\.csv:2: not CSV: unexpected end of data"),
     "bytes.csv": (b"a,b\n1,\xe4\n", r"bytes\.csv:2: not UTF-8: byte 0xe4 at 2"),
-    "cut.parquet": (b"PAR1 and no more", r"cut\.parquet: not a whole Parquet file: .* \(after row 0\)"),
+    "cut.parquet": (b"PAR1 and no more", r"cut\.parquet: a damaged Parquet file: .* \(after row 0\)"),
     "cut.jsonl.gz": (gzip.compress(lines(ROWS))[:40], r"cut\.jsonl\.gz: cannot be read: Compressed file ended"),
     "not.jsonl.gz": (b"plain text", r"not\.jsonl\.gz: cannot be read: Not a gzipped file"),
 }
@@ -141,14 +144,14 @@ def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for source in (lambda path: rows_of(path), lambda path: fingerprint(Data(path=str(path)))):
         with pytest.raises(
-            DataError, match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* holds empty, notes\.txt, train"
+            DataError, match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* has empty, notes\.txt, train"
         ):
             source(tmp_path / "tain.jsonl")
         with pytest.raises(DataError, match=r"no such file or folder; its folder .*/nowhere does not exist either"):
             source(tmp_path / "nowhere" / "train.jsonl")
         with pytest.raises(DataError, match=r"notes\.txt: unknown kind of file; known are JSON Lines \(\.jsonl, \.ndjson\)"):
             source(tmp_path / "notes.txt")
-        with pytest.raises(DataError, match=r"empty: no file of JSON Lines .* in this folder; it holds nothing"):
+        with pytest.raises(DataError, match=r"empty: no file of JSON Lines .* in this folder; it has nothing"):
             source(tmp_path / "empty")
         with pytest.raises(DataError, match="memory://gone/a.jsonl: no such file or folder at this address"):
             source("memory://gone/a.jsonl")
@@ -171,7 +174,7 @@ def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
         assert fingerprint(recipe) == before
     template.unlink()
     with pytest.raises(
-        DataError, match=r"data\.chat_template: .*/t\.jinja: no such file; the folder .* holds a\.jsonl, b\.jsonl"
+        DataError, match=r"data\.chat_template: .*/t\.jinja: no such file; the folder .* has a\.jsonl, b\.jsonl"
     ):
         fingerprint(recipe)
     heldout.unlink()
@@ -222,14 +225,14 @@ def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str],
             {"text": "t"},
             "auto",
             {"tekst": "text"},
-            r"data\.columns: unknown name tekst; known are messages, conversations, prompt, completion, ",
+            r"data\.columns: unknown name tekst; the known names are messages, conversations, prompt, completion, ",
         ),
         ({"text": "t"}, "text", {"tekst": "text"}, r"data\.columns: unknown name tekst"),
-        ({"prompt": "p"}, "prompt_completion", {}, "x:1: column completion is missing; there are prompt"),
-        ({"q": "p"}, "text", {"text": "body"}, r"x:1: column body \(data\.columns\.text\) is missing; there are q"),
+        ({"prompt": "p"}, "prompt_completion", {}, "x:1: column completion is missing; the columns are prompt"),
+        ({"q": "p"}, "text", {"text": "body"}, r"x:1: column body \(data\.columns\.text\) is missing; the columns are q"),
         ({"text": None}, "text", {}, "x:1: text must be a string, found NoneType None"),
         ({"text": 5}, "text", {}, "x:1: text must be a string, found int 5"),
-        ({"text": "a\ud800"}, "text", {}, "x:1: text holds half a surrogate pair"),
+        ({"text": "a\ud800"}, "text", {}, "x:1: text has half of a surrogate pair"),
         (
             {"prompt": ASKED, "completion": ""},
             "prompt_completion",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flytune import data
 from flytune.data import sources
 from flytune.data.labels import IGNORED
-from flytune.data.process import drawn, shares, split
+from flytune.data.process import shares, split, subsample
 from flytune.data.readers import read
 from flytune.errors import DataError, RecipeError
 from flytune.recipe.sections import Data
@@ -83,7 +83,7 @@ def test_sources_are_drawn_by_weight(tokenizer: Path, three: list[dict[str, Any]
 def test_a_weight_draws_by_content(tmp_path: Path) -> None:
     def bodies(rows: list[dict[str, str]], share: float, seed: int = 42) -> list[str]:
         source = Data(path=str(write_rows(tmp_path / "rows.jsonl", rows)))
-        return [row["body"] for row, _ in drawn(read(source), share, seed)]
+        return [row["body"] for row, _ in subsample(read(source), share, seed)]
 
     half = bodies(TEXTS, 0.5)
     assert sorted(half) == sorted(bodies(TEXTS[::-1], 0.5)), "not by place"
@@ -133,9 +133,9 @@ def test_sources_are_named_in_messages(tokenizer: Path, three: list[dict[str, An
     )
     assert refused(three[0], {**three[1], "columns": {"tekst": "a"}}).startswith("data.sources[1].columns: unknown name tekst")
     empty = write_rows(tmp_path / "empty.jsonl", [])
-    assert refused(three[0], {"path": str(empty)}) == f"{empty}: empty, not one row was found"
+    assert refused(three[0], {"path": str(empty)}) == f"{empty}: no row was found; the file is empty"
     rare = refused(three[0], {**three[1], "weight": 1e-9})
-    assert rare == f"{three[1]['path']}: empty, not one row was found: none was drawn at weight 1e-09, if it has any"
+    assert rare == f"{three[1]['path']}: no row was found; the file is empty, or none was drawn at weight 1e-09"
 
 
 def test_manifests_of_before_are_still_read(tokenizer: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_bad_rows_are_set_aside_when_the_recipe_says_so(tokenizer: Path, tmp_pat
     told = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
     assert told == [
         {"file": str(source), "line": 1, "reason": "not JSON: Expecting value at column 1: nope"},
-        {"file": str(source), "line": 8, "reason": "column completion is missing; there are prompt"},
+        {"file": str(source), "line": 8, "reason": "column completion is missing; the columns are prompt"},
         {"file": str(source), "line": 51, "reason": "not a JSON object but a list: [1]"},
         {"file": str(source), "line": 121, "reason": "completion must be a string, found int 5"},
     ]
@@ -232,7 +232,7 @@ def test_bad_rows_are_told_once_and_a_hopeless_source_stops_early(
     source.write_text("nope\n" + "".join(json.dumps(row) + "\n" for row in PAIRS))
     asked = request(tokenizer, sources=[{"path": str(source), "weight": 2}], max_bad_fraction=0.1)
     assert data.prepare(asked, tmp_path / "twice").bad == 1
-    monkeypatch.setattr("flytune.data.bad_rows._PATIENCE", 100)
+    monkeypatch.setattr("flytune.data.bad_rows._GRACE_ROWS", 100)
     source.write_text("nope\n" * 500 + "".join(json.dumps(row) + "\n" for row in PAIRS * 10))
     with pytest.raises(DataError, match=r"256 of 256 rows so far are bad, more than data\.max_bad_fraction 0\.3 allows \(76\)"):
         data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.3), tmp_path / "hopeless")

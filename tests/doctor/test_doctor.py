@@ -73,21 +73,21 @@ def test_packages_against_the_lock(tmp_path):
 
 def test_room_and_the_temporary_directory(tmp_path):
     assert laptop.free("disk", 20 * 2**30, 10).level == "OK"
-    assert laptop.free("disk", 5 * 2**30, 10).said == "5.0 GiB free; the demo wants 10"
+    assert laptop.free("disk", 5 * 2**30, 10).said == "5.0 GiB free; the demo needs 10 GiB"
     assert laptop.temporary(tmp_path).level in ("OK", "WARN")
     found = laptop.temporary(tmp_path / "none")
-    assert (found.level, found.do) == ("FAIL", "set TMPDIR to a folder that can")
+    assert (found.level, found.do) == ("FAIL", "set TMPDIR to a writable folder")
 
 
 def test_the_token_is_never_shown():
-    assert laptop.hub_token("hf_planted").said == "there is one (not shown)"
+    assert laptop.hub_token("hf_planted").said == "found (not shown)"
     assert "hf auth login" in laptop.hub_token(None).said
 
 
 def test_the_hub_answers_or_does_not_or_is_not_asked():
     with http({"/": {}}) as address:
         assert laptop.hub("", address).level == "OK"  # HEAD is refused with 501: something answers
-        assert laptop.hub("1", "http://none.invalid").said.startswith("offline")
+        assert laptop.hub("1", "http://none.invalid").said.startswith("not used, because HF_HUB_OFFLINE is set")
     found = laptop.hub("", address)
     assert found.level == "WARN"
     assert "HF_HUB_OFFLINE=1" in found.do
@@ -121,7 +121,7 @@ def test_without_a_cluster_the_sandbox_is_named(config, capsys):
 
 def test_a_config_that_is_not_there_is_named(config, monkeypatch):
     monkeypatch.setenv("FLYTECTL_CONFIG", "none/config.yaml")
-    (found,) = admin.look(admin.config_file(), "p", "d")
+    (found,) = admin.findings(admin.config_file(), "p", "d")
     assert (found.level, "FLYTECTL_CONFIG names none/config.yaml" in found.said) == ("FAIL", True)
 
 
@@ -141,8 +141,8 @@ def test_a_cluster_that_has_all(config, capsys):
     assert "answers, version v1.16.0" in out
     assert "flytesnacks, domain development" in out
     assert "version v7, with every shape" in out
-    assert "takes uploads: s3://bucket/flytune-doctor.txt" in out
-    assert "were not checked: there is no kubeconfig that works" in out
+    assert "accepts uploads: s3://bucket/flytune-doctor.txt" in out
+    assert "were not checked: there is no valid kubeconfig" in out
     ((body, headers),) = kept.values()
     assert body == b"flytune doctor\n"
     assert len(base64.b64decode(headers["Content-MD5"])) == 16
@@ -150,16 +150,16 @@ def test_a_cluster_that_has_all(config, capsys):
 
 def test_what_a_cluster_lacks_is_told_with_what_to_do(config):
     with http({}) as storage, flyteadmin(["other"], ["production"], ["tasks.plan.make_plan"], storage) as endpoint:
-        found = list(admin.look(config(endpoint), "mine", "development"))
+        found = list(admin.findings(config(endpoint), "mine", "development"))
         assert levels(found) | {"flyte config": "OK", "admin": "OK"} == levels(found)
-        assert "--id mine --name mine`, or PROJECT=; there are: other" in only(found, "FAIL")[0]
+        assert "--id mine --name mine`, or set PROJECT to one of other" in only(found, "FAIL")[0]
         assert "upload refused with 403" in only(found, "FAIL")[1]
         assert "version v7, without shapes cpu-1, cpu-2" in only(found, "WARN")[0]
-        (found,) = [one for one in admin.look(config(endpoint), "other", "development") if one.what == "project"]
-        assert (found.said, found.do) == ("other has no domain development", "give DOMAIN=; there are: production")
+        (found,) = [one for one in admin.findings(config(endpoint), "other", "development") if one.what == "project"]
+        assert (found.said, found.do) == ("other has no domain development", "set DOMAIN to one of production")
     with flyteadmin(["mine"], ["development"]) as endpoint:
-        found = list(admin.look(config(endpoint), "mine", "development"))
-        assert "nothing of Flytune yet -> `make register`" in only(found, "WARN")[0]
+        found = list(admin.findings(config(endpoint), "mine", "development"))
+        assert "no tasks of Flytune yet -> `make register`" in only(found, "WARN")[0]
         assert "storage: " in only(found, "FAIL")[0]
         assert "no signer" in only(found, "FAIL")[0]
 
@@ -167,9 +167,9 @@ def test_what_a_cluster_lacks_is_told_with_what_to_do(config):
 def test_an_endpoint_where_nothing_or_something_else_listens(config, monkeypatch):
     with http({}) as address:
         monkeypatch.setattr(admin, "_SECONDS", 2.0)
-        found = list(admin.look(config(address.removeprefix("http://")), "p", "d"))
+        found = list(admin.findings(config(address.removeprefix("http://")), "p", "d"))
         assert levels(found) == {"flyte config": "OK", "admin": "FAIL"}
-    found = list(admin.look(config(address.removeprefix("http://")), "p", "d"))
+    found = list(admin.findings(config(address.removeprefix("http://")), "p", "d"))
     assert "does not answer" in found[-1].said
     assert "flytectl demo start" in found[-1].do
 
@@ -177,7 +177,7 @@ def test_an_endpoint_where_nothing_or_something_else_listens(config, monkeypatch
 def test_a_silent_endpoint_is_not_waited_for(config, monkeypatch):
     monkeypatch.setattr(admin, "_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        found = list(admin.look(config(f"127.0.0.1:{silent.getsockname()[1]}"), "p", "d"))
+        found = list(admin.findings(config(f"127.0.0.1:{silent.getsockname()[1]}"), "p", "d"))
     assert found[-1].level == "FAIL"
 
 
@@ -192,26 +192,26 @@ T4 = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
 @pytest.mark.parametrize(
     ("shape", "found", "level", "told"),
     [
-        ("t4-8", [node(labels=T4)], "OK", "1 nodes"),
+        ("t4-8", [node(labels=T4)], "OK", "1 node"),
         (
             "t4-8",
             [node(labels={"nvidia.com/gpu.product": "Tesla-T4"})],
             "WARN",
-            "Flyte asks for nodes labelled nvidia-tesla-t4",
+            "Flyte selects nodes labelled nvidia-tesla-t4",
         ),
         ("t4-8", [node()], "WARN", "no node has T4 in its label"),
-        ("t4-8", [node(labels=T4, resources={})], "FAIL", "n1 lacks nvidia.com/gpu (0 of 8)"),
+        ("t4-8", [node(labels=T4, resources={})], "FAIL", "n1 has too little nvidia.com/gpu (0 of 8)"),
         ("t4-8", [node(labels=T4, disk_gib=100, cpu=4)], "FAIL", "cpu (4 of 90), ephemeral-storage (100 GiB of 800 GiB)"),
-        ("t4-8", [node(labels=T4, taints=["spot"])], "WARN", "keeps its pods off by the taint spot"),
-        ("t4-8", [node(labels=T4, taints=[nodes.GPU])], "OK", "1 nodes"),
+        ("t4-8", [node(labels=T4, taints=["spot"])], "WARN", "repels its pods by the taint spot"),
+        ("t4-8", [node(labels=T4, taints=[nodes.GPU])], "OK", "1 node"),
         ("t4-8x3", [node(labels=T4)], "WARN", "1 of its 3 nodes"),
-        ("cpu-1", [node(resources={})], "OK", "1 nodes"),
+        ("cpu-1", [node(resources={})], "OK", "1 node"),
         ("cpu-1", [], "WARN", "no node"),
-        ("cpu-1", [node(taints=[nodes.GPU])], "WARN", "keeps its pods off by the taint nvidia.com/gpu"),
+        ("cpu-1", [node(taints=[nodes.GPU])], "WARN", "repels its pods by the taint nvidia.com/gpu"),
     ],
 )
 def test_a_row_is_held_against_the_nodes(shape, found, level, told):
-    finding = nodes.machines(found, shape_named(shape), Cluster())
+    finding = nodes.nodes_for(found, shape_named(shape), Cluster())
     assert (finding.level, told in finding.said) == (level, True), finding
     assert finding.do or level == "OK"
 
@@ -231,14 +231,14 @@ def test_devices_are_flyte_s():
 
 def test_spot_taints_networks_and_memory_sizes():
     spot = shape_named("t4-8").model_copy(update={"spot": True})
-    assert nodes.machines([node(labels=T4, taints=["spot"])], spot, Cluster(spot_taints=["spot"])).level == "OK"
+    assert nodes.nodes_for([node(labels=T4, taints=["spot"])], spot, Cluster(spot_taints=["spot"])).level == "OK"
     efa = shape_named("t4-8").model_copy(update={"network": "efa", "network_devices": 4})
-    assert "vpc.amazonaws.com/efa (0 of 4)" in nodes.machines([node(labels=T4)], efa, Cluster()).said
+    assert "vpc.amazonaws.com/efa (0 of 4)" in nodes.nodes_for([node(labels=T4)], efa, Cluster()).said
     rdma = efa.model_copy(update={"network": "infiniband"})
-    assert "rdma/x (0 of 4)" in nodes.machines([node(labels=T4)], rdma, Cluster(infiniband_resource="rdma/x")).said
+    assert "rdma/x (0 of 4)" in nodes.nodes_for([node(labels=T4)], rdma, Cluster(infiniband_resource="rdma/x")).said
     big, small = ({"nvidia.com/gpu.product": f"NVIDIA-A100-SXM4-{size}GB"} for size in (80, 40))
-    assert nodes.is_meant(node(labels=big), shape_named("a100-80gb-8"))
-    assert not nodes.is_meant(node(labels=small), shape_named("a100-80gb-8"))
+    assert nodes.matches(node(labels=big), shape_named("a100-80gb-8"))
+    assert not nodes.matches(node(labels=small), shape_named("a100-80gb-8"))
 
 
 SECRETS = {"env_var": "HF_TOKEN", "group": "flytune", "key": "hf-token"}
@@ -255,7 +255,7 @@ def kubernetes(tmp_path, monkeypatch, answers, **cluster):
         file.write_text(yaml.safe_dump(known | {"clusters": clusters, "users": users, "contexts": [context]}))
         monkeypatch.setenv("KUBECONFIG", str(file))
         monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-        return list(kube.look("p-d", load_shapes(), Cluster.model_validate(cluster)))
+        return list(kube.findings("p-d", load_shapes(), Cluster.model_validate(cluster)))
 
 
 def definitions(*names):
@@ -280,7 +280,7 @@ SECRET_PATH = "/api/v1/namespaces/p-d/secrets/flytune"
 
 def test_kubernetes_through_its_real_client(tmp_path, monkeypatch):
     secret = {"metadata": {"name": "flytune"}, "data": {"hf-token": base64.b64encode(b"hf_planted").decode()}}
-    answers = {NODES_PATH: NODES, CRDS_PATH: definitions(nodes.OPERATOR, nodes.GANGS["kueue"]), SECRET_PATH: secret}
+    answers = {NODES_PATH: NODES, CRDS_PATH: definitions(nodes.OPERATOR, nodes.GANG_RESOURCES["kueue"]), SECRET_PATH: secret}
     cluster = {"gang_scheduling": "kueue", "queue": "q", "secrets": {"hub": [SECRETS]}}
     found = kubernetes(tmp_path, monkeypatch, answers, **cluster)
     told = levels(found)
@@ -298,13 +298,13 @@ def test_what_kubernetes_lacks(tmp_path, monkeypatch):
     answers = {NODES_PATH: {"items": []}, CRDS_PATH: definitions(), SECRET_PATH: empty}
     found = kubernetes(tmp_path, monkeypatch, answers, **cluster)
     failed = "\n".join(only(found, "FAIL"))
-    assert "pytorchjobs.kubeflow.org is not there; it starts" in failed
-    assert "podgroups.scheduling.volcano.sh is not there -> install volcano" in failed
+    assert "pytorchjobs.kubeflow.org is not installed; it is required by" in failed
+    assert "podgroups.scheduling.volcano.sh is not installed -> install volcano" in failed
     assert "flytune has no key hf-token" in failed
     assert "no secret gone in namespace p-d -> `kubectl create secret generic gone -n p-d" in failed
     assert levels(found)["secret for C_D"] == "OK"
     refused = kubernetes(tmp_path, monkeypatch, answers | {SECRET_PATH: 403}, secrets={"hub": [SECRETS]})
-    assert "flytune may not be read with this kubeconfig" in only(refused, "WARN")[0]
+    assert "flytune cannot be read with this kubeconfig" in only(refused, "WARN")[0]
 
 
 def test_shapes_without_nodes_are_one_line(tmp_path, monkeypatch):
@@ -326,7 +326,9 @@ def test_with_a_recipe_its_shapes_alone_are_looked_for(config, tmp_path, monkeyp
     recipe = content(hardware={"shape": "l4-1"}, evaluation={"shape": "t4-8"}, model={"name_or_path": str(tiny_base(tmp_path))})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     asked = []
-    monkeypatch.setattr(kube, "look", lambda namespace, shapes, cluster: asked.append([shape.name for shape in shapes]) or [])
+    monkeypatch.setattr(
+        kube, "findings", lambda namespace, shapes, cluster: asked.append([shape.name for shape in shapes]) or []
+    )
     main(["doctor", "--remote", str(tmp_path / "recipe.yaml")])
     main(["doctor", "--remote"])
     assert main(["doctor", str(tmp_path / "recipe.yaml")]) == 1
@@ -335,13 +337,13 @@ def test_with_a_recipe_its_shapes_alone_are_looked_for(config, tmp_path, monkeyp
 
 def test_kubernetes_that_refuses_or_is_away(tmp_path, monkeypatch):
     (found,) = kubernetes(tmp_path, monkeypatch, {NODES_PATH: 403})
-    assert found.said.startswith("refuses: 403")
+    assert found.said.startswith("refuses access: 403")
     monkeypatch.setattr(kube, "_SECONDS", 1.0)
-    (found,) = list(kube.look("p-d", load_shapes(), Cluster()))  # the stand-in of above is gone
+    (found,) = list(kube.findings("p-d", load_shapes(), Cluster()))  # the stand-in of above is gone
     assert found.level == "FAIL"
     assert "does not answer" in found.said
     monkeypatch.setattr(kube.importlib.util, "find_spec", lambda name: None)
-    (found,) = list(kube.look("p-d", load_shapes(), Cluster()))
+    (found,) = list(kube.findings("p-d", load_shapes(), Cluster()))
     assert "pip install kubernetes" in found.said
 
 

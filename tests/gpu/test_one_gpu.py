@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flytune import data
+from flytune.data.heldout import heldout_rows
 from flytune.export import gate
 from flytune.hardware.shapes import Shape
 from flytune.models import loading, scoring
@@ -34,7 +35,7 @@ def fit(recipe, dataset, out):
     shape = this_machine()
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
     model = gate.check(recipe, out, dataset, lambda: loading.exported_model(recipe, out, device_map={"": 0}))
-    nll, tokens = scoring.heldout_loss(model, scoring.heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
+    nll, tokens = scoring.heldout_loss(model, heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 
 

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from flytune import data
+from flytune.data.heldout import heldout_rows
 from flytune.hardware.shapes import shape_named
 from flytune.models import geometry as models_geometry
 from flytune.models import loading
-from flytune.models.scoring import heldout_loss, heldout_rows
+from flytune.models.scoring import heldout_loss
 from flytune.planning import budget as planning_budget
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe

@@ -130,7 +130,7 @@ def test_a_duel_is_won_only_beyond_doubt():
 def test_the_command_shows_the_history_and_goes_back(tmp_path, capsys):
     address = str(tmp_path)
     assert main(["accepted", address]) == 0
-    assert capsys.readouterr().out == f"{address}: nothing was decided yet\n"
+    assert capsys.readouterr().out == f"{address}: no decisions yet\n"
     history.record(address, decision("s3://bucket/chat-1", duel=duel(-0.3)), expected=None)
     history.record(address, decision("s3://bucket/chat-2", "refused", duel=duel(0.1), reason="not better"), expected=None)
     history.record(address, decision("s3://bucket/chat-3"), expected="s3://bucket/chat-1")

@@ -57,10 +57,10 @@ def test_has_all_pictures_and_says_what_they_show():
     assert len(pictures) == 7
     for shown in (
         "Training loss",
-        "scored 2 times",
+        "the held-out loss at 2 points during training",
         "Learning rate",
         "Gradient norm",
-        "Where the time of a step goes: data 1%, forward 27%",
+        "Time of a step by part: data 1%, forward 27%",
         "Tokens per second",
         "process memory by phase, planned and measured",
         "Histogram of sample lengths",
@@ -118,7 +118,7 @@ def test_several_sources_are_told_apart():
     assert "| data | 2 sources (below), messages: 4 rows read |" in text
     assert "2026\\|11, messages | 1.5 | 1,200 | 3,000 | 90,000 | 33.3 % |" in text
     for text in with_sources(1):
-        assert "Where the samples come from" not in text
+        assert "Sources of the samples" not in text
         assert "| weight |" not in text
 
 
@@ -147,10 +147,10 @@ def test_short_runs_have_a_report_too(steps):
 @pytest.mark.parametrize(
     ("difference", "samples", "words"),
     [
-        ((-0.6, -0.7, -0.5), 133, "from 39.6 to 21.3: better, beyond chance."),
-        ((0.6, 0.5, 0.7), 133, "worse, beyond chance."),
-        ((-0.1, -0.3, 0.1), 133, "no difference that chance could not explain."),
-        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "one held-out sample proves nothing."),
+        ((-0.6, -0.7, -0.5), 133, "falls from 39.6 to 21.3, a significant improvement."),
+        ((0.6, 0.5, 0.7), 133, ", significantly worse."),
+        ((-0.1, -0.3, 0.1), 133, ", which is not a significant difference."),
+        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "a single held-out sample is no evidence."),
     ],
 )
 def test_verdict(difference, samples, words):
@@ -183,12 +183,12 @@ def test_sizes(count, text):
 
 def test_the_report_tells_where_the_model_is_better_and_whether_it_stops():
     text = " ".join(Tags(page()).text.split())
-    assert "Of 133 samples 101 cost the tuned model less, 30 the base." in text
-    assert "(F1), the tuned model's answer is closer in 1 of 1, the base's in 0, neither in 0." in text
-    assert "Cut off at 8 tokens, not ended by the model: base 0 %, tuned 100 %." in text
+    assert "Of 133 samples, 101 have a lower loss with the tuned model and 30 with the base model." in text
+    assert "(F1), the tuned model's answer is closer in 1 of 1 cases, the base model's in 0, with 0 ties." in text
+    assert "Answers that did not end within 8 tokens: base 0 %, tuned 100 %." in text
     assert "Tuned (cut off)" in text
     assert metrics().never_stops
-    assert "The tuned model does not stop: was the end of answers trained" in text
+    assert "The tuned model does not stop: check that the end of answers was trained" in text
 
 
 def test_a_model_that_stops_as_its_base_does_is_no_alarm():

@@ -46,7 +46,7 @@ def recipe(tokenizer: Path, path: Path, **changes: Any) -> Recipe:
 def page(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
     path = write_rows(folder / "chats.jsonl", chats(60))
-    return xray.of_recipe(recipe(tokenizer, path), 50, folder / "deep" / "page.html").read_text(encoding="utf-8")
+    return xray.recipe_page(recipe(tokenizer, path), 50, folder / "deep" / "page.html").read_text(encoding="utf-8")
 
 
 def test_is_one_whole_page_without_anything_outside(page):
@@ -68,7 +68,7 @@ def test_what_is_in_the_data_is_escaped(page):
 
 
 def test_reads_the_rows_asked_for_and_says_so(page):
-    assert "50 rows were read (the first ones; --rows reads more)" in Tags(page).text
+    assert "50 rows were read (only the first rows; use --rows to read more)" in Tags(page).text
 
 
 def marked(page: str) -> list[tuple[str, str]]:
@@ -93,7 +93,7 @@ def test_marks_are_the_answers_and_their_ends(page):
 
 def test_all_parts_are_there(page):
     text = Tags(page).text
-    for shown in ("All 17 checks hold", "Stops the run", "Sample 6", "The longest", "of it is padding", "Sample lengths"):
+    for shown in ("All 17 checks pass", "Stops the run", "Sample 6", "Longest sample", "of it is padding", "Sample lengths"):
         assert shown in text, shown
     assert "{% for message in messages %}" in text
 
@@ -103,7 +103,7 @@ def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
     other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
     asked = recipe(tokenizer, path).model_dump(mode="json")
     asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
-    made = xray.of_recipe(Recipe.model_validate(asked), 30, tmp_path / "page.html").read_text(encoding="utf-8")
+    made = xray.recipe_page(Recipe.model_validate(asked), 30, tmp_path / "page.html").read_text(encoding="utf-8")
     assert Tags(made).open == []
     text = re.sub(r"\s+", " ", Tags(made).text)
     assert "40 rows were read" in text
@@ -118,35 +118,37 @@ def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
     ]
     heldout = write_rows(tmp_path / "heldout.jsonl", others)
     asked = recipe(tokenizer, path, heldout_path=str(heldout))
-    text = Tags(xray.of_recipe(asked, 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    text = Tags(xray.recipe_page(asked, 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
     assert "40 rows were read" in text
-    assert "20 samples to train on, 20 held out" in text
+    assert "20 training samples, 20 held out" in text
     assert re.search(rf"{heldout} messages\s+1\s*20\s*20", text)
-    text = Tags(xray.of_recipe(asked, 90, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    text = Tags(xray.recipe_page(asked, 90, tmp_path / "page.html").read_text(encoding="utf-8")).text
     assert "90 held out" in text
     others[7]["messages"] = []
     write_rows(heldout, others)
     with pytest.raises(DataError, match=rf"^{heldout} row 8: messages must be a list"):
-        xray.of_recipe(asked, 20, tmp_path / "other.html")
+        xray.recipe_page(asked, 20, tmp_path / "other.html")
     with pytest.raises(DataError, match=rf"^{heldout}:8: messages must be a list"):
-        xray.of_recipe(asked, 90, tmp_path / "other.html")
+        xray.recipe_page(asked, 90, tmp_path / "other.html")
     with heldout.open("a") as file:
         file.write("oops")
-    assert xray.of_recipe(recipe(tokenizer, path, heldout_path=str(heldout), max_bad_fraction=0.5), 90, tmp_path / "last.html")
+    assert xray.recipe_page(
+        recipe(tokenizer, path, heldout_path=str(heldout), max_bad_fraction=0.5), 90, tmp_path / "last.html"
+    )
 
 
 def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", chats(60))
-    made = xray.of_recipe(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
+    made = xray.recipe_page(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
     text = Tags(made.read_text(encoding="utf-8")).text
     assert "cut at 150 tokens" in text
-    assert "1 of 17 checks would stop the run" in text
+    assert "1 of 17 checks fail and would stop the run" in text
     assert "✗ stop" in text
 
 
 def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
     path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 9} for n in range(300)])
-    made = xray.of_recipe(recipe(tokenizer, path, packing=True, max_length=512), 300, tmp_path / "page.html")
+    made = xray.recipe_page(recipe(tokenizer, path, packing=True, max_length=512), 300, tmp_path / "page.html")
     page = made.read_text(encoding="utf-8")
     assert "The samples of a block do not see each other" in page
     assert page.count("<line ") > 8
@@ -155,7 +157,7 @@ def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
 
 def test_strips_say_how_much_is_padding():
     svg = token_strips.draw([[[False, True, True], [False, True]], [[False] * 8]], 8)
-    assert "13 of 16 tokens are samples, the rest is padding" in svg
+    assert "13 of 16 tokens are in samples, the rest is padding" in svg
     # Samples end before padding, which is hatched; where a strip is full its end is no border.
     assert svg.count("<line ") == 2
     assert svg.count('fill="url(#padding-hatch)"') == 1
@@ -164,7 +166,7 @@ def test_strips_say_how_much_is_padding():
 
 def test_long_samples_are_shown_at_both_ends(tokenizer, tmp_path):
     path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 400} for n in range(60)])
-    made = xray.of_recipe(recipe(tokenizer, path, max_length=2000), 60, tmp_path / "page.html")
+    made = xray.recipe_page(recipe(tokenizer, path, max_length=2000), 60, tmp_path / "page.html")
     assert re.search(r"… [\d,]+ tokens, [\d,]+ of them trained, are not shown …", made.read_text(encoding="utf-8"))
 
 
@@ -198,7 +200,7 @@ def test_the_command_writes_the_page_and_prints_its_path(tokenizer, tmp_path, ca
     assert capsys.readouterr().out == ".xray/tiny.html\n"
     assert "20 rows were read" in Path(".xray/tiny.html").read_text(encoding="utf-8")
     assert cli.main(["xray", str(file), "--rows", "0"]) == 1
-    assert "--rows 0: it takes a row at least" in capsys.readouterr().err
+    assert "--rows 0: at least one row is needed" in capsys.readouterr().err
 
 
 def test_a_folder_without_its_tokenizer_is_told(tokenizer, tmp_path):
@@ -206,12 +208,12 @@ def test_a_folder_without_its_tokenizer_is_told(tokenizer, tmp_path):
     asked = recipe(tokenizer, path)
     data.prepare(data_request(asked), tmp_path / "dataset")
     (tmp_path / "dataset" / "tokenizer").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"dataset: no tokenizer/ beside the data; prepare the data again"):
+    with pytest.raises(DataError, match=r"dataset: no tokenizer/ in the folder; prepare the data again"):
         xray.page(tmp_path / "dataset", asked, tmp_path / "page.html")
 
 
 def test_a_model_that_is_not_there_is_told_without_a_page(tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", chats(60))
     with pytest.raises(DataError, match=r"model.name_or_path: .*no such folder"):
-        xray.of_recipe(recipe(tmp_path / "nothing", path), 20, tmp_path / "page.html")
+        xray.recipe_page(recipe(tmp_path / "nothing", path), 20, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

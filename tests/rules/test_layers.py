@@ -19,7 +19,7 @@ ALLOWED = {
     "records": "",
     "console": "records",
     "doctor": "hardware recipe",
-    "models": "recipe records",
+    "models": "recipe",
     "sharding": "hardware recipe records",
     "data": "models recipe records",
     "estimates": "hardware models sharding",

@@ -45,7 +45,7 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
         pytest.skip(f"{cell.words}: {cell.reason}")
     assert cell.state == "equal", cell.reason
     assert len(cell.distances) >= (1 if pair.offload != "none" else 2)
-    assert not [distance.beyond for distance in cell.distances if distance.beyond]
+    assert not [distance.exceeded for distance in cell.distances if distance.exceeded]
 
 
 def test_every_combination_is_a_cell():
@@ -104,9 +104,9 @@ def one_rank_fails(real, trainer):
         (
             "arguments",
             no_token_average,
-            r"full/ddp is not what plain training of full computes; 4x1x2: loss .*e-0[23], grad_norm",
+            r"full/ddp differs from plain training of full; 4x1x2: loss .*e-0[23], grad_norm",
         ),
-        ("check", no_weight_decay, r"full/ddp is not what plain training of full computes; 4x1x2: .*weights .\..e-03"),
+        ("check", no_weight_decay, r"full/ddp differs from plain training of full; 4x1x2: .*weights .\..e-03"),
     ],
 )
 def test_a_sharding_that_computes_something_else_differs(method, change, said, trials, monkeypatch):
@@ -134,7 +134,7 @@ def test_the_command_fills_a_matrix(capsys, tmp_path):
     assert filled.cells[1].reason == pair_problem(Recipe.model_validate(minimal(Pair("full", "ddp", "cpu"))))
     assert (tmp_path / "kept" / "runs" / "full-none-1x8x1" / "model" / "model.safetensors").is_file()
     assert main(["selftest", "--keep", str(tmp_path / "kept")]) == 1
-    assert "kept: is there already" in capsys.readouterr().err.replace("\n", "")
+    assert "kept: exists already" in capsys.readouterr().err.replace("\n", "")
 
 
 def minimal(pair):
@@ -145,7 +145,7 @@ def minimal(pair):
 
 def test_a_pair_that_is_none_is_refused(capsys):
     with pytest.raises(
-        RecipeError, match=r"pairs: full/zero9: no such pair; write method/sharding .* of the shardings none, ddp"
+        RecipeError, match=r"pairs: full/zero9: no such pair; write method/sharding .* with a sharding of none, ddp"
     ):
         matrix.pairs_named("full/zero2,full/zero9")
     assert main(["selftest", "--pairs", "full"]) == 1
@@ -206,13 +206,13 @@ def test_distances(tmp_path):
     adapter = {"x.lora_A.weight": [7.0], "x.lora_B.weight": [2.0]}
     mine, theirs = run("mine", [1.0], 1.0, adapter | {"x.lora_A.weight": [8.0]}), run("theirs", [1.0], 1.0, adapter)
     assert compare.weights(mine, theirs, base) == 0.5
-    with pytest.raises(ExportError, match=r"exported other tensors: \['a', 'b', 'x.lora_A.weight'\]"):
+    with pytest.raises(ExportError, match=r"exported different tensors: \['a', 'b', 'x.lora_A.weight'\]"):
         compare.weights(mine, plain, base)
 
 
 def test_a_distance_that_is_no_number_is_beyond():
     distance = Distance(layout="1x1x1", loss=0.0, grad_norm=float("nan"), weights=1e-3, seconds=1.0)
-    assert distance.beyond == ["grad_norm nan", "weights 1.0e-03"]
+    assert distance.exceeded == ["grad_norm nan", "weights 1.0e-03"]
 
 
 def test_the_table_shows_each_state_and_every_reason_once():
@@ -258,7 +258,7 @@ def rank_one_dies(nap):
     ("function", "said"),
     [
         (rank_one_raises, "rank 1: Traceback.*ValueError: rank one gives up"),
-        (rank_one_dies, r"rank 1: ended by signal 9 \(SIGKILL\); printed last:.*rank one says goodbye"),
+        (rank_one_dies, r"rank 1: ended by signal 9 \(SIGKILL\); last output:.*rank one says goodbye"),
     ],
 )
 def test_one_rank_that_fails_ends_the_others_at_once(function, said, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from flytune.data.heldout import heldout_rows
 from flytune.export import manifest as export_manifest
 from flytune.models import loading, probe, scoring
 from flytune.recipe.recipe import Recipe
@@ -112,7 +113,7 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     tokenizer = AutoTokenizer.from_pretrained(str(out))
     probe.ask(model, probe.tokenized(tokenizer)).write(folder / probe.PROBE)
     export_manifest.write_manifest(recipe, out, None)
-    nll, tokens = scoring.heldout_loss(model, scoring.heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
+    nll, tokens = scoring.heldout_loss(model, heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
     live = {"heldout_loss": float(nll.sum() / tokens.sum())}
     training = training_result(steps).model_copy(update=live)
     training.write(folder / "training.json")

@@ -140,7 +140,7 @@ def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(inputs, tmp_path,
     (left,) = keep.iterdir()
     assert len(list(left.glob("train/*.parquet"))) == 3
     folder = Path(prepare_data(request=asked(rows), scratch_folder=str(keep)).path)
-    assert "going on behind" in caplog.text
+    assert "resuming after" in caplog.text
     assert data.read_manifest(folder).rows == 80
     assert not list(keep.iterdir())
     bad = tmp_path / "bad.jsonl"

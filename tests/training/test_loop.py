@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from flytune import data
+from flytune.data.heldout import heldout_rows
 from flytune.export import gate, write
 from flytune.export.tensors import verify
 from flytune.hardware.shapes import shape_named
@@ -91,7 +92,7 @@ def runs(inputs, tmp_path_factory):
 
 def reloaded_loss(recipe, inputs, trained):
     model = gate.check(recipe, trained, inputs / "dataset", lambda: loading.exported_model(recipe, trained))
-    rows = scoring.heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES)
+    rows = heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES)
     nll, tokens = scoring.heldout_loss(model, rows, 0, batch_size=4)
     return float(nll.sum() / tokens.sum())
 

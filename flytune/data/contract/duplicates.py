@@ -2,28 +2,28 @@
 
 Equal: a 64-bit hash of a sample's tokens. Nearly equal: MinHash signatures over token 5-grams (Broder 1997, "On the resemblance
 and containment of documents"), compared where they agree in a band (locality-sensitive hashing: Leskovec, Rajaraman and
-Ullman, "Mining of Massive Datasets", chapter 3). A near duplicate shares at least 80 % of its 5-grams, as the signatures tell.
+Ullman, "Mining of Massive Datasets", chapter 3). A near duplicate shares at least 80 % of its 5-grams, by the signatures.
 """
 
 from typing import Any
 
 GRAM = 5
-"""Tokens."""
+"""Tokens of a gram."""
 PERMUTATIONS = 64
-"""Of a signature. The share of them that agrees is off by about 0.05 at a resemblance of 0.8."""
+"""Permutations of a signature. The share of them that agrees has an error of about 0.05 at a resemblance of 0.8."""
 ROWS_A_BAND = 4
-"""16 bands: a pair of resemblance 0.8 is missed once in 5,000, one of 0.5 is compared in two of three cases."""
+"""Rows of a band: with 16 bands, a pair of resemblance 0.8 is missed once in 5,000, one of 0.5 is compared in 2 of 3 cases."""
 RESEMBLANCE = 0.8
 COMMON = 0.1
-"""A 5-gram that more than this share of samples has (a system prompt, the words of a template) tells none of them apart."""
-_LOOKED_AT = 2000
-"""Samples that say which 5-grams are common; with fewer than a tenth of it none is."""
+"""Share of samples from which on a 5-gram is common (in a system prompt or a template) and does not distinguish samples."""
+_COMMON_SAMPLES = 2000
+"""Number of first samples from which the common 5-grams are found; with fewer than a tenth of it, no 5-gram is common."""
 _CHUNK = 65_536
-"""5-grams that are hashed at a time: they stay in the processor's cache."""
+"""5-grams that are hashed at a time: they fit into the processor's cache."""
 
 
 def fingerprints(ids: Any, starts: Any, lengths: Any) -> Any:
-    """A uint64 of each sample: the sum over its tokens of a hash of token and position, and of its length."""
+    """Return a uint64 for each sample: a hash of its length and the sum over its tokens of a hash of token and position."""
     import numpy
 
     if not len(starts):
@@ -34,15 +34,15 @@ def fingerprints(ids: Any, starts: Any, lengths: Any) -> Any:
 
 
 class Hashes:
-    """Hashes of many samples, those of equal ones held once: 8 bytes for each different one."""
+    """Hashes of many samples, each stored once: 8 bytes for each different one."""
 
     def __init__(self, waiting: int) -> None:
         self.added = 0
-        """With those of equal samples."""
+        """Number of hashes added, with those of equal samples."""
         self._waiting, self._parts = waiting, list[Any]()
 
     def add(self, hashes: Any) -> None:
-        """More samples; `waiting` hashes at most are held unsorted."""
+        """Add hashes; they are merged once more than `waiting` are unmerged."""
         import numpy
 
         self.added += len(hashes)
@@ -52,32 +52,32 @@ class Hashes:
 
     @property
     def different(self) -> Any:
-        """Each hash once, in order (uint64)."""
+        """All different hashes in order (uint64)."""
         import numpy
 
         if len(self._parts) > 1:
             self._parts = [numpy.unique(numpy.concatenate(self._parts))]
         return self._parts[0] if self._parts else numpy.zeros(0, numpy.uint64)
 
-    def holds(self, hashes: Any) -> Any:
-        """Whether each of `hashes` was added (bool)."""
+    def contains(self, hashes: Any) -> Any:
+        """Return for each of `hashes` whether it was added (bool)."""
         import numpy
 
-        held = self.different
-        if not len(held):
+        known = self.different
+        if not len(known):
             return numpy.zeros(len(hashes), bool)
-        return held[numpy.minimum(numpy.searchsorted(held, hashes), len(held) - 1)] == hashes
+        return known[numpy.minimum(numpy.searchsorted(known, hashes), len(known) - 1)] == hashes
 
 
 def below(hashes: Any, share: float) -> Any:
-    """Those that belong to a share drawn by content (bool)."""
+    """Return for each hash whether it belongs to a share drawn by content (bool)."""
     import numpy
 
     return numpy.ones(len(hashes), bool) if share >= 1 else hashes < numpy.uint64(int(share * 2**64))
 
 
 def firsts(hashes: Any, share: float, seen: set[int]) -> list[int]:
-    """Of a share drawn by content the first of equal samples each, but for those of `seen`, to which they are added."""
+    """Return the first of each group of equal samples in a share drawn by content, except those in `seen`; add them to it."""
     import numpy
 
     drawn = numpy.flatnonzero(below(hashes, share))
@@ -88,15 +88,15 @@ def firsts(hashes: Any, share: float, seen: set[int]) -> list[int]:
 
 
 def signatures(samples: list[Any]) -> tuple[Any, Any]:
-    """MinHash signatures of samples (int32 arrays of tokens).
+    """Return MinHash signatures of samples (int32 arrays of tokens).
 
     Returns:
-        uint32 [signed, PERMUTATIONS]: for each permutation the least of a sample's hashed 5-grams; and which samples these are
-        (int64 [signed]): those with a 5-gram that is not common.
+        The signatures of the samples with a 5-gram that is not common, uint32 [signed, PERMUTATIONS]: for each permutation the
+        smallest of a sample's hashed 5-grams; and the numbers of these samples, int64 [signed].
     """
     import numpy
 
-    grams, counts = _telling(*_grams(samples))
+    grams, counts = _without_common(*_grams(samples))
     which = numpy.flatnonzero(counts)
     starts = (counts.cumsum() - counts)[which]
     draw = numpy.random.default_rng(0)
@@ -117,9 +117,9 @@ def signatures(samples: list[Any]) -> tuple[Any, Any]:
 
 
 def earlier(signed: Any) -> Any:
-    """int64 [signed]: for each signature the number of an earlier one that nearly equals it, or -1. Who drops drops the later.
+    """Return for each signature the number of an earlier one that nearly equals it, or -1: int64 [signed].
 
-    In a band each is compared with the first and the last before it that agree there: O(samples), and few are missed.
+    Each signature is compared with the first and the last one before it that agree in a band: O(samples), and few are missed.
     """
     import numpy
 
@@ -133,15 +133,15 @@ def earlier(signed: Any) -> Any:
         begins[1:] = keys[order[1:]] != keys[order[:-1]]
         firsts = order[numpy.maximum.accumulate(numpy.where(begins, numpy.arange(len(order)), 0))]
         for later, before in ((order, firsts), (order[1:], order[:-1])):
-            asked = (later != before) & (found[later] < 0) & (keys[later] == keys[before])
-            left, right = later[asked], before[asked]
+            candidates = (later != before) & (found[later] < 0) & (keys[later] == keys[before])
+            left, right = later[candidates], before[candidates]
             near = (signed[left] == signed[right]).mean(axis=1) >= RESEMBLANCE
             found[left[near]] = right[near]
     return found
 
 
 def _grams(samples: list[Any]) -> tuple[Any, Any]:
-    """All 5-grams, hashed (uint32), and how many each sample has."""
+    """Return the hashes of all 5-grams (uint32), and the number of them in each sample."""
     import numpy
 
     lengths = numpy.asarray([len(sample) for sample in samples], numpy.int64)
@@ -153,17 +153,17 @@ def _grams(samples: list[Any]) -> tuple[Any, Any]:
     hashed = numpy.zeros(total, numpy.uint64)
     for place in range(GRAM):
         hashed = hashed * numpy.uint64(0x9E3779B97F4A7C15) + ids[place : place + total]
-    # Those that reach into the next sample are none.
+    # A 5-gram must not reach into the next sample.
     inside = numpy.repeat(lengths.cumsum(), lengths)[:total] - numpy.arange(total) >= GRAM
     return (_mixed(hashed[inside]) >> numpy.uint64(32)).astype(numpy.uint32), counts
 
 
-def _telling(grams: Any, counts: Any) -> tuple[Any, Any]:
-    """Without the common 5-grams, which are known from the first samples: what most samples have, most of these have."""
+def _without_common(grams: Any, counts: Any) -> tuple[Any, Any]:
+    """Remove the common 5-grams, which are found among those of the first samples."""
     import numpy
 
-    some = counts[:_LOOKED_AT]
-    if len(some) < _LOOKED_AT // 10:
+    some = counts[:_COMMON_SAMPLES]
+    if len(some) < _COMMON_SAMPLES // 10:
         return grams, counts
     owners = numpy.repeat(numpy.arange(len(some), dtype=numpy.uint64), some)
     different = numpy.unique((owners << numpy.uint64(32)) | grams[: len(owners)])
@@ -171,13 +171,13 @@ def _telling(grams: Any, counts: Any) -> tuple[Any, Any]:
     common = values[samples > COMMON * len(some)].astype(numpy.uint32)
     if not len(common):
         return grams, counts
-    is_telling = ~numpy.isin(grams, common)
+    kept = ~numpy.isin(grams, common)
     owners = numpy.repeat(numpy.arange(len(counts)), counts)
-    return grams[is_telling], numpy.bincount(owners[is_telling], minlength=len(counts))
+    return grams[kept], numpy.bincount(owners[kept], minlength=len(counts))
 
 
 def _mixed(values: Any) -> Any:
-    """splitmix64's finalizer (Steele, Lea and Flood 2014): each bit of a uint64 depends on each."""
+    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014): each output bit of a uint64 depends on each input bit."""
     import numpy
 
     values = (values ^ (values >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""The census of prepared data: every sample is looked at once, and what the contract asks about is counted."""
+"""Statistics of prepared data for the contract, counted in one pass over all samples."""
 
 import re
 from collections import Counter
@@ -13,30 +13,30 @@ from flytune.data.stored_samples import Part, parts
 from flytune.records.dataset import Manifest
 
 HASHES = 5_000_000
-"""Samples whose hashes are held, 8 bytes each; of more a share is drawn by content, so that equal ones are drawn together."""
+"""Samples whose hashes are kept, 8 bytes each; of more, a share is drawn by content, so that equal ones are drawn together."""
 NEAR_TOKENS = 2_000_000
-"""Of training samples that are looked through for near duplicates; of held-out samples a quarter."""
+"""Tokens of training samples that are searched for near duplicates; a quarter of it for held-out samples."""
 TRIP_SAMPLES, TRIP_TOKENS = 256, 200_000
-"""About so many samples, and tokens, are decoded and tokenized again."""
+"""Approximate numbers of samples and tokens that are decoded and tokenized again."""
 _EXCERPT = 60
 _MARKER = re.compile(r"<\|[A-Za-z_]+\|>")
 _PROBES = ("The quick brown fox\n\tjumps  over 12 lazy dogs, doesn't it?", "{eos}\nHello {eos} there")
 
 
 @dataclass(frozen=True)
-class Trip:
-    """Samples decoded and tokenized again."""
+class RoundTrip:
+    """Counts of samples that were decoded and tokenized again."""
 
     tried: int
     failed: int
     by_tokens: bool
-    """Compared token by token; otherwise the texts are."""
+    """True if tokens are compared, False if texts are."""
     example: str
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Samples that equal, or nearly equal, one that stands before them, among those drawn."""
+    """Counts of samples that equal, or nearly equal, an earlier one, among the drawn samples."""
 
     train: int
     heldout: int
@@ -47,12 +47,12 @@ class Duplicates:
     near: int
     near_overlap: int
     drawn: set[str]
-    """The questions that were asked of a share of the samples only."""
+    """Names of the checks that used only a share of the samples."""
     examples: dict[str, str] = field(default_factory=dict)
 
 
-class Census:
-    """Counts of a prepared data set, both splits together where nothing else is said."""
+class Statistics:
+    """Counts of a prepared data set, of both splits together unless noted."""
 
     def __init__(self, folder: Path, manifest: Manifest, tokenizer: Any) -> None:
         self._tokenizer, self._max_length = tokenizer, manifest.max_length
@@ -60,28 +60,28 @@ class Census:
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         special[tokenizer.eos_token_id] = self.eos
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
-        # The pad token is used by its number alone.
+        # The pad token is only used by its number.
         self.written = {token for token in (self.bos, self.eos) if token}
         is_chat = bool(set(manifest.format.split(", ")) & set(CHATS))
         marks = ChatTemplate(tokenizer).marks if is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
         self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
-        asked = sorted(self.named | set(special.values()) | written)
-        self.special = len(asked)
-        self.in_pieces = [token for token in asked if len(self._encode(token)) != 1]
+        tested = sorted(self.named | set(special.values()) | written)
+        self.special = len(tested)
+        self.in_pieces = [token for token in tested if len(self._encode(token)) != 1]
         self._blank: dict[int, bool] = {}
         self.examples: dict[str, str] = {}
         self.ends: Counter[str] = Counter()
-        """How often which special token ends a trained stretch."""
-        self.samples = self.tokens = self.trained = self.torn = self.untrained = self.double_bos = self.with_bos = 0
+        """Number of answers by the special token that ends them."""
+        self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = self.with_bos = 0
         self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = self.outside = 0
         self.packed = manifest.train.blocks is not None
         self._trip: list[tuple[str, Any]] = []
         self._trained, self._heldout, self._overlap = Hashes(HASHES), 0, 0
         self._near: dict[str, list[Any]] = {"train": [], "heldout": []}
         self._seen: dict[str, set[int]] = {"trip": set(), "train": set(), "heldout": set()}
-        """Hashes of the samples that are kept: the copies of one that stands there a million times are not."""
+        """Hashes of the kept samples, so that only one of many equal samples is kept."""
         total = manifest.train.samples + manifest.heldout.samples
         tokens = manifest.train.tokens + manifest.heldout.tokens
         self._hashed_share = min(1.0, HASHES / max(1, total))
@@ -97,7 +97,7 @@ class Census:
         import numpy
 
         trained, ids, starts = part.trained, part.ids, part.starts
-        self.torn += part.torn
+        self.inconsistent += part.inconsistent
         if not len(starts):
             return
         self.samples += len(starts)
@@ -119,7 +119,7 @@ class Census:
         self._count_ends(part, owners)
 
     def _count_ends(self, part: Part, owners: Any) -> None:
-        """An answer is a stretch of trained tokens. White space behind its end marker is left out of account."""
+        """Count the ends of answers, which are runs of trained tokens; white space after an end marker is ignored."""
         import numpy
 
         marks = numpy.asarray(sorted(self._marks))
@@ -139,7 +139,7 @@ class Census:
         owner = owners[ends]
         is_last = numpy.ones(len(ends), bool)
         is_last[:-1] = owner[1:] != owner[:-1]
-        # A sample of max_length tokens may have been cut: it need not end.
+        # A sample of max_length tokens may have been cut, so it need not have an end marker.
         cut = is_last & (part.lengths[owner] >= self._max_length) & (ends == part.starts[owner] + part.lengths[owner] - 1)
         following = numpy.minimum(ends + 1, len(part.ids) - 1)
         has_masked = ~ended & (owners[following] == owner) & (following > ends) & numpy.isin(part.ids[following], marks)
@@ -159,39 +159,39 @@ class Census:
         return numpy.asarray([self._blank[number] for number in values.tolist()], bool)[places]
 
     def _note(self, name: str, part: Part, samples: Any) -> int:
-        """How many there are; keeps the first as the example."""
+        """Return the number of samples, and keep the first as an example."""
         if len(samples) and name not in self.examples:
             self.examples[name] = self._example(part, int(samples[0]))
         return len(samples)
 
     def _example(self, part: Part, sample: int) -> str:
-        """Where a sample stands, and how it ends."""
+        """Describe a sample by its location and its end."""
         ids = part.tokens(sample)[-_EXCERPT:].tolist()
         text = self._decode([number for number in ids if 0 <= number < len(self._tokenizer)])
         return f"{part.where(sample)}: {'...' if len(text) > _EXCERPT else ''}{text[-_EXCERPT:]!r}"
 
     def _draw(self, part: Part, split: str, near_share: float) -> None:
-        """Keeps what the later questions are asked of; by content, so that the same samples are drawn each time."""
+        """Keep samples for the later checks, drawn by content so that the same samples are drawn each time."""
         hashes = part.hashes
-        asked = hashes[below(hashes, self._hashed_share)]
+        compared = hashes[below(hashes, self._hashed_share)]
         if split == "train":
-            self._trained.add(asked)
+            self._trained.add(compared)
         else:
-            self._heldout += len(asked)
-            self._overlap += int(self._trained.holds(asked).sum())
+            self._heldout += len(compared)
+            self._overlap += int(self._trained.contains(compared).sum())
         for sample in firsts(hashes, self._trip_share, self._seen["trip"]):
-            # What was cut need not be what its text gives.
+            # A sample that was cut may give other tokens.
             if part.lengths[sample] < self._max_length:
                 self._trip.append((part.where(sample), part.tokens(sample).copy()))
-        # Equal ones are counted already.
+        # Equal samples are already counted.
         self._near[split] += [part.tokens(sample).copy() for sample in firsts(hashes, near_share, self._seen[split])]
 
-    def round_trip(self) -> Trip:
-        """Tokenizes the text of the drawn samples again; compared by tokens where plain sentences come back so."""
+    def round_trip(self) -> RoundTrip:
+        """Tokenize the text of the drawn samples again; compare tokens if plain sentences keep theirs, otherwise texts."""
         by_tokens = all(self._agrees(self._encode(probe.format(eos=self.eos)), True) for probe in _PROBES)
         failed = [(where, ids) for where, ids in self._trip if not self._agrees(ids.tolist(), by_tokens)]
         example = f"{failed[0][0]}: {self._decode(failed[0][1].tolist())[:_EXCERPT]!r}" if failed else ""
-        return Trip(len(self._trip), len(failed), by_tokens, example)
+        return RoundTrip(len(self._trip), len(failed), by_tokens, example)
 
     def _agrees(self, ids: list[int], by_tokens: bool) -> bool:
         if ids and (min(ids) < 0 or max(ids) >= len(self._tokenizer)):
@@ -201,7 +201,7 @@ class Census:
         return again == ids if by_tokens else self._decode(again).split() == text.split()
 
     def duplicates(self) -> Duplicates:
-        """Counts equal and nearly equal samples, among those drawn."""
+        """Count equal and nearly equal samples among the drawn ones."""
         import numpy
 
         examples = dict[str, str]()
@@ -214,7 +214,7 @@ class Census:
         for name, found in (("near duplicates", is_near), ("near overlap", is_near_train)):
             for index in numpy.flatnonzero(found)[:1]:
                 texts = [self._decode(samples[which[place]].tolist())[-_EXCERPT:] for place in (index, before[index])]
-                examples[name] = f"{texts[0]!r} beside {texts[1]!r}"
+                examples[name] = f"{texts[0]!r} and {texts[1]!r}"
         return Duplicates(
             self._trained.added, self._heldout,
             self._trained.added - len(self._trained.different), self._overlap,

@@ -1,0 +1,44 @@
+"""Held-out samples of a prepared data set, in stored order, for scoring."""
+
+from pathlib import Path
+
+from flytune.data.shards import read_manifest
+from flytune.errors import DataError
+from flytune.models.scoring import IGNORED, Row
+
+
+def heldout_rows(dataset: Path, limit: int) -> list[Row]:
+    """Return the first `limit` held-out samples of a prepared data set, in stored order.
+
+    Raises:
+        DataError: the folder is incomplete, or its held-out part has no token to score.
+    """
+    import pyarrow.parquet
+
+    again = "prepare the data again"
+    rows: list[Row] = []
+    for shard in read_manifest(dataset).heldout.shards:
+        if len(rows) >= limit:
+            break
+        try:
+            table = pyarrow.parquet.read_table(dataset / shard.file, columns=["input_ids", "labels"])
+        except FileNotFoundError:
+            raise DataError(f"{dataset}: {shard.file} is in manifest.json but not in the folder; {again}") from None
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {again}") from None
+        rows += table.slice(0, limit - len(rows)).to_pylist()
+    if not any(label != IGNORED for row in rows for label in row["labels"][1:]):
+        raise DataError(f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path")
+    return rows
+
+
+def heldout_sources(dataset: Path, limit: int) -> list[str]:
+    """Return the names of the sources of the rows that `heldout_rows` returns."""
+    import pyarrow.parquet
+
+    manifest = read_manifest(dataset)
+    numbers: list[int] = []
+    for shard in manifest.heldout.shards:
+        if len(numbers) < limit:
+            numbers += pyarrow.parquet.read_table(dataset / shard.file, columns=["source"])["source"].to_pylist()
+    return [manifest.sources[number].name for number in numbers[:limit]]
