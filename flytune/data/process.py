@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from flytune.data.counts import Tally
 from flytune.data.formats import CHATS, Tokens, choose, convert
-from flytune.data.labels import IGNORED, Encoded, encode, validated
+from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.tokenizer import Encoder, require_chat_template
 from flytune.errors import DataError
+from flytune.models.scoring import IGNORED
 from flytune.recipe.recipe import DataRequest
 
 _BATCH_CHARACTERS = 1_000_000

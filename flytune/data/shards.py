@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from flytune.data.labels import IGNORED, Encoded
+from flytune.data.labels import Encoded
 from flytune.data.packing import Window
 from flytune.errors import DataError
 from flytune.files import sha256_of
+from flytune.models.scoring import IGNORED
 from flytune.records.dataset import Manifest, Shard, SplitCounts
 
 MANIFEST = "manifest.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.data.contract.duplicates import fingerprints
-from flytune.data.labels import IGNORED
+from flytune.models.scoring import IGNORED
 from flytune.records.dataset import SplitCounts
 
 

@@ -78,7 +78,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
-    model = gate.check(recipe, trained, dataset, lambda: tuned_model(recipe, trained))
+    model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
     questions = Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
     tuned = _measure(model, questions, "tuned model")
     if recipe.method.name == "full":

@@ -1,7 +1,7 @@
 """The gate: checks that an export is the model that was trained, made on the stored files by another process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from flytune.export.tensors import verify
 from flytune.files import sha256_of
 from flytune.models import base as models_base
 from flytune.models import loading, probe
-from flytune.models.scoring import GATE_SAMPLES, finite_loss, heldout_rows
+from flytune.models.scoring import GATE_SAMPLES, Row, finite_loss
 from flytune.recipe.recipe import Recipe
 from flytune.records.dataset import Manifest
 from flytune.records.export import Export
@@ -29,20 +29,20 @@ LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 LOGIT_BOUND = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
 
 
-def check(recipe: Recipe, trained: Path, dataset: Path, load: Callable[[], Any]) -> Any:
+def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], load: Callable[[], Any]) -> Any:
     """Check an export completely, and return its model.
 
     `check_files` comes first. `load` is then called, once, for the model that the files hold; its logits on the fixed prompts
-    and its loss on the first held-out samples must be those that training recorded from the live model before the export.
-    An artifact that is evaluated on other samples than those of its own training has no recorded loss to compare with.
+    and its loss on the first of `rows`, the data set's held-out samples, must be those that training recorded from the live
+    model before the export. An artifact that is evaluated on other samples than those of its own training has no recorded
+    loss to compare with.
 
     Raises:
-        DataError: the data set is incomplete, or has no held-out token to score.
         ExportError: names the tensor, file or figure, the expected value, and the value found.
     """
     folder = check_files(recipe, trained, dataset)
     model = load()
-    rows = heldout_rows(dataset, min(GATE_SAMPLES, recipe.evaluation.max_samples))
+    rows = rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)]
     # Padding is masked: any token will do.
     nll, tokens = finite_loss(model, rows, tokenizer(folder).pad_token_id or 0, recipe.evaluation.batch_size, "tuned model")
     _check_answers(recipe, trained, model)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from flytune import data
 from flytune.adapters import loading, merging
 from flytune.artifacts import build, catalog, fetch
+from flytune.data.heldout import heldout_rows
 from flytune.export import gate
 from flytune.hardware.shapes import shape_named
 from flytune.models import probe
@@ -101,7 +102,9 @@ def test_an_artifact_is_listed_and_fetched(place, release):
 def test_an_adapter_is_loaded_and_answers_as_the_trained_model(place):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     assert gate.check_files(recipe, Path("artifact"), Path("dataset")) == Path("artifact")
-    model = gate.check(recipe, Path("artifact"), Path("dataset"), lambda: loading.load({"old": "artifact"}))
+    model = gate.check(
+        recipe, Path("artifact"), Path("dataset"), heldout_rows(Path("dataset"), 8), lambda: loading.load({"old": "artifact"})
+    )
     live = probe.Answers.read(Path("artifact", probe.PROBE))
     logits = probe.ask(model, live.prompts).logits
     # Other CPUs sum in another order.

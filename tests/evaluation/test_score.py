@@ -304,7 +304,7 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
     ):
         # The prompts alone would refuse it already.
         patch.setattr(gate, "_check_answers", lambda recipe, trained, model: None)
-        gate.check(recipe, tmp_path, dataset, lambda: exported)
+        gate.check(recipe, tmp_path, dataset, heldout_rows(dataset, scoring.GATE_SAMPLES), lambda: exported)
     (tmp_path / probe.PROBE).unlink()
     with pytest.raises(ExportError, match="probe.safetensors: missing, cut short or damaged"):
         evaluation_score.score(recipe, tmp_path, dataset)

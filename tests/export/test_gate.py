@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from flytune import data
+from flytune.data.heldout import heldout_rows
 from flytune.errors import ExportError
 from flytune.export import gate, manifest
 from flytune.export import write as export_write
 from flytune.export.tensors import verify
 from flytune.hardware.shapes import shape_named
 from flytune.models import loading, probe
+from flytune.models.scoring import GATE_SAMPLES
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.training import loop
@@ -79,7 +81,8 @@ def copied(runs, tmp_path):
 
 
 def pass_the_gate(recipe, trained, inputs):
-    gate.check(recipe, trained, inputs / "dataset", lambda: loading.exported_model(recipe, trained))
+    rows = heldout_rows(inputs / "dataset", GATE_SAMPLES)
+    gate.check(recipe, trained, inputs / "dataset", rows, lambda: loading.exported_model(recipe, trained))
 
 
 @pytest.mark.parametrize(

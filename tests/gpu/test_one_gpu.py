@@ -34,8 +34,9 @@ def fit(recipe, dataset, out):
     # Imported here and not in the parent: a process that has used CUDA cannot be forked.
     shape = this_machine()
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
-    model = gate.check(recipe, out, dataset, lambda: loading.exported_model(recipe, out, device_map={"": 0}))
-    nll, tokens = scoring.heldout_loss(model, heldout_rows(dataset, scoring.GATE_SAMPLES), 0, batch_size=4)
+    rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
+    model = gate.check(recipe, out, dataset, rows, lambda: loading.exported_model(recipe, out, device_map={"": 0}))
+    nll, tokens = scoring.heldout_loss(model, rows, 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 
 

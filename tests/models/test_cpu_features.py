@@ -23,12 +23,14 @@ OLD_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENA
 CHECK = """
 import sys
 from pathlib import Path
+from flytune.data.heldout import heldout_rows
 from flytune.export import gate
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe
 loading.quiet()
 recipe, dataset, trained = Recipe.from_yaml(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
-gate.check(recipe, trained, dataset, lambda: loading.exported_model(recipe, trained, device_map={"": "cpu"}))
+rows = heldout_rows(dataset, 8)
+gate.check(recipe, trained, dataset, rows, lambda: loading.exported_model(recipe, trained, device_map={"": "cpu"}))
 print("passed")
 """
 

@@ -91,8 +91,8 @@ def runs(inputs, tmp_path_factory):
 
 
 def reloaded_loss(recipe, inputs, trained):
-    model = gate.check(recipe, trained, inputs / "dataset", lambda: loading.exported_model(recipe, trained))
     rows = heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES)
+    model = gate.check(recipe, trained, inputs / "dataset", rows, lambda: loading.exported_model(recipe, trained))
     nll, tokens = scoring.heldout_loss(model, rows, 0, batch_size=4)
     return float(nll.sum() / tokens.sum())
 
