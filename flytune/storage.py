@@ -151,7 +151,7 @@ class Storage:
         return self._tried(folder, look)
 
     def files(self, folder: str = "", depth: int | None = None) -> dict[str, dict[str, Any]]:
-        """Return fsspec's facts about all files below a folder, by their names relative to it; `depth`: how many levels deep."""
+        """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative names."""
         base = self.path(folder)
 
         def look() -> dict[str, dict[str, Any]]:

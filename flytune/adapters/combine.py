@@ -1,6 +1,5 @@
 """Several adapters made one, by PEFT's add_weighted_adapter."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ from flytune.artifacts import catalog
 from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
-from flytune.files import sha256_of
+from flytune.files import sha256_of, written_atomically
 from flytune.records.contents import CONTENTS, Contents, stored
 from flytune.schema import Record, Strict
 
@@ -139,9 +138,7 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
     method = first.recipe.method.model_copy(update=changes)
     of = " + ".join(f"{source.weight:g} x {source.name}" for source in made.sources)
     recipe = first.on.model_copy(update={"description": f"combined by {made.how}: {of}", "method": method})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        folder = Path(beside) / "artifact"
+    with written_atomically(out) as folder:
         model.save_pretrained(str(folder), selected_adapters=["default"])
         (folder / "README.md").unlink(missing_ok=True)
         copy_tokenizer(first.folder, folder)
@@ -151,4 +148,3 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
         made.write(folder / catalog.COMBINATION)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         Contents(files=[stored(path, path.relative_to(folder).as_posix()) for path in files]).write(folder / CONTENTS)
-        folder.rename(out)

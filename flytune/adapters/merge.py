@@ -1,7 +1,6 @@
 """Merging an adapter into its base: what that changes is measured before it is kept."""
 
 import gc
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from flytune.adapters.load import copy_tokenizer
 from flytune.errors import ExportError
 from flytune.export import gate
 from flytune.export.tensors import verify
+from flytune.files import written_atomically
 from flytune.models import base as models_base
 from flytune.models import loading, probe
 from flytune.recipe.recipe import Recipe
@@ -173,11 +173,8 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
 
 def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> None:
     """Beside `out` first; it gets its name when all of it was read again."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        folder = Path(beside) / "model"
+    with written_atomically(out) as folder:
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
         made.write(folder / MERGED)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
-        folder.rename(out)

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from flytune.files import sha256_of
+from flytune.files import sha256_of, written_atomically
 from flytune.recipe.recipe import Recipe
 from flytune.records.contents import StoredFile
 from flytune.records.export import Export
@@ -52,13 +52,15 @@ class Progress(Record):
         """With one more file of `folder`."""
         made = self.model_copy(update={"files": self.files | {file: written}})
         if self.weights:
-            _replace(made, folder.parent / _PROGRESS)
+            with written_atomically(folder.parent / _PROGRESS) as temporary:
+                made.write(temporary)
         return made
 
 
 def seal(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
     """Writes export.json beside `folder`: every file in it with size and hash; those that `progress` knows are not read."""
-    _replace(listed(recipe, folder, revision, progress), folder.parent / MANIFEST)
+    with written_atomically(folder.parent / MANIFEST) as temporary:
+        listed(recipe, folder, revision, progress).write(temporary)
     (folder.parent / _PROGRESS).unlink(missing_ok=True)
 
 
@@ -79,9 +81,3 @@ def listed(recipe: Recipe, folder: Path, revision: str | None, progress: Progres
 
 def _is_whole(path: Path, written: Written) -> bool:
     return path.is_file() and sha256_of(path) == written.sha256
-
-
-def _replace(record: Record, path: Path) -> None:
-    partial = path.with_name(f"{path.name}.tmp")
-    record.write(partial)
-    partial.replace(path)

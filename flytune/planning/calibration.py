@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
+from flytune.files import written_atomically
 from flytune.hardware.shapes import SHAPES_FILE
 from flytune.records.comparison import COMPARISON, Comparison
 from flytune.records.plan import Calibration
@@ -86,7 +87,6 @@ def write(rows: Sequence[Factor]) -> None:
     head = (
         "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it; without it plans are as told.\n"
     )
-    fresh = CALIBRATION_FILE.with_suffix(".new")
-    fresh.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
-    fresh.replace(CALIBRATION_FILE)
+    with written_atomically(CALIBRATION_FILE) as temporary:
+        temporary.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
     _read.cache_clear()

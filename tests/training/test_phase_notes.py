@@ -15,7 +15,7 @@ from flytune.records.plan import EXPORT, Need, Plan
 from flytune.training import attempt_notes, phase_notes
 from flytune.training.phase_notes import PhaseNotes
 from tasks.runtime import directories, retries
-from tests.support.attempts import attempt
+from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 
 GIB = 2**30
 
