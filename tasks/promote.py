@@ -13,9 +13,8 @@ from flytune.failures.table import RETRIES
 from flytune.hardware.shapes import load_shapes
 from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics
-from flytune.registry import compare, refresh
-from flytune.registry import history as models
-from flytune.registry.history import Duel
+from flytune.registry import compare, history, refresh
+from flytune.registry.history import ModelComparison
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import fetch, fetch_file, unpack
@@ -28,13 +27,13 @@ _POD = Resources(cpu="1", mem="2Gi")
 
 def compare_models(
     recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory, champion: str
-) -> Duel:
+) -> ModelComparison:
     """Challenger and champion on the same held-out tokens; against its base model where there is no champion."""
     with retried():
         if not champion:
-            return compare.against_base(Metrics.read(fetch_file(artifact, "metrics.json")))
+            return compare.compare_with_base(Metrics.read(fetch_file(artifact, "metrics.json")))
         unpack(base)
-        return compare.duel(recipe, fetch(artifact), fetch(dataset), champion)
+        return compare.compare_artifacts(recipe, fetch(artifact), fetch(dataset), champion)
 
 
 COMPARE: dict[str, Any] = {
@@ -53,14 +52,20 @@ COMPARE: dict[str, Any] = {
 @trimmed
 @task(container_image=LIGHT, requests=_POD, retries=RETRIES)
 def promote_challenger(
-    recipe: Recipe, accepted: str, champion: str, fingerprint: str, changed: Recipe, artifact: FlyteDirectory, duel: Duel
+    recipe: Recipe,
+    accepted: str,
+    champion: str,
+    fingerprint: str,
+    changed: Recipe,
+    artifact: FlyteDirectory,
+    duel: ModelComparison,
 ) -> str:
     """Accepts the challenger where it is better beyond doubt, and records the decision with its figures in any case."""
     with retried():
         metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
-        place = refresh.stays_at(str(artifact.remote_source or artifact.path), changed, metrics)
+        address = refresh.final_address(str(artifact.remote_source or artifact.path), changed, metrics)
     broken = guards.broken(changed, metrics)
-    decision = refresh.settle(recipe, accepted, champion, fingerprint, place, duel, broken)
+    decision = refresh.record_decision(recipe, accepted, champion, fingerprint, address, duel, broken)
     return f"{decision.outcome}: {decision.reason}"
 
 
@@ -68,4 +73,4 @@ def promote_challenger(
 @task(container_image=LIGHT, requests=_POD)
 def rollback_accepted(accepted: str, reason: str) -> str:
     """Accepts the model before the accepted one again."""
-    return models.rollback(accepted, reason).artifact
+    return history.rollback(accepted, reason).artifact

@@ -33,8 +33,8 @@ class Decided(NamedTuple):
 def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> Decided:
     """Looks at the window's data and at the history of accepted models."""
     with retried():
-        turn = refresh.decide(recipe, kickoff, accepted, days)
-    return Decided("train" if turn.trains else "skip", *turn[1:])
+        decision = refresh.decide(recipe, kickoff, accepted, days)
+    return Decided("train" if decision.trains else "skip", *decision[1:])
 
 
 @trimmed

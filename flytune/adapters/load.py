@@ -35,7 +35,7 @@ class Adapter:
     @classmethod
     def of(cls, address: str | Path) -> "Adapter":
         """Raises ExportError where the artifact cannot be read, or has none."""
-        folder = fetch.fetched(address)
+        folder = fetch.local_folder(address)
         if not loading.is_adapter(folder):
             raise ExportError(f"{address}: holds no adapter; a model that was trained whole stands alone")
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))

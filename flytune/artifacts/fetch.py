@@ -23,7 +23,7 @@ class Place(NamedTuple):
     """A file to a path of this machine."""
 
 
-def fetched(address: str | Path) -> Path:
+def local_folder(address: str | Path) -> Path:
     """A folder of this machine with the whole artifact; a folder is taken as it is.
 
     `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, what main holds. It is kept
@@ -48,7 +48,7 @@ def fetch(address: str, out: Path, place: Place | None = None) -> None:
     """Fetch all files of an artifact into the new folder `out`, wherever it comes from; read from `place`, where one is given.
 
     Raises:
-        ExportError: `out` holds something; or as `fetched`.
+        ExportError: `out` holds something; or as `local_folder`.
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; give a new folder")

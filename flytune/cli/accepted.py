@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     """Shows all decisions, after one more where the accepted model is to go back."""
     if options.rollback:
         history.rollback(options.address, options.reason)
-    decisions = history.history(options.address)
+    decisions = history.decisions_at(options.address)
     if options.json:
         sys.stdout.write("[" + ",\n".join(decision.model_dump_json() for decision in decisions) + "]\n")
     elif not decisions:
@@ -48,5 +48,5 @@ def _show(decisions: list[Decision], console: Console) -> None:
             str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, escape(one.artifact), escape(reason)
         )
     tables.show(table, console, below=("artifact", "reason"))
-    standing = history.current(decisions)
-    console.print(f"accepted: {standing.artifact if standing else 'no model'}", highlight=False, soft_wrap=True)
+    accepted = history.current(decisions)
+    console.print(f"accepted: {accepted.artifact if accepted else 'no model'}", highlight=False, soft_wrap=True)

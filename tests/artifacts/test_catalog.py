@@ -74,7 +74,7 @@ def test_an_address_without_artifacts(tmp_path):
     with pytest.raises(ExportError, match="nope://x: cannot be read: ValueError: Protocol not known"):
         catalog.listed("nope://x")
     with pytest.raises(ExportError, match="nope://x: cannot be read"):
-        fetch.fetched("nope://x")
+        fetch.local_folder("nope://x")
 
 
 def test_the_command_shows_a_row_for_each(made, store, capsys, monkeypatch):
@@ -100,15 +100,15 @@ def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypa
     entries = catalog.listed(f"{bucket}/team")
     assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
     assert all(entry.stored is not None and entry.problems == [] for entry in entries)
-    found = fetch.fetched(f"{bucket}/team/adds")
+    found = fetch.local_folder(f"{bucket}/team/adds")
     assert (found / "adapter_model.safetensors").read_bytes() == (made[1] / "adapter_model.safetensors").read_bytes()
     assert (found / "report.html").exists()
-    assert fetch.fetched(f"{bucket}/team/adds/") == found
+    assert fetch.local_folder(f"{bucket}/team/adds/") == found
     with pytest.raises(ExportError, match="none: no artifact.json, so no artifact lies there, or not a whole one"):
-        fetch.fetched(f"{bucket}/team/none")
+        fetch.local_folder(f"{bucket}/team/none")
     fsspec.filesystem("s3").pipe_file(f"{bucket}/team/whole/recipe.yaml", b"name: other\n")
     with pytest.raises(ExportError, match="whole/recipe.yaml: not what artifact.json says; publish the artifact again"):
-        fetch.fetched(f"{bucket}/team/whole")
+        fetch.local_folder(f"{bucket}/team/whole")
 
 
 def test_a_fingerprint_names_artifacts_and_their_names(made):

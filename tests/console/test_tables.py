@@ -23,7 +23,7 @@ from flytune.selftest import table as selftest_table
 from flytune.selftest.matrix import Cell, Matrix
 from flytune.sweeps import results
 from flytune.sweeps.results import Outcome
-from tests.support.decisions import decision, duel
+from tests.support.decisions import comparison, decision
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, plan_of, ranked, recipe_of
 from tests.support.sweeps import drawn, score
@@ -38,7 +38,7 @@ def show_accepted(console, monkeypatch):
     lost = "PermissionError: [Errno 13] Permission denied: the artifact cannot be read by this account"
     decisions = [
         decision(f"{ADDRESS}{number}", outcome, number=number, reason=lost, **given)
-        for number, (outcome, given) in enumerate([("accepted", {"duel": duel(-0.3)}), ("refused", {}), ("rolled back", {})], 1)
+        for number, (outcome, given) in enumerate([("accepted", {"duel": comparison(-0.3)}), ("refused", {}), ("rolled back", {})], 1)
     ]
     monkeypatch.setattr(history, "history", lambda address: decisions)
     accepted_command.run(argparse.Namespace(rollback=False, address=ADDRESS, json=False))

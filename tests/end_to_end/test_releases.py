@@ -119,14 +119,14 @@ def test_an_adapter_is_merged(place):
 def test_an_artifact_is_accepted_and_is_a_champion(place, untrained):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     metrics = Metrics.read(Path("artifact/metrics.json"))
-    decision = refresh.settle(
+    decision = refresh.record_decision(
         recipe, str(place / "accepted"), "", data.fingerprint(recipe.data), "artifact", compare.against_base(metrics), []
     )
     assert decision.outcome == "accepted"
-    assert history.current(history.history(str(place / "accepted"))) == decision
-    duel = compare.duel(recipe, Path("artifact"), Path("dataset"), decision.artifact)
-    assert duel.difference == 0
-    assert duel.challenger == pytest.approx(metrics.tuned.loss, abs=1e-5)
+    assert history.current(history.decisions_at(str(place / "accepted"))) == decision
+    comparison = compare.compare_artifacts(recipe, Path("artifact"), Path("dataset"), decision.artifact)
+    assert comparison.difference == 0
+    assert comparison.challenger == pytest.approx(metrics.tuned.loss, abs=1e-5)
 
 
 def fit(recipe, out):
