@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -87,6 +88,11 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file of this name was left by a process that was killed while it wrote atomically."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}", name.rpartition("/")[2]) is not None
 
 
 def _temporary(path: Path) -> Path:

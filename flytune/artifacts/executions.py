@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flytune.artifacts.fetch import Place
+from flytune.artifacts.fetch import Reader
 from flytune.doctor import admin
 from flytune.doctor.finding import NO_CLUSTER
 from flytune.errors import ExportError
@@ -36,7 +36,7 @@ class Execution(NamedTuple):
         return f"{self.name} in {self.project}-{self.domain}" + (f", node {self.node}" if self.node else "")
 
 
-def named(text: str, project: str, domain: str) -> Execution | None:
+def parse(text: str, project: str, domain: str) -> Execution | None:
     """Return the execution that an id, an address of the console or a flyte:// address names; None for every other address.
 
     `project` and `domain` are those of an id alone.
@@ -47,8 +47,8 @@ def named(text: str, project: str, domain: str) -> Execution | None:
     return None
 
 
-def place(execution: Execution) -> tuple[str, Place]:
-    """Return the address of the artifact that the execution has stored, and how it is read.
+def find_artifact(execution: Execution) -> tuple[str, Reader]:
+    """Return the address of the artifact that the execution has stored, and access to its files.
 
     Raises:
         ExportError: admin does not know it, or it has stored no artifact, or several.
@@ -117,7 +117,7 @@ def _output(client: Any, node: Any) -> str | None:
     return None
 
 
-def _signed(client: Any, platform: Any, address: str) -> Place:
+def _signed(client: Any, platform: Any, address: str) -> Reader:
     import requests
 
     verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
@@ -139,4 +139,4 @@ def _signed(client: Any, platform: Any, address: str) -> Place:
         with opened(name) as answer, open(to, "wb") as file:
             shutil.copyfileobj(answer.raw, file, 8 * 2**20)
 
-    return Place(lambda name: bytes(opened(name).content), get)
+    return Reader(lambda name: bytes(opened(name).content), get)

@@ -299,7 +299,10 @@ def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkey
     with monkeypatch.context() as broken, pytest.raises(ExportError, match="cannot be written to: OSError"):
         broken.setattr(LocalFileSystem, "put_file", cut)
         build.publish(stored, str(tmp_path), "tiny")
+    # A process that is killed deletes nothing.
+    (tmp_path / "tiny" / ".plan.json.0a1b2c3d").write_bytes(b"half")
     build.publish(stored, str(tmp_path), "tiny")
+    (tmp_path / "tiny" / ".plan.json.0a1b2c3d").unlink()
     assert names(tmp_path / "tiny") == names(stored)
     weights = "adapter_model.safetensors"
     assert (tmp_path / "tiny" / weights).read_bytes() == (stored / weights).read_bytes()
@@ -338,7 +341,7 @@ def test_publish_to_s3(bucket, stored, tmp_path):
     (other / "artifact.json").write_text((stored / "artifact.json").read_text() + "\n")
     with pytest.raises(ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"):
         build.publish(other, f"{bucket}/deep", "tiny")
-    with pytest.raises(ExportError, match=r"publish.address: s3://gone: cannot be written to: .*bucket does not exist"):
+    with pytest.raises(ExportError, match=r"publish.address: s3://gone: tiny cannot be written to: .*bucket does not exist"):
         build.publish(stored, "s3://gone", "tiny")
 
 

@@ -273,7 +273,7 @@ def test_the_card(hub, base, dataset, tmp_path):
 
 LOAD = """
 import os, re, sys, torch
-from flytune import loading
+from flytune.models import loading
 loading.quiet()
 for folder, text, out in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
     os.chdir(folder)

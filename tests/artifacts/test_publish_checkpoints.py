@@ -14,10 +14,9 @@ from flytune.recipe.recipe import DataRequest, Recipe
 from flytune.sharding import pair_problem
 from flytune.training import loop
 from tests.support import ranks
-from tests.support.publishing import ADDRESS, REPOSITORY, hub
+from tests.support.publishing import ADDRESS, REPOSITORY
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
-__all__ = ["hub"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=<...>. to upload raw bytes:DeprecationWarning")
 EVERY = {"publish.address": ADDRESS, "publish.every_save": True, "checkpoints.save_steps": 1}
 

@@ -40,7 +40,7 @@ def show_accepted(console, monkeypatch):
         decision(f"{ADDRESS}{number}", outcome, number=number, reason=lost, **given)
         for number, (outcome, given) in enumerate([("accepted", {"duel": comparison(-0.3)}), ("refused", {}), ("rolled back", {})], 1)
     ]
-    monkeypatch.setattr(history, "history", lambda address: decisions)
+    monkeypatch.setattr(history, "decisions_at", lambda address: decisions)
     accepted_command.run(argparse.Namespace(rollback=False, address=ADDRESS, json=False))
 
 

@@ -89,7 +89,7 @@ def test_the_files_of_an_artifact_are_read_and_mean_what_they_meant(place):
 def test_an_artifact_is_listed_and_fetched(place, release):
     import fsspec
 
-    (entry,) = catalog.listed("artifact")
+    (entry,) = catalog.list_artifacts("artifact")
     assert entry.problems == []
     assert (entry.kind, entry.base, entry.method, entry.rows) == ("adapter", "base", "lora", 48)
     assert entry.tuned_perplexity < entry.base_perplexity

@@ -1,0 +1,5 @@
+"""Fixtures of several modules here."""
+
+from tests.support.publishing import hub
+
+__all__ = ["hub"]
