@@ -183,7 +183,14 @@ class Storage:
         Raises:
             FileNotFoundError: it does not exist.
         """
-        return self._tried(name, lambda: bytes(self.filesystem.cat_file(self.path(name))))
+
+        def load() -> bytes:
+            try:
+                return bytes(self.filesystem.cat_file(self.path(name)))
+            except NotADirectoryError as error:  # a file cannot hold others
+                raise FileNotFoundError(str(error)) from error
+
+        return self._tried(name, load)
 
     def read_each(self, names: list[str]) -> dict[str, bytes | Exception]:
         """Return the contents of small files by name, read at the same time; for one that cannot be read, the error."""

@@ -36,5 +36,5 @@ def fetch_base_model(base: BaseRequest) -> FlyteDirectory:
     files = FlyteContextManager.current_context().file_access
     place = files.get_random_remote_directory()
     with retried():
-        models_base.hand_over(base, lambda file, name: files.put_data(str(file), f"{place}/{name}"), fresh("hub"))
+        models_base.copy_from_hub(base, lambda file, name: files.put_data(str(file), f"{place}/{name}"), fresh("hub"))
     return FlyteDirectory(place)

@@ -66,7 +66,7 @@ def planned(recipe: Recipe, harness: HarnessData) -> Run:
     publish.check(recipe)
     base = models_base.request(recipe.model)
     if not is_local():
-        models_base.known(base, recipe.model)
+        models_base.require_commit(base, recipe.model)
     request = DataRequest(
         model=models_base.pinned(recipe.model, base.commit),
         data=recipe.data,

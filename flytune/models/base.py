@@ -18,7 +18,7 @@ from typing import Any
 
 from flytune.errors import RecipeError
 from flytune.models import remote
-from flytune.models.remote import INDEX, TEXTS, needed
+from flytune.models.remote import INDEX, TEXTS, files_to_fetch
 from flytune.recipe.sections import Model
 from flytune.schema import Record
 
@@ -107,18 +107,18 @@ def request(model: Model) -> BaseRequest:
     )
 
 
-def known(asked: BaseRequest, model: Model) -> BaseRequest:
+def require_commit(wanted: BaseRequest, model: Model) -> BaseRequest:
     """The request, whose commit must be known where the hub has the model: pods look nowhere else.
 
     Raises:
         RecipeError: it is not.
     """
-    if asked.commit is None and is_on_hub(model):
+    if wanted.commit is None and is_on_hub(model):
         raise RecipeError(
-            f"model.name_or_path: {asked.name_or_path}: its commit is not known, for the hub did not answer; run again, "
+            f"model.name_or_path: {wanted.name_or_path}: its commit is not known, for the hub did not answer; run again, "
             "or give model.revision: a commit"
         )
-    return asked
+    return wanted
 
 
 def pinned(model: Model, commit: str | None) -> Model:
@@ -159,7 +159,7 @@ def local_name(model: Model, weights: bool = True) -> str:
     """
     name = model.name_or_path
     if is_address(name):
-        return str(remote.fetched(name, weights, model.trust_remote_code))
+        return str(remote.fetch_model(name, weights, model.trust_remote_code))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder)
@@ -171,7 +171,7 @@ def local_name(model: Model, weights: bool = True) -> str:
     return name
 
 
-def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path) -> None:
+def copy_from_hub(wanted: BaseRequest, put: Callable[[Path, str], Any], scratch: Path) -> None:
     """Gives `put` each file that loading a model of the hub takes, with its place in a Hugging Face cache; one after the other.
 
     Args:
@@ -184,7 +184,7 @@ def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.hf_api import RepoFile
 
-    name, commit = asked.name_or_path, asked.commit
+    name, commit = wanted.name_or_path, wanted.commit
     assert commit, name
     cached = f"models--{name.replace('/', '--')}"
 
@@ -194,17 +194,17 @@ def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path
         path.unlink()
 
     try:
-        listed = [entry.path for entry in HfApi().list_repo_tree(name, revision=commit) if isinstance(entry, RepoFile)]
+        names = [entry.path for entry in HfApi().list_repo_tree(name, revision=commit) if isinstance(entry, RepoFile)]
         index = None
-        if INDEX in listed:
+        if INDEX in names:
             index = Path(hf_hub_download(name, INDEX, revision=commit, local_dir=scratch)).read_bytes()
-        for file in needed(listed, index, asked.trust_remote_code, f"model.name_or_path: {name}"):
+        for file in files_to_fetch(names, index, wanted.trust_remote_code, f"model.name_or_path: {name}"):
             hand(file)
     except (OSError, ValueError) as error:  # all of the hub's own are OSErrors
         raise refused(error, f"model.name_or_path: {name}") from None
-    if asked.revision != commit:
+    if wanted.revision != commit:
         (ref := scratch / "ref").write_text(commit, encoding="utf-8")
-        put(ref, f"{cached}/refs/{asked.revision}")
+        put(ref, f"{cached}/refs/{wanted.revision}")
 
 
 def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:

@@ -4,9 +4,10 @@ import json
 import re
 from typing import Any
 
-from flytune.errors import TrainingError
+from flytune.errors import FlytuneError, RecipeError, TrainingError
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Method
+from flytune.storage import Storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # What PEFT writes for the adapters that Flytune trains; where it differs, there are other parameters than a recipe names.
@@ -23,11 +24,13 @@ def problems(recipe: Recipe) -> list[str]:
     if not (address := recipe.method.adapter):
         return []
     try:
-        config = json.loads(_read(address, CONFIG))
-    except (FileNotFoundError, NotADirectoryError):
+        config = json.loads(_storage(address, RecipeError).read(CONFIG))
+    except FileNotFoundError:
         return [f"method.adapter: {address}: no {CONFIG} there; name the artifact of an adapter"]
-    except Exception as error:  # noqa: BLE001 (told as a mistake of the recipe; each file system has errors of its own)
-        return [f"method.adapter: {address}: {CONFIG} cannot be read: {type(error).__name__}: {error}"]
+    except RecipeError as error:
+        return [str(error)]
+    except ValueError as error:
+        return [f"method.adapter: {address}: {CONFIG} is not JSON: {error}; export the adapter again"]
     found = [
         f"method.{name}: {wanted!r}, but the adapter of method.adapter has {config.get(name)!r}; write that"
         for name, wanted in (("r", recipe.method.r), ("lora_alpha", recipe.method.lora_alpha))
@@ -63,19 +66,20 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def fill(model: Any, method: Method) -> None:
+def load_weights(model: Any, method: Method) -> None:
     """Gives the new adapter of a PEFT model, not sharded yet, the weights of method.adapter. Each process reads them.
 
     Raises:
         TrainingError: they are missing or cut short, or stand on other layers.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     where = f"method.adapter: {method.adapter}"
     try:
-        state = load(_read(str(method.adapter), WEIGHTS))
-    except Exception as error:
+        state = load(_storage(str(method.adapter), TrainingError).read(WEIGHTS))
+    except (FileNotFoundError, SafetensorError) as error:
         raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run does not go on: {error}") from error
     parameters = {name.replace(".default.", "."): one for name, one in model.named_parameters() if one.requires_grad}
     wrong = sorted(parameters.keys() ^ state.keys())
@@ -90,9 +94,5 @@ def fill(model: Any, method: Method) -> None:
             parameter.copy_(state[name])
 
 
-def _read(address: str, file: str) -> bytes:
-    """A file of an adapter."""
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(address.rstrip("/"))
-    return bytes(filesystem.cat_file(f"{root}/{file}"))
+def _storage(address: str, error: type[FlytuneError]) -> Storage:
+    return Storage(address, "method.adapter", error=error, retry=False)

@@ -1,7 +1,7 @@
 """Gives each process its own rows of a model's weights, read straight from the files; no process ever holds the model.
 
 The model is built on the meta device (`meta_model`), where parameters have a shape and no memory; fully_shard divides it
-there; then `fill` reads the rows that this process holds of every parameter.
+there; then `load_weights` reads the rows that this process holds of every parameter.
 """
 
 import logging
@@ -111,7 +111,7 @@ class _Slot:
     """Modules and attributes."""
 
 
-def fill(model: Any, folder: Path, device: str | None = None) -> None:
+def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
     """Gives each parameter of `model` on the meta device what this process holds of it, from the safetensors in `folder`.
 
     Parameters may be plain, or DTensors as fully_shard makes them on any mesh; with checkpoint wrappers and PEFT adapters
@@ -140,13 +140,13 @@ def fill(model: Any, folder: Path, device: str | None = None) -> None:
     device = device or _mesh_device(model)
     with torch.no_grad(), _progress(slots) as progress:
         for slot in sorted(slots, key=lambda slot: min(sources[name].order for name in slot.names if name in sources)):
-            progress.update(_fill_slot(slot, sources, device))
+            progress.update(_load_slot(slot, sources, device))
     if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
         raise TrainingError(f"{_listed(left)}: without values although all of {folder} was read")
 
 
 def allocate(model: Any, device: str | None = None) -> None:
-    """As `fill`, but nothing is read: every parameter gets memory without values, for a checkpoint to fill."""
+    """As `load_weights`, but nothing is read: every parameter gets memory without values, for a checkpoint to fill."""
     import torch
 
     device = device or _mesh_device(model)
@@ -184,7 +184,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _fill_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
+def _load_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
     """Reads this process's part of one parameter; how many bytes that is."""
     import torch
 

@@ -11,6 +11,7 @@ from flytune.hardware.shapes import shape_named
 from flytune.models import initial_adapter
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.storage import Storage
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -140,7 +141,7 @@ def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained,
         ranks.run(1, fit, recipe, inputs, tmp_path / "out")
     (folder / initial_adapter.WEIGHTS).write_bytes(b"cut")
     with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run does not go on"):
-        initial_adapter.fill(None, recipe.method)
+        initial_adapter.load_weights(None, recipe.method)
 
 
 def test_full_training_takes_no_adapter(inputs):
@@ -156,4 +157,4 @@ def test_an_adapter_is_read_from_an_address(bucket, inputs, trained):
         filesystem.pipe_file(f"models/run/{file}", (trained("lora")[0] / "adapter" / file).read_bytes())
     assert initial_adapter.problems(recipe_for(inputs, "none", adapter="s3://models/run")) == []
     assert initial_adapter.problems(recipe_for(inputs, "none", adapter="s3://models/run/", r=2))
-    assert len(initial_adapter._read("s3://models/run", initial_adapter.WEIGHTS)) > 1000
+    assert len(Storage("s3://models/run").read(initial_adapter.WEIGHTS)) > 1000
