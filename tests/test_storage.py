@@ -39,7 +39,7 @@ def test_files_are_written_listed_read_and_deleted(address, tmp_path):
 
 
 def test_every_failure_is_the_callers_error(tmp_path, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise PermissionError(errno.EACCES, "denied by https://host/key?token=secret now")
 
     storage = Storage(tmp_path, "data.path", error=DataError, retry=False)
