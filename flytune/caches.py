@@ -38,8 +38,8 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 def settle(in_pod: bool) -> bool:
     """Choose a writable cache folder for each library; call it before any of them is imported.
 
-    Variables that are set stay as they are. In a pod all caches are below its temporary folder, on the scratch disk. On a laptop
-    only caches that can be rebuilt are, and only if HOME is not writable: the system may delete temporary files, and so models.
+    Variables that are set stay as they are. In a pod all caches are below its temporary folder, on the scratch disk. On a
+    laptop only caches that can be rebuilt are, and only if HOME is not writable: the system may delete temporary files.
 
     Returns: whether HOME is writable.
     """

@@ -57,7 +57,7 @@ def make_plan(recipe: Recipe) -> Planned:
     with retried():
         run = planned(recipe, harness)
     Deck("plan", table.as_html(run.plan))
-    return Planned(run.plan, run.route, run.shape, run.request, run.keep, run.base, run.jobs, harness.stored())
+    return Planned(run.plan, run.route, run.shape, run.request, run.scratch_folder, run.base, run.jobs, harness.stored())
 
 
 def planned(recipe: Recipe, harness: HarnessData) -> Run:
@@ -81,6 +81,6 @@ def planned(recipe: Recipe, harness: HarnessData) -> Run:
         shape=shape.name,
         request=request,
         base=base,
-        keep=placed(recipe).checkpoints.home,
+        scratch_folder=placed(recipe).checkpoints.home,
         jobs=harness.jobs(recipe),
     )

@@ -63,7 +63,7 @@ def draw_points(
     harness, runs = HarnessData(), list[Run]()
     with retried():
         drawn = sweeps_grid.draw(recipe, grid, changes, max_points)
-        points = sweeps_results.planned(drawn, min_success_ratio, lambda one: runs.append(_planned(one, harness)))
+        points = sweeps_results.plan_points(drawn, min_success_ratio, lambda one: runs.append(_planned(one, harness)))
     running = Running(
         runs=runs,
         least=sweeps_results.least(points, min_success_ratio),

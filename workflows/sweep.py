@@ -68,7 +68,7 @@ _stage = partial(dynamic, container_image=IMAGE, requests=Resources(cpu="1", mem
 def prepare_points(running: Running) -> Prepared:
     """Make once what several points share."""
     requests, models = distinct([run.request for run in running.runs]), distinct([run.base for run in running.runs])
-    keep = [next(run.keep for run in running.runs if run.request == request) for request in requests]
+    keep = [next(run.scratch_folder for run in running.runs if run.request == request) for request in requests]
     return Prepared(
         _shared(running, "data", prepare_data, request=requests, keep=keep),
         _shared(running, "base", fetch_base_model, base=models),
@@ -79,7 +79,7 @@ def prepare_points(running: Running) -> Prepared:
 @_stage
 def train_points(running: Running, datasets: Folders, bases: Folders) -> Trained:
     """Train the points; none, where too few are left."""
-    going = with_data(running, datasets, bases).unless_hopeless()
+    going = with_data(running, datasets, bases).stopped_if_too_few()
     groups = {
         route: [
             {

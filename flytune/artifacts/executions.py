@@ -1,6 +1,6 @@
-"""The artifact that an execution has stored: found by asking Flyte's admin, read by addresses that admin signs.
+"""The artifact that an execution stored: found through flyteadmin, and read by addresses that flyteadmin signs.
 
-Beside the doctor's, the module of flytune that knows Flyte: a fetch needs no credentials for the cluster's storage.
+Besides the doctor this is the only module of flytune that knows Flyte. It needs no credentials for the cluster's storage.
 """
 
 import re
@@ -37,9 +37,9 @@ class Execution(NamedTuple):
 
 
 def parse(text: str, project: str, domain: str) -> Execution | None:
-    """Return the execution that an id, an address of the console or a flyte:// address names; None for every other address.
+    """Return the execution of an id, an address of the console or a flyte:// address; None for any other address.
 
-    `project` and `domain` are those of an id alone.
+    `project` and `domain` apply to an id.
     """
     for pattern in _ADDRESSES:
         if found := pattern.match(text.strip()) if pattern is _ADDRESSES[0] else pattern.fullmatch(text.strip()):
@@ -48,10 +48,10 @@ def parse(text: str, project: str, domain: str) -> Execution | None:
 
 
 def find_artifact(execution: Execution) -> tuple[str, Reader]:
-    """Return the address of the artifact that the execution has stored, and access to its files.
+    """Return the address of the artifact that the execution stored, and access to its files.
 
     Raises:
-        ExportError: admin does not know it, or it has stored no artifact, or several.
+        ExportError: flyteadmin does not know it, or it stored no artifact, or several.
     """
     import grpc
     from flytekit.clients.friendly import SynchronousFlyteClient
@@ -126,7 +126,7 @@ def _signed(client: Any, platform: Any, address: str) -> Reader:
         link = client.get_download_signed_url(f"{address}/{name}").signed_url
         try:
             answer = requests.get(link, stream=True, verify=verify, timeout=_SECONDS)
-        except requests.RequestException as error:  # whose text has the signed address
+        except requests.RequestException as error:  # its text contains the signed address
             raise ConnectionError(f"the storage does not answer: {type(error).__name__}") from None
         if answer.status_code == 404:
             raise FileNotFoundError(name)

@@ -241,14 +241,14 @@ def test_a_trained_folder_that_is_not_whole(missing, name, base, dataset, tmp_pa
 
 
 def test_a_damaged_dataset(base, dataset, tmp_path):
-    with pytest.raises(DataError, match=r"no manifest.json, so preparing it never finished; prepare the data again"):
+    with pytest.raises(DataError, match=r"no manifest.json, so its preparation did not finish; prepare the data again"):
         scoring.heldout_rows(tmp_path, 5)
     copy = copy_tree(dataset, tmp_path / "copy")
     (copy / "heldout" / "00001.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"heldout/00001.parquet cannot be read"):
         scoring.heldout_rows(copy, 100)
     (copy / "heldout" / "00001.parquet").unlink()
-    with pytest.raises(DataError, match=r"heldout/00001.parquet stands in manifest.json but is not there"):
+    with pytest.raises(DataError, match=r"heldout/00001.parquet is listed in manifest.json but missing"):
         scoring.heldout_rows(copy, 100)
     (copy / "manifest.json").write_text('{"rows": 3}')
     with pytest.raises(DataError, match=r"manifest.json: not a manifest"):

@@ -1,4 +1,4 @@
-"""Runs that go on from an adapter: what is refused at plan time, and that the adapter's model is what goes on."""
+"""Runs that start from an adapter: refusals at plan time, and the model that training starts with."""
 
 import json
 import shutil
@@ -94,7 +94,11 @@ def changed(trained, folder, **changes):
             {"target_modules": ["q_proj"]},
             "method.target_modules: ['q_proj'], but the adapter of method.adapter has ['down_",
         ),
-        ({"use_dora": True}, {}, "method.adapter: use_dora True in adapter_config.json; only plain LoRA"),
+        (
+            {"use_dora": True},
+            {},
+            "method.adapter: use_dora True in adapter_config.json; a run can start from plain LoRA adapters only",
+        ),
         ({"base_model_name_or_path": "a/other"}, {}, "was trained on a/other; name that one"),
     ],
 )
@@ -140,7 +144,7 @@ def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained,
     with pytest.raises(ranks.RankFailed, match="its layers are not those that method.target_modules names in this model"):
         ranks.run(1, fit, recipe, inputs, tmp_path / "out")
     (folder / initial_adapter.WEIGHTS).write_bytes(b"cut")
-    with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run does not go on"):
+    with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run stops"):
         initial_adapter.load_weights(None, recipe.method)
 
 

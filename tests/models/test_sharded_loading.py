@@ -337,21 +337,24 @@ def test_what_is_wrong_with_the_files_is_said(folders, tmp_path):
     refused(other, r"model.safetensors: model.norm.weight has the shape \[5\], and the model's model.norm.weight \[32\]")
     cut = rewritten(source, tmp_path / "cut", dict) / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
-    refused(cut.parent, r"cut/model.safetensors: cut, or no safetensors file \(.*\); download or export the model again")
+    refused(
+        cut.parent, r"cut/model.safetensors: truncated, or not a safetensors file \(.*\); download or export the model again"
+    )
     cut.unlink()
     index = {"weight_map": {"model.norm.weight": "model-1.safetensors"}}
     (cut.parent / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(cut.parent, r"cut/model-1.safetensors: no such file; download")
     rewritten(source, tmp_path / "wrong", without("model.norm.weight"))
     (tmp_path / "wrong" / "model.safetensors").rename(cut.parent / "model-1.safetensors")
-    refused(cut.parent, r"model-1.safetensors: holds no model.norm.weight, which model.safetensors.index.json says")
+    refused(cut.parent, r"model-1.safetensors: has no model.norm.weight, which model.safetensors.index.json lists")
 
 
 def test_a_conversion_that_fails_names_the_parameter(folders, tmp_path):
     name = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
     folder = rewritten(folders("mixtral"), tmp_path / "ragged", lambda all_: all_ | {name: all_[name][:5]})
     with pytest.raises(
-        TrainingError, match=r"model.layers.0.mlp.experts.gate_up_proj is made of .*w1.weight.* set sharding to"
+        TrainingError,
+        match=r"transformers cannot build model.layers.0.mlp.experts.gate_up_proj from .*w1.weight.* set sharding to",
     ):
         sharded_loading.load_weights(built(folder, "float32"), folder)
     folder = rewritten(

@@ -248,7 +248,7 @@ def test_which_files_of_a_model_are_needed():
 
 def test_a_commit_that_nobody_knows_is_refused_when_planned(tmp_path):
     model = Model(name_or_path="owner/none")
-    with pytest.raises(RecipeError, match="owner/none: its commit is not known, for the hub did not answer; run again"):
+    with pytest.raises(RecipeError, match="owner/none: its commit is unknown because the hub did not answer; run again"):
         models_base.require_commit(models_base.request(model), model)
     folder = Model(name_or_path=str(tiny_base(tmp_path)))
     assert models_base.require_commit(models_base.request(folder), folder).commit is None
