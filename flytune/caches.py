@@ -35,7 +35,7 @@ _COMPILED = {
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def settle(in_pod: bool) -> bool:
+def set_up(in_pod: bool) -> bool:
     """Choose a writable cache folder for each library; call it before any of them is imported.
 
     Variables that are set stay as they are. In a pod all caches are below its temporary folder, on the scratch disk. On a
@@ -55,7 +55,7 @@ def settle(in_pod: bool) -> bool:
     if not missing:  # a rank, whose parent process has set them
         return has_home
     for path in missing.values():
-        made(Path(path))
+        make_folder(Path(path))
     os.environ.update(missing)
     unwritable = "" if has_home else f"HOME={home} cannot be written; "
     log.warning("%scaches are in %s (%s and %d others)", unwritable, folder, next(reversed(missing)), len(missing) - 1)
@@ -70,10 +70,10 @@ def hub_folder(name: str) -> Path:
     """
     from huggingface_hub import constants
 
-    return made(Path(constants.HF_HUB_CACHE) / name)
+    return make_folder(Path(constants.HF_HUB_CACHE) / name)
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Create a folder with its parents, and return it.
 
     Raises:
@@ -86,7 +86,7 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def refusal(error: OSError) -> FlytuneError | None:
+def home_error(error: OSError) -> FlytuneError | None:
     """Return an error that says which variables to set, for an OSError below HOME; None for any other OSError."""
     home = os.path.expanduser("~")
     if error.errno not in _REFUSED or not Path(str(error.filename)).is_relative_to(home):

@@ -64,7 +64,7 @@ def load_rows(path: Path, container: type[Strict], field: str, because: str = ""
         raise RecipeError.of(str(path), mistakes(error, container)) from None
     names = [row.name for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once{because}")
+        raise RecipeError(f"{path}: {', '.join(twice)}: each name must be unique{because}")
     return rows
 
 

@@ -6,7 +6,7 @@ import threading
 from flytune import caches
 
 # Here, for libraries read it as they are imported. Flyte sets the variable in every container.
-if not caches.settle(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
+if not caches.set_up(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
     # Flyte's cache of local runs has no other place than HOME.
     os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
 

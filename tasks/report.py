@@ -39,7 +39,7 @@ def report_failure(recipe: Recipe, err: FlyteError | None = None) -> None:
         # On this machine the error follows, shown by pyflyte.
         log.error("%s", f"{recipe.name}: failed. {kept}" if is_local() else text)
         Deck("Failure", f"<pre>{html.escape(str(text))}</pre>")
-        notify.tell(recipe, "failed", text.within(notify.LONGEST))
+        notify.send(recipe, "failed", text.within(notify.LONGEST))
     except Exception:  # it would hide the run's own error
         log.exception("%s: failed, and what there is to go on from could not be told", recipe.name)
 

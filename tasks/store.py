@@ -80,6 +80,6 @@ def store_artifact(
         checkpoints.clear(placed(recipe), *records)
     except Exception as error:  # noqa: BLE001 (the artifact is stored, and must not be lost for it)
         log.warning("%s: its checkpoints stay, for they cannot be removed: %s", recipe.name, error)
-    notify.tell(recipe, "succeeded", notify.succeeded(recipe, metrics, published or stored.path))
+    notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.path))
     facts = Facts(folder, recipe, metrics)
     return ARTIFACT.create_from(stored, facts, **facts.partitions)

@@ -107,7 +107,7 @@ def compare_points(points: Points, running: Running, artifacts: list[FlyteDirect
         succeeded = {run.recipe.name: _outcome(points, run) for run in running.runs}
     for point in points.points:
         if (name := point.recipe.name) in running.reasons:
-            notify.tell(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
+            notify.send(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
     sweep, folder = sweeps_results.compare(points, succeeded, running.reasons), fresh(f"{points.recipe}-sweep")
     sweeps_results.write(sweep, points, folder)
     sweeps_results.log(sweep)

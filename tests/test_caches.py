@@ -55,10 +55,10 @@ def test_what_is_set_stays_and_a_rank_has_its_parent_s(tmp_path, monkeypatch, ca
     monkeypatch.setenv("HF_HOME", "/models")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert caches.settle(in_pod=True)
+    assert caches.set_up(in_pod=True)
     assert os.environ["HF_HOME"] == "/models"
     assert Path(os.environ["TRITON_HOME"]).is_dir()
-    caches.settle(in_pod=True)
+    caches.set_up(in_pod=True)
     assert len(caplog.messages) == 1
 
 

@@ -21,12 +21,12 @@ LONGEST = 3000
 """Characters of a message, unless its own sentences are longer; Slack cuts at 40,000 and folds messages before that."""
 
 
-def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
+def send(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
     """Post `text` if the recipe's notify section asks for it; return whether it was accepted. Failures are only logged."""
     if not recipe.notify.webhook or ended not in recipe.notify.on:
         return False
     if not (address := os.environ.get(WEBHOOK)):
-        log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so nobody was told", WEBHOOK)
+        log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so no message was sent", WEBHOOK)
         return False
     body = json.dumps({"text": shortened(without_secrets(text), MOST)}).encode()
     try:
@@ -34,13 +34,13 @@ def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bo
         with urllib.request.urlopen(request, timeout=SECONDS):
             return True
     except urllib.error.HTTPError as error:
-        log.warning("notify.webhook: the address in %s answered %d, so nobody was told", WEBHOOK, error.code)
+        log.warning("notify.webhook: the address in %s answered %d, so no message was sent", WEBHOOK, error.code)
     except Exception as error:  # noqa: BLE001 (a lost message must not fail a run; the text may contain the address)
-        log.warning("notify.webhook: the address in %s was not reached: %s; nobody was told", WEBHOOK, type(error).__name__)
+        log.warning("notify.webhook: the address in %s was not reached: %s; no message was sent", WEBHOOK, type(error).__name__)
     return False
 
 
-def succeeded(recipe: Recipe, metrics: Metrics, address: str) -> str:
+def success_message(recipe: Recipe, metrics: Metrics, address: str) -> str:
     """Return the message about a stored artifact."""
     low, high = metrics.loss_difference_low, metrics.loss_difference_high
     verdict = "better beyond doubt" if metrics.is_better else "not better beyond doubt"

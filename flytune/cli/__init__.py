@@ -80,13 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(json_schema())
         return 0
     try:
-        caches.settle(in_pod=False)
+        caches.set_up(in_pod=False)
         # A command loads what it needs: a plan is there in less time than selftest's imports take.
         return int(import_module(f"flytune.cli.{options.command}").run(options))
     except FlytuneError as error:
         return told(error)
     except OSError as error:
-        if (refused := caches.refusal(error)) is None:
+        if (refused := caches.home_error(error)) is None:
             raise
         return told(refused)
 

@@ -38,7 +38,9 @@ def show_accepted(console, monkeypatch):
     lost = "PermissionError: [Errno 13] Permission denied: the artifact cannot be read by this account"
     decisions = [
         decision(f"{ADDRESS}{number}", outcome, number=number, reason=lost, **given)
-        for number, (outcome, given) in enumerate([("accepted", {"duel": comparison(-0.3)}), ("refused", {}), ("rolled back", {})], 1)
+        for number, (outcome, given) in enumerate(
+            [("accepted", {"duel": comparison(-0.3)}), ("refused", {}), ("rolled back", {})], 1
+        )
     ]
     monkeypatch.setattr(history, "decisions_at", lambda address: decisions)
     accepted_command.run(argparse.Namespace(rollback=False, address=ADDRESS, json=False))

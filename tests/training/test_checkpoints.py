@@ -329,7 +329,8 @@ def test_a_storage_that_fails_is_told(error, said, monkeypatch):
 
 
 def test_an_address_of_no_known_kind_is_told():
-    with pytest.raises(StorageError, match="checkpoints.folder: nothing://a: cannot be opened: ValueError: Protocol not known: nothing"):
+    expected = "checkpoints.folder: nothing://a: cannot be opened: ValueError: Protocol not known: nothing"
+    with pytest.raises(StorageError, match=expected):
         Storage("nothing://a")
 
 
