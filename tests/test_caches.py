@@ -27,7 +27,7 @@ TELL = (
 
 
 def ran(code, folder, **variables):
-    """Lines that code has printed in a process with few variables, and what it has logged."""
+    """Return the lines printed by code in a process with few variables, and its log."""
     own = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=own | variables, capture_output=True, text=True, timeout=540

@@ -99,8 +99,8 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
     else:
         found |= part("manifest.json", _of_manifest) | part("metrics.json", _of_metrics)
     address = storage.url(folder)
-    known = {"name": address.rpartition("/")[2], "address": address, "problems": problems}
-    known["stored"] = storage.modified(f"{folder}/{CONTENTS}".lstrip("/"))
+    stored = storage.modified(f"{folder}/{CONTENTS}".lstrip("/"))
+    known = {"name": address.rpartition("/")[2], "address": address, "stored": stored, "problems": problems}
     try:
         return Entry.model_validate(known | found)
     except ValidationError as error:

@@ -239,7 +239,7 @@ for folder in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def cards(base, dataset, tmp_path_factory):
-    """By method, the metrics of an artifact and what its card's code prints: each code by itself, all in one new process."""
+    """Return an artifact's metrics and the output of its card's code, by method; all codes run in one new process."""
     metrics, folders = {}, []
     for method in ("full", "lora", "qlora"):
         folder = tmp_path_factory.mktemp(method)

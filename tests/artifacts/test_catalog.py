@@ -1,4 +1,4 @@
-"""What a store holds is told from small files, whatever state they are in."""
+"""The catalog of a store, from small files that may be missing or damaged."""
 
 import json
 import os

@@ -40,7 +40,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def admin(served, monkeypatch):
-    """Executions by name; pods' credentials for the storage are not this shell's."""
+    """Provide executions by name; this shell lacks the pods' credentials for the storage."""
     admin, home = served
     monkeypatch.setenv("FLYTECTL_CONFIG", str(home / ".flyte" / "config.yaml"))
     get_config_file.cache_clear()

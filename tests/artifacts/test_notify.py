@@ -16,7 +16,7 @@ SECRET = "T0P/S3CRET"
 
 @pytest.fixture
 def webhook(monkeypatch):
-    """Bodies that were posted to a server whose path is the secret; what it answers can be set."""
+    """Provide the bodies posted to a server whose path is the secret; its answer can be set."""
     got = []
 
     class Handler(BaseHTTPRequestHandler):

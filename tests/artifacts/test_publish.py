@@ -285,7 +285,7 @@ for folder, text, out in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
 
 @pytest.mark.slow
 def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model, tmp_path):
-    """By the code of their own cards: the one on the hub, which names its tag, and the one in the artifact's folder."""
+    """Run the code of both cards: the one on the hub, which names its tag, and the one in the artifact's folder."""
     import torch
 
     asked, answers = [], []

@@ -1,4 +1,4 @@
-"""What checkpoints hold, on a hub while training goes on."""
+"""Publishing of checkpoints to a hub during training."""
 
 import json
 import threading

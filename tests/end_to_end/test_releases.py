@@ -120,7 +120,7 @@ def test_an_artifact_is_accepted_and_is_a_champion(place, untrained):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     metrics = Metrics.read(Path("artifact/metrics.json"))
     decision = refresh.record_decision(
-        recipe, str(place / "accepted"), "", data.fingerprint(recipe.data), "artifact", compare.against_base(metrics), []
+        recipe, str(place / "accepted"), "", data.fingerprint(recipe.data), "artifact", compare.compare_with_base(metrics), []
     )
     assert decision.outcome == "accepted"
     assert history.current(history.decisions_at(str(place / "accepted"))) == decision

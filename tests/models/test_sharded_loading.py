@@ -53,7 +53,7 @@ def saved(folder, name):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Where each of MODELS lies; made when it is asked for."""
+    """Provide the folder of each of MODELS, built on first use."""
     root = tmp_path_factory.mktemp("models")
     return lambda name: root / name if (root / name).is_dir() else saved(root, name)
 
@@ -114,7 +114,7 @@ def join():
 
 
 def compare(folder, dtype, shape=None):
-    """Names of the conversions used, ours and from_pretrained's, once all that can be seen of both models was the same."""
+    """Return the conversions used, ours and from_pretrained's, once both models are equal in all visible properties."""
     import torch
 
     join()
@@ -270,7 +270,7 @@ def rewritten(source, target, change):
 
 
 def test_names_without_the_prefix_of_the_base_model(folders, tmp_path):
-    """As a base model alone is saved: layers.0..., not model.layers.0..."""
+    """Save as a base model without a head: layers.0..., not model.layers.0..."""
     folder = rewritten(
         folders("llama-tied"), tmp_path / "base", lambda all_: {name.removeprefix("model."): all_[name] for name in all_}
     )
@@ -373,7 +373,7 @@ def test_weights_that_are_quantized_already_are_refused(folders, tmp_path):
 
 
 def rows_are_fully_shards():
-    """As rank i of groups of i + 1 to 9 processes that are not there."""
+    """Act as rank i of groups of i + 1 to 9 processes that do not exist."""
     import os
 
     import torch

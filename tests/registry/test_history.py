@@ -61,7 +61,7 @@ def test_a_decision_made_against_another_model_is_not_recorded(address):
         history.record(address, decision("b"), expected=None)
     with pytest.raises(AcceptedError, match="a is accepted by now, and not z"):
         history.record(address, decision("b"), expected="z")
-    # What is refused changes nothing, whatever it was held against.
+    # A refusal changes nothing, whichever model it was compared with.
     history.record(address, decision("b", "refused"), expected="z")
     assert [entry.artifact for entry in history.decisions_at(address)] == ["a", "b"]
 

@@ -25,7 +25,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def place(tmp_path):
-    """Chats of one day, a held-out file, and a recipe of them."""
+    """Provide chats of one day, a held-out file, and a recipe that uses them."""
     base = tiny_base(tmp_path)
     rows = write_pairs(tmp_path / "pairs.jsonl", 120).read_text().splitlines(keepends=True)
     (tmp_path / "heldout.jsonl").write_text("".join(rows[:24]))
@@ -214,7 +214,7 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
     assert refused.duel.difference_low > 0
     assert history.current(history.decisions_at(address)) == first
 
-    # It goes on from the accepted one, not from the refused one.
+    # It starts from the accepted model, not from the refused one.
     assert run(place, recipe, KICKOFF + DAY).startswith("accepted: held-out loss ")
     second = history.current(history.decisions_at(address))
     assert Recipe.from_yaml(f"{second.artifact}/recipe.yaml").method.adapter == first.artifact
