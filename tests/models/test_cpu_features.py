@@ -23,8 +23,7 @@ OLD_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENA
 CHECK = """
 import sys
 from pathlib import Path
-from flytune.export import gate
-from flytune.models import loading
+from flytune import gate, loading
 from flytune.recipe.recipe import Recipe
 loading.quiet()
 recipe, trained = Recipe.from_yaml(Path(sys.argv[1])), Path(sys.argv[2])

@@ -1,5 +1,0 @@
-"""Fixtures of several modules here."""
-
-from tests.support.publishing import hub
-
-__all__ = ["hub"]
