@@ -96,7 +96,7 @@ def broadcast(folder: Path) -> Any:
 def sliced(folder: Path) -> Any:
     """Read each process's own rows."""
     model = _shard(sharded_loading.meta_model(Model(name_or_path=str(folder)), DTYPE))
-    sharded_loading.fill(model, folder)
+    sharded_loading.load_weights(model, folder)
     return model
 
 

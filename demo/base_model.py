@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from demo.atomic import atomically
 from demo.chat import chatml
 from flytune.errors import FlytuneError
+from flytune.files import written_atomically
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ def convert(out: Path) -> Path:
         model = _model(gguf)
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
         bar.update()
-        with atomically(out) as folder:
+        with written_atomically(out, keep_existing=True) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
         bar.update()

@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from demo.atomic import atomically
+from flytune.files import written_atomically
 
 # Not library code, not public, or not written in plain English sentences.
 SKIPPED_FOLDERS = {
@@ -76,7 +76,7 @@ def write_choices(path: Path) -> int:
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
-    with atomically(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+    with written_atomically(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1

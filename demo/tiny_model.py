@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from demo.atomic import atomically
 from flytune.errors import DataError
+from flytune.files import written_atomically
 from flytune.selftest.tiny_model import END_OF_TEXT, random_model, train_tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def build(out: Path, corpus: Iterable[str], steps: int = 150, seed: int = 0, voc
         model = random_model(tokenizer)
         if steps:
             _pretrain(model, _blocks(tokenizer, texts), steps)
-    with atomically(out) as folder:
+    with written_atomically(out, keep_existing=True) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return out

@@ -1,4 +1,4 @@
-"""Caches of the libraries: on the scratch disk of a pod; on a laptop below HOME, as far as it can be written."""
+"""Cache folders of the libraries: on a pod's scratch disk; on a laptop below HOME, if it is writable."""
 
 import errno
 import logging
@@ -11,13 +11,13 @@ from flytune.errors import FlytuneError
 log = logging.getLogger(__name__)
 
 _MODELS = {"HF_HOME": "huggingface"}
-"""Models and data sets of the hub; its other variables follow from it."""
+"""Folder of the hub's models and data sets, by variable; huggingface_hub derives its other folders from it."""
 _COMPILED = {
     "XDG_CACHE_HOME": "cache",
     "XDG_CONFIG_HOME": "config",
     "XDG_DATA_HOME": "data",
     "MPLCONFIGDIR": "matplotlib",
-    # DeepSpeed makes a folder there as it is imported, where Triton is installed.
+    # DeepSpeed creates a folder there when it is imported, if Triton is installed.
     "TRITON_HOME": "triton",
     "TRITON_CACHE_DIR": "triton/cache",
     "TORCHINDUCTOR_CACHE_DIR": "torch/inductor",
@@ -27,21 +27,21 @@ _COMPILED = {
     "CUDA_CACHE_PATH": "cuda",
     "NUMBA_CACHE_DIR": "numba",
     "NLTK_DATA": "nltk",
-    # lm-evaluation-harness would write beside its own code.
+    # By default lm-evaluation-harness writes next to its own code.
     "LM_HARNESS_CACHE_PATH": "harness",
     "WANDB_DIR": "wandb",
 }
-"""Folders of what can be made again in minutes, by variable."""
+"""Folders of content that can be rebuilt in minutes, by variable."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def settle(in_pod: bool) -> bool:
-    """Give each library a folder for its cache that can be written; call it before any of them is imported.
+def set_up(in_pod: bool) -> bool:
+    """Choose a writable cache folder for each library; call it before any of them is imported.
 
-    A variable that is set stays. In a pod all caches go below its temporary folder, the scratch disk. On a laptop only those do
-    that can be made again, and only where HOME cannot be written: models are not put where the system may clear them.
+    Variables that are set stay as they are. In a pod all caches are below its temporary folder, on the scratch disk. On a
+    laptop only caches that can be rebuilt are, and only if HOME is not writable: the system may delete temporary files.
 
-    Returns: whether HOME can be written.
+    Returns: whether HOME is writable.
     """
     home = os.path.expanduser("~")
     has_home = _can_be_written(Path(home))
@@ -52,10 +52,10 @@ def settle(in_pod: bool) -> bool:
     missing = {name: str(folder / below) for name, below in variables.items() if not os.environ.get(name)}
     if in_pod and not has_home:
         missing["HOME"] = str(folder / "home")
-    if not missing:  # a rank: its parent has done it
+    if not missing:  # a rank, whose parent process has set them
         return has_home
     for path in missing.values():
-        made(Path(path))
+        make_folder(Path(path))
     os.environ.update(missing)
     unwritable = "" if has_home else f"HOME={home} cannot be written; "
     log.warning("%scaches are in %s (%s and %d others)", unwritable, folder, next(reversed(missing)), len(missing) - 1)
@@ -63,21 +63,21 @@ def settle(in_pod: bool) -> bool:
 
 
 def hub_folder(name: str) -> Path:
-    """Return the folder of that name beside the hub's own cache, made where it does not exist.
+    """Return the folder of that name next to the hub's own cache; it is created if it does not exist.
 
     Raises:
-        FlytuneError: it cannot be written.
+        FlytuneError: it is not writable.
     """
     from huggingface_hub import constants
 
-    return made(Path(constants.HF_HUB_CACHE) / name)
+    return make_folder(Path(constants.HF_HUB_CACHE) / name)
 
 
-def made(folder: Path) -> Path:
-    """Return the folder itself, made with its parents.
+def make_folder(folder: Path) -> Path:
+    """Create a folder with its parents, and return it.
 
     Raises:
-        FlytuneError: it cannot be.
+        FlytuneError: it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,8 +86,8 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def refusal(error: OSError) -> FlytuneError | None:
-    """Return an error below HOME in words that say what to set; None for any other."""
+def home_error(error: OSError) -> FlytuneError | None:
+    """Return an error that says which variables to set, for an OSError below HOME; None for any other OSError."""
     home = os.path.expanduser("~")
     if error.errno not in _REFUSED or not Path(str(error.filename)).is_relative_to(home):
         return None
@@ -102,8 +102,8 @@ def _unwritable(error: OSError, folder: Path) -> FlytuneError:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return whether this user may write there, or make it."""
-    if not folder.is_absolute():  # no HOME, and a user whom /etc/passwd does not know
+    """Return whether this user can write to the folder, or create it."""
+    if not folder.is_absolute():  # no HOME, and no entry in /etc/passwd
         return False
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

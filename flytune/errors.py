@@ -1,43 +1,43 @@
-"""The errors a user can meet. Every message names what is wrong, where it is, and what to do.
+"""Errors for users. Every message names what is wrong, where it is, and what to do.
 
     FlytuneError
     ├── RecipeError      reading a recipe or shapes.yaml, on the laptop
     ├── DataError        prepare, on a CPU: which file, which line, how many more
-    ├── DoesNotFit       plan: a line a shape, and the cheapest change that would fit
-    ├── TrainingError    train: what happened, on which rank, whether the run goes on by itself
+    ├── DoesNotFit       plan: one line per shape, and the cheapest change that would fit
+    ├── TrainingError    train: what happened, on which rank, whether another attempt follows
     │   ├── DeviceError  a GPU row's pod: which row, what torch sees instead, driver, CUDA; in train, evaluate and infer
-    │   ├── StorageError checkpoints: the storage is away, full, or refuses
-    │   ├── OutOfMemory  of a GPU: the same global batch with a smaller micro batch
-    │   ├── Preempted    the machine was taken back: which step is kept
+    │   ├── StorageError checkpoints and notes: the storage is away, full, or refuses
+    │   ├── OutOfMemory  GPU memory: the same global batch with a smaller micro batch
+    │   ├── Preempted    the machine is reclaimed: which step was saved
     │   ├── KilledAgain  the pod was killed twice in the same phase: which, at how much memory, and what was planned
-    │   ├── Hang         no step for too long: where each rank is
-    │   └── BadLoss      no number, or too high: which step, and what is left out
+    │   ├── Hang         no step finished for too long: the stack of each rank
+    │   └── BadLoss      a NaN loss or a loss spike: which step, and which batches are skipped
     ├── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
-    └── AcceptedError    the history of accepted models: what is accepted by now, or why it cannot be read
+    └── AcceptedError    history of accepted models: which one is accepted by now, or why it cannot be read
 
-They take one string, so that they cross process borders (torchrun pickles what a worker raises).
-None is a ValueError: pydantic would wrap it into a ValidationError and hide the message.
+Each takes one string, so that it can be pickled: torchrun pickles the errors of its workers.
+None is a ValueError: pydantic would wrap that into a ValidationError and hide the message.
 """
 
 from collections.abc import Sequence
 
 
 class FlytuneError(Exception):
-    """Base of all errors that are the user's to mend."""
+    """Base of all errors that the user can fix."""
 
 
 class RecipeError(FlytuneError):
-    """A recipe that cannot be read or cannot work."""
+    """Recipe that cannot be read or cannot work."""
 
     @classmethod
     def of(cls, where: str, problems: Sequence[str]) -> "RecipeError":
-        """One error that lists all `problems` found in `where`, a line each."""
+        """Return one error that lists all `problems` of `where`, one per line."""
         count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
         return cls("\n".join([f"{where}: {count}", *(f"  {problem}" for problem in problems)]))
 
 
 class DataError(FlytuneError):
-    """Data that cannot be trained on as the recipe asks."""
+    """Data that cannot be used as the recipe says."""
 
 
 class DoesNotFit(FlytuneError):
@@ -45,45 +45,45 @@ class DoesNotFit(FlytuneError):
 
 
 class TrainingError(FlytuneError):
-    """A training run that failed."""
+    """Failed training run."""
 
     def __init__(self, message: str, goes_on: bool = False) -> None:
         super().__init__(message)
         self.goes_on = goes_on
-        """Whether another attempt will do better: something was saved or noted for it."""
+        """True if another attempt can succeed, because a checkpoint or a note was saved for it."""
 
 
 class DeviceError(TrainingError):
-    """GPUs that are not what the row of shapes.yaml promises."""
+    """GPUs that differ from the row of shapes.yaml."""
 
 
 class OutOfMemory(TrainingError):
-    """A GPU's memory does not hold the step."""
+    """Step that does not fit into GPU memory."""
 
 
 class Preempted(TrainingError):
-    """The machine is being taken back."""
+    """Preemption of the machine."""
 
 
 class KilledAgain(TrainingError):
-    """A pod that was killed twice in the same phase, and would be once more."""
+    """Pod that was killed twice in the same phase, and would be killed again."""
 
 
 class Hang(TrainingError):
-    """Nothing was finished for too long."""
+    """Training that finished no step for too long."""
 
 
 class BadLoss(TrainingError):
-    """A loss that is no number, or jumps."""
+    """NaN loss, or a loss spike."""
 
 
 class StorageError(TrainingError):
-    """A storage that does not take checkpoints, or does not give them back."""
+    """Storage that is unavailable, full, or denies access."""
 
 
 class ExportError(FlytuneError):
-    """Exported weights that are not the ones trained; nothing was stored."""
+    """Exported weights that differ from the trained ones; nothing was stored."""
 
 
 class AcceptedError(FlytuneError):
-    """A decision about the accepted model that cannot be recorded, or taken back."""
+    """Decision on the accepted model that cannot be recorded or rolled back."""

@@ -1,4 +1,4 @@
-"""Strict, frozen pydantic models whose mistakes are told all at once, with dotted paths and suggestions."""
+"""Strict, frozen pydantic models that report all mistakes at once, with dotted paths and suggestions."""
 
 import difflib
 import types
@@ -15,16 +15,16 @@ from flytune.errors import RecipeError
 
 
 class Strict(BaseModel):
-    """A model that refuses unknown keys and never changes after it was read."""
+    """Immutable model that refuses unknown keys."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Keys that it knows from other tools, anywhere below it: what to write instead."""
+    """Keys of other tools, anywhere below this model, and what to write instead."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class Record(Strict):
-    """A record that is kept as a JSON file."""
+    """Record that is stored as a JSON file."""
 
     def write(self, path: Path) -> None:
         path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -35,7 +35,7 @@ class Record(Strict):
 
 
 def load_yaml(path: str | Path) -> Any:
-    """The content of a YAML file.
+    """Return the content of a YAML file.
 
     Raises:
         RecipeError: the file does not exist, is not text, or is not YAML.
@@ -53,10 +53,10 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def load_rows(path: Path, container: type[Strict], field: str, because: str = "") -> Any:
-    """The rows of a YAML list, as `container` has them in its `field`: models with a name each, which stands once.
+    """Return the rows of a YAML list, validated as the `field` of `container`: models with unique names.
 
     Raises:
-        RecipeError: the file is missing or lists all its mistakes; a name stands twice, which must not be `because`.
+        RecipeError: the file is missing or invalid (with all its mistakes), or a name is not unique; `because` is appended.
     """
     try:
         rows = getattr(container.model_validate({field: load_yaml(path)}), field)
@@ -64,17 +64,17 @@ def load_rows(path: Path, container: type[Strict], field: str, because: str = ""
         raise RecipeError.of(str(path), mistakes(error, container)) from None
     names = [row.name for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise RecipeError(f"{path}: {', '.join(twice)}: each name may stand once{because}")
+        raise RecipeError(f"{path}: {', '.join(twice)}: each name must be unique{because}")
     return rows
 
 
 def mistakes(error: ValidationError, model: type[Strict]) -> list[str]:
-    """One line for each mistake pydantic found while it read `model`, in the order of the file."""
+    """Return one line for each mistake that pydantic found while it read `model`, in the order of the file."""
     return [f"{dotted(item['loc'])}: {_describe(item, model)}" for item in error.errors()]
 
 
 def dotted(loc: tuple[int | str, ...]) -> str:
-    """`('data', 'columns', 0)` as `data.columns[0]`."""
+    """Return `('data', 'columns', 0)` as `data.columns[0]`."""
     parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return parts.lstrip(".") or "(top)"
 
@@ -95,7 +95,7 @@ def _describe(item: ErrorDetails, model: type[Strict]) -> str:
 
 
 def _section(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model that stands at `loc` below `model`."""
+    """Return the model at `loc` below `model`."""
     for part in loc:
         field = model.model_fields.get(str(part))
         if field is not None:

@@ -1,22 +1,23 @@
-"""A folder, or any fsspec address, that files are stored in: streamed, hashed, and tried again while it is away."""
+"""The one way to any address: a folder of this machine, or an fsspec address (s3://bucket/folder)."""
 
 import errno
 import hashlib
 import logging
-import os
-import shutil
+import re
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flytune.errors import StorageError
+from flytune import files
+from flytune.errors import FlytuneError, StorageError
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CHUNK = 8 * 2**20
-"""Bytes of a file that are held at once; s3fs and gcsfs gather up to 100 MB of them for a part of an upload."""
+"""Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
 WAITS = (1, 2, 4, 8, 15, 30, 30, 30)
 """Seconds between tries: two minutes in all."""
 
@@ -27,17 +28,18 @@ _TODO = {
     "full": "it is full: make room, or lower checkpoints.save_total_limit",
     "refused": "it refuses: check the credentials, and that they may read, write, list and delete there",
 }
+_MAX_REASON = 300
 
 
 def failure(error: BaseException) -> str | None:
-    """How a storage fails: `away` (it may come back), `full` or `refused`; nothing for what is no storage's error."""
+    """Return the kind of a storage's failure: `away` (it may come back), `full` or `refused`; None for any other error."""
     if not isinstance(error, OSError) and type(error).__module__.split(".")[0] in ("builtins", "flytune"):
         return None
-    # Credentials are fetched anew when they have run out, mostly.
+    # Expired credentials are usually renewed.
     if "expire" in str(error).lower():
         return "away"
     number = getattr(error, "errno", None)
-    # Ceph's and MinIO's words for it; s3fs knows neither.
+    # The names that Ceph and MinIO give it; s3fs knows neither.
     if number in _FULL or "QuotaExceeded" in str(error) or "StorageFull" in str(error):
         return "full"
     # botocore's NoCredentialsError, google.auth's RefreshError and DefaultCredentialsError are no OSErrors.
@@ -46,78 +48,210 @@ def failure(error: BaseException) -> str | None:
     return "away"
 
 
+def reason(error: BaseException) -> str:
+    """Return an error's type and text in one line, without the query part of signed addresses, which is secret."""
+    text = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:_MAX_REASON]}"
+
+
 class Storage:
-    """Files below one address, by their names relative to it."""
+    """Files below one address, by their names relative to it; the name "" is the address itself.
 
-    def __init__(self, address: str, key: str = "checkpoints.folder") -> None:
-        """`key` is the setting that names the address, for errors."""
-        from fsspec.core import url_to_fs
+    Every error of a file system becomes `error`, apart from the FileNotFoundError of `read`, `get`, `download`, `info` and
+    `entries`: a missing file is an answer.
+    """
 
-        self.address, self.key = address.rstrip("/"), key
-        try:
-            self.filesystem, self.root = url_to_fs(self.address)
-        except (ImportError, ValueError) as error:
-            raise StorageError(f"{key}: {address}: cannot be opened: {error}") from error
-        self.is_local = "file" in self.filesystem.protocol
+    def __init__(
+        self,
+        address: str | Path,
+        key: str = "checkpoints.folder",
+        *,
+        error: Callable[[str], Exception] = StorageError,
+        failed: str = "",
+        retry: bool = True,
+    ) -> None:
+        """Open an address.
 
-    def path(self, name: str) -> str:
-        return f"{self.root}/{name}"
-
-    def names(self) -> list[str]:
-        """Of the folders and files right below the address, sorted; none where there is no such place."""
-
-        def listed() -> list[str]:
-            self.filesystem.invalidate_cache()
-            try:
-                found = self.filesystem.ls(self.root, detail=False)
-            except FileNotFoundError:
-                return []
-            return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found})
-
-        return self._tried("", listed)
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of all files below `folder`, by their names relative to it."""
-        base = self.path(folder)
-
-        def found() -> dict[str, int]:
-            self.filesystem.invalidate_cache()
-            files = self.filesystem.find(base, detail=True)
-            return {name.removeprefix(base).lstrip("/"): info["size"] for name, info in files.items()}
-
-        return self._tried(folder, found)
-
-    def read(self, name: str) -> bytes:
-        """A small file.
+        Args:
+            address: a folder, or any fsspec address.
+            key: the setting that names the address, for messages; may be empty.
+            error: the class of the errors that are raised.
+            failed: the words of messages, such as "cannot be reached"; by default they follow from the operation.
+            retry: whether an operation is tried again for two minutes while the storage is away.
 
         Raises:
-            FileNotFoundError: there is none.
+            error: no installed package knows the address's protocol, or it cannot be opened.
         """
-        return self._tried(name, lambda: bytes(self.filesystem.cat_file(self.path(name))))
+        import fsspec
+
+        self.address, self.error, self.failed, self.retry = str(address).rstrip("/"), error, failed, retry
+        self.where = f"{key}: {self.address}" if key else self.address
+        try:
+            self.filesystem, root = fsspec.core.url_to_fs(str(address))
+        except Exception as failed_opening:
+            raise error(f"{self.where}: {failed or 'cannot be opened'}: {reason(failed_opening)}") from failed_opening
+        self.root = str(root).rstrip("/")
+        self.is_local = "file" in self.filesystem.protocol
+
+    def path(self, name: str = "") -> str:
+        """Return the path of a file or folder as the file system names it."""
+        return f"{self.root}/{name}" if name else self.root or "/"
+
+    def url(self, name: str = "") -> str:
+        """Return the address of a file or folder; of a local one, its path."""
+        return str(self.filesystem.unstrip_protocol(self.path(name))).removeprefix("file://")
+
+    def exists(self, name: str = "") -> bool:
+        """Return whether there is a file or folder of that name."""
+
+        def look() -> bool:
+            self.filesystem.invalidate_cache()
+            return bool(self.filesystem.exists(self.path(name)))
+
+        return self._done(name, look)
+
+    def info(self, name: str = "") -> dict[str, Any]:
+        """Return fsspec's facts about a file or folder: at least its `name`, `size` and `type`.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+
+        def look() -> dict[str, Any]:
+            self.filesystem.invalidate_cache()
+            return dict(self.filesystem.info(self.path(name)))
+
+        return self._tried(name, look)
+
+    def entries(self, name: str = "") -> list[dict[str, Any]]:
+        """List fsspec's facts about the files and folders directly in a folder.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+
+        def look() -> list[dict[str, Any]]:
+            self.filesystem.invalidate_cache()
+            return list(self.filesystem.ls(self.path(name), detail=True))
+
+        return self._tried(name, look)
+
+    def names(self, folder: str = "") -> list[str]:
+        """List the names of the files and folders directly in a folder, sorted; none if the folder does not exist."""
+
+        def look() -> list[str]:
+            self.filesystem.invalidate_cache()
+            try:
+                # Without details: a file that is deleted meanwhile has none.
+                found = self.filesystem.ls(self.path(folder), detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found})
+
+        return self._tried(folder, look)
+
+    def files(self, folder: str = "", depth: int | None = None) -> dict[str, dict[str, Any]]:
+        """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative names."""
+        base = self.path(folder)
+
+        def look() -> dict[str, dict[str, Any]]:
+            self.filesystem.invalidate_cache()
+            found = self.filesystem.find(base, maxdepth=depth, detail=True)
+            return {str(path).removeprefix(base).strip("/"): info for path, info in found.items()}
+
+        return self._done(folder, look)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the bytes of all files below `folder`, by their names relative to it."""
+        return {name: info["size"] for name, info in self.files(folder).items()}
+
+    def modified(self, name: str) -> datetime | None:
+        """Return the time of a file's last change; None if it is not known. Clocks differ: for display only."""
+
+        def look() -> datetime | None:
+            try:
+                when: datetime = self.filesystem.modified(self.path(name))
+            except (OSError, NotImplementedError, KeyError):
+                return None
+            return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+
+        return self._done(name, look)
+
+    def read(self, name: str = "") -> bytes:
+        """Return the content of a small file.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+
+        def load() -> bytes:
+            try:
+                return bytes(self.filesystem.cat_file(self.path(name)))
+            except NotADirectoryError as error:  # a file cannot hold others
+                raise FileNotFoundError(str(error)) from error
+
+        return self._tried(name, load)
+
+    def read_each(self, names: list[str]) -> dict[str, bytes | Exception]:
+        """Return the contents of small files by name, read at the same time; for one that cannot be read, the error."""
+        paths = {self.path(name): name for name in names}
+        found = self._done("", lambda: self.filesystem.cat(list(paths), on_error="return"))
+        return {name: found.get(path, FileNotFoundError(path)) for path, name in paths.items()}
 
     def write(self, name: str, content: bytes) -> None:
-        """A small file, whole or not at all."""
+        """Write or replace a small file; a reader sees the old content or the new content."""
         if self.is_local:
-            self._tried(name, lambda: _write_durably(Path(self.path(name)), content))
+            self._tried(name, lambda: files.write_durably(Path(self.path(name)), content), "written to")
         else:
-            self._stored(name, lambda: self.filesystem.pipe_file(self.path(name), content))
+            self._done(name, lambda: self.filesystem.pipe_file(self.path(name), content), "written to")
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small file that does not exist yet; return False if it exists. Of several writers at once, one gets True.
+
+        On S3 and Google Cloud Storage this is a conditional PUT (If-None-Match, ifGenerationMatch). It is never tried again:
+        a second try would find the file of a first one whose answer was lost.
+        """
+        try:
+            if self.is_local:
+                return files.create_durably(Path(self.path(name)), content)
+            self.filesystem.pipe_file(self.path(name), content, mode="create")
+        except Exception as error:
+            # s3fs has no class for a condition that is not met.
+            if isinstance(error, FileExistsError) or "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
+                return False
+            raise self._translated(name, error, "written to") from error
+        return True
 
     def put(self, file: Path, name: str) -> str:
-        """Stores a file of this machine, and returns its sha256. On a file system it is moved, and safe from a crash then."""
+        """Store a file of this machine and return its SHA-256. A local storage moves it, and it then survives a crash."""
         if self.is_local:
-            return self._stored(name, lambda: _move_durably(file, Path(self.path(name))))
-        return self._stored(name, lambda: self._upload(file, name))
+            return self._done(name, lambda: files.move_durably(file, Path(self.path(name))), "written to")
+        return self._done(name, lambda: self._upload(file, name), "written to")
 
     def _upload(self, file: Path, name: str) -> str:
         self.filesystem.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
         with file.open("rb") as source, self.filesystem.open(self.path(name), "wb") as target:
             return _copy(source, target)
 
+    def copy(self, file: Path, name: str) -> None:
+        """Store a copy of a file of this machine; it appears under its name when it is complete."""
+
+        def store() -> None:
+            path = self.path(name)
+            if not self.is_local:  # object stores show an object when all of it is uploaded
+                self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+                self.filesystem.put_file(str(file), path)
+                return
+            with files.written_atomically(Path(path)) as temporary:
+                self.filesystem.put_file(str(file), str(temporary))
+
+        self._done(name, store, "written to")
+
     def get(self, name: str, file: Path | None = None) -> str:
-        """Fetches a stored file into `file`, if one is given, and returns its sha256.
+        """Download a file into `file`, if one is given, and return its SHA-256.
 
         Raises:
-            FileNotFoundError: it is not stored.
+            FileNotFoundError: it does not exist.
         """
 
         def fetch() -> str:
@@ -130,79 +264,67 @@ class Storage:
 
         return self._tried(name, fetch)
 
-    def remove(self, folder: str) -> None:
-        """A folder with all that is in it; nothing where it is gone."""
+    def download(self, name: str, file: Path) -> None:
+        """Download a file by the file system's own way, which may be faster than `get`, and is not hashed.
 
-        def gone() -> None:
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._tried(name, lambda: self.filesystem.get_file(self.path(name), str(file)))
+
+    def remove(self, name: str) -> None:
+        """Delete a file, or a folder with its content; do nothing if it does not exist."""
+
+        def delete() -> None:
+            self.filesystem.invalidate_cache()
             try:
-                self.filesystem.rm(self.path(folder), recursive=True)
+                self.filesystem.rm(self.path(name), recursive=True)
             except FileNotFoundError:
-                log.debug("%s: gone already", self.path(folder))
+                log.debug("%s: deleted already", self.path(name))
 
-        self._tried(folder, gone)
+        self._tried(name, delete, "written to")
 
-    def _stored(self, name: str, store: Callable[[], _T]) -> _T:
+    def _done(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
+        """Do as `_tried`, for operations whose FileNotFoundError means that the place itself is missing."""
         try:
-            return self._tried(name, store)
+            return self._tried(name, operation, verb)
         except FileNotFoundError as error:
-            raise StorageError(f"{self.key}: {self.address}/{name}: there is no such place: {error}") from error
+            if not self.retry:
+                raise self._translated(name, error, verb) from error
+            raise self.error(f"{self.where}/{name}: there is no such place: {error}") from error
 
-    def _tried(self, name: str, operation: Callable[[], _T]) -> _T:
-        """What `operation` returns; it is tried again while the storage is away. That a file is missing is an answer."""
-        for wait in (*WAITS, None):
+    def _tried(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
+        """Return what `operation` returns. It is tried again while the storage is away; FileNotFoundError is passed on."""
+        for wait in (*(WAITS if self.retry else ()), None):
             try:
                 return operation()
-            except FileNotFoundError:
+            except (FileNotFoundError, FlytuneError):
                 raise
             except Exception as error:  # each file system has errors of its own; botocore's are not even OSErrors
-                how = failure(error)
-                if how is None:
+                kind = failure(error)
+                if kind is None and self.retry:
                     raise
-                said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                if how != "away" or wait is None:
-                    where = f"{self.address}/{name}".rstrip("/")
-                    raise StorageError(f"{self.key}: {where}: {_TODO[how]}: {said}") from error
-                log.warning("%s/%s: %s; trying again in %d s", self.address, name, said, wait)
+                if kind != "away" or wait is None:
+                    raise self._translated(name, error, verb) from error
+                log.warning("%s/%s: %s; trying again in %d s", self.address, name, reason(error), wait)
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
+    def _translated(self, name: str, error: Exception, verb: str) -> Exception:
+        kind = failure(error)
+        if self.retry:
+            return self.error(f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}")
+        file = f"{name} " if name else ""
+        todo = f"; {_TODO[kind]}" if kind == "refused" else ""
+        return self.error(f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}")
+
 
 def _copy(source: Any, target: Any) -> str:
+    """Copy a stream to `target`, if there is one, and return its SHA-256."""
     digest = hashlib.sha256()
     while chunk := source.read(CHUNK):
         digest.update(chunk)
         if target is not None:
             target.write(chunk)
     return digest.hexdigest()
-
-
-def _move_durably(file: Path, target: Path) -> str:
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-        os.fsync(content.fileno())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed, as staging lies beside it; but not where checkpoints.folder is file://, say.
-    shutil.move(file, target)
-    _sync(target)
-    _sync(target.parent)
-    return digest
-
-
-def _write_durably(target: Path, content: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    """Has a file, or the names in a folder, outlive a crash of the machine, as far as its file system keeps that promise."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

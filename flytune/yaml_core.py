@@ -1,6 +1,6 @@
-"""YAML by the 1.2 core schema: `on`, `off`, `yes` and `no` are words, `1e-3` is a number, 0o17 is octal, dates are texts.
+"""YAML by the 1.2 core schema: `on`, `off`, `yes` and `no` are strings, `1e-3` is a number, 0o17 is octal, dates are strings.
 
-PyYAML by itself reads and writes YAML 1.1. What is written here is equal to readers of both.
+PyYAML by itself reads and writes YAML 1.1. Files written here mean the same to readers of both versions.
 """
 
 import re
@@ -18,13 +18,13 @@ _BOOL = r"true|True|TRUE|false|False|FALSE"
 _INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
 _FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _SCALARS = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": _FLOAT}
-"""Core tags by what their plain scalars look like; the first that matches counts, and all else is a text."""
-# Beside what PyYAML takes for no text: y and n, and all that begins like a number, which some reader of YAML 1.1 does.
+"""Pattern of the plain scalars of each core tag; the first match counts, and a scalar without a match is a string."""
+# Strings that a reader of YAML 1.1 other than PyYAML takes for something else: y, n, and those that begin like a number.
 _AMBIGUOUS = re.compile(rf"y|Y|n|N|[-+.]*[0-9].*|[-+]?\.(?:inf|nan)|{_NULL}", re.IGNORECASE)
 
 
 class CoreLoader(yaml.SafeLoader):
-    """The 1.2 core schema, and `<<` to merge mappings; a key that is there twice is refused."""
+    """Loader of the 1.2 core schema, with `<<` to merge mappings; duplicate keys are refused."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own way)
     yaml_constructors = {  # noqa: RUF012
@@ -32,7 +32,7 @@ class CoreLoader(yaml.SafeLoader):
     }
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        """Compose a mapping as PyYAML does, less duplicate keys."""
+        """Compose a mapping as PyYAML does, and refuse duplicate keys."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
@@ -71,11 +71,11 @@ for _kind, _pattern in _SCALARS.items():
     CoreLoader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), None)
     CoreLoader.add_constructor(f"{_TAG}{_kind}", CoreLoader._scalar)
 CoreLoader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"<<\Z"), ["<"])
-CoreLoader.add_constructor(f"{_TAG}merge", CoreLoader.yaml_constructors[f"{_TAG}str"])  # where it is no key
+CoreLoader.add_constructor(f"{_TAG}merge", CoreLoader.yaml_constructors[f"{_TAG}str"])  # where it is not a key
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes texts that YAML 1.1 or 1.2 would take for something else, or whose lines they break elsewhere."""
+    """Dumper that quotes strings that YAML 1.1 or 1.2 would read as another type, or whose lines they break differently."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -89,14 +89,14 @@ _Dumper.add_representer(str, _Dumper._text)
 
 
 def load(text: str | bytes, loader: type[CoreLoader] = CoreLoader) -> Any:
-    """Return the value that a YAML text holds.
+    """Return the value of a YAML text.
 
     Raises:
-        YAMLError: it is not YAML, or has a key twice.
+        YAMLError: it is not YAML, or has a duplicate key.
     """
     return yaml.load(text, Loader=loader)
 
 
 def dump(value: Any) -> str:
-    """Return the YAML text of a value, which readers of YAML 1.1 and 1.2 read back to an equal one."""
+    """Return the YAML text of a value, which readers of YAML 1.1 and 1.2 read back as an equal value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -6,7 +6,7 @@ import threading
 from flytune import caches
 
 # Set here because libraries read these variables when they are imported. Flyte sets the variable in every container.
-if not caches.settle(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
+if not caches.set_up(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
     # Flyte keeps its cache of local runs below HOME; it cannot be moved.
     os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
 

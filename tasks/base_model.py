@@ -37,5 +37,5 @@ def fetch_base_model(base: BaseRequest) -> FlyteDirectory:
     files = FlyteContextManager.current_context().file_access
     address = files.get_random_remote_directory()
     with classify_failures():
-        models_base.hand_over(base, lambda file, name: files.put_data(str(file), f"{address}/{name}"), new_folder() / "hub")
+        models_base.copy_from_hub(base, lambda file, name: files.put_data(str(file), f"{address}/{name}"), new_folder() / "hub")
     return FlyteDirectory(address)

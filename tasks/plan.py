@@ -58,7 +58,7 @@ def make_plan(recipe: Recipe) -> PlanOutput:
     with classify_failures():
         run = plan_run(recipe, harness)
     Deck("plan", table.as_html(run.plan))
-    return PlanOutput(run.plan, run.route, run.shape, run.request, run.keep, run.base, run.jobs, harness.stored())
+    return PlanOutput(run.plan, run.route, run.shape, run.request, run.scratch_folder, run.base, run.jobs, harness.stored())
 
 
 def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
@@ -67,7 +67,7 @@ def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
     publish.check(recipe)
     base = models_base.request(recipe.model)
     if not is_local():
-        models_base.known(base, recipe.model)
+        models_base.require_commit(base, recipe.model)
     request = DataRequest(
         model=models_base.pinned(recipe.model, base.commit),
         data=recipe.data,
@@ -82,6 +82,6 @@ def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
         shape=shape.name,
         request=request,
         base=base,
-        keep=with_checkpoint_folder(recipe).checkpoints.home,
+        scratch_folder=with_checkpoint_folder(recipe).checkpoints.home,
         jobs=harness.jobs(recipe),
     )

@@ -13,9 +13,8 @@ from flytune.failures.table import RETRIES
 from flytune.hardware.shapes import load_shapes
 from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics
-from flytune.registry import compare, refresh
-from flytune.registry import history as models
-from flytune.registry.history import Duel
+from flytune.registry import compare, history, refresh
+from flytune.registry.history import ModelComparison
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import fetch, fetch_file, unpack_base_model
@@ -28,13 +27,13 @@ _POD = Resources(cpu="1", mem="2Gi")
 
 def compare_models(
     recipe: Recipe, artifact: FlyteDirectory, dataset: FlyteDirectory, base: FlyteDirectory, champion: str
-) -> Duel:
+) -> ModelComparison:
     """Compare challenger and champion on the same held-out tokens; without a champion, compare with the base model."""
     with classify_failures():
         if not champion:
-            return compare.against_base(Metrics.read(fetch_file(artifact, "metrics.json")))
+            return compare.compare_with_base(Metrics.read(fetch_file(artifact, "metrics.json")))
         unpack_base_model(base)
-        return compare.duel(recipe, fetch(artifact), fetch(dataset), champion)
+        return compare.compare_artifacts(recipe, fetch(artifact), fetch(dataset), champion)
 
 
 COMPARE: dict[str, Any] = {
@@ -59,14 +58,14 @@ def promote_challenger(
     fingerprint: str,
     challenger: Recipe,
     artifact: FlyteDirectory,
-    comparison: Duel,
+    comparison: ModelComparison,
 ) -> str:
     """Accept the challenger if it is significantly better, and record the decision with its figures in any case."""
     with classify_failures():
         metrics = Metrics.read(fetch_file(artifact, "metrics.json"))
-        place = refresh.stays_at(str(artifact.remote_source or artifact.path), challenger, metrics)
+        place = refresh.final_address(str(artifact.remote_source or artifact.path), challenger, metrics)
     broken = guards.broken(challenger, metrics)
-    decision = refresh.settle(recipe, accepted, champion, fingerprint, place, comparison, broken)
+    decision = refresh.record_decision(recipe, accepted, champion, fingerprint, place, comparison, broken)
     return f"{decision.outcome}: {decision.reason}"
 
 
@@ -74,4 +73,4 @@ def promote_challenger(
 @task(container_image=LIGHT, requests=_POD)
 def rollback_accepted(accepted: str, reason: str) -> str:
     """Accept the previously accepted model again; return its artifact's address."""
-    return models.rollback(accepted, reason).artifact
+    return history.rollback(accepted, reason).artifact

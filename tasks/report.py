@@ -39,7 +39,7 @@ def report_failure(recipe: Recipe, err: FlyteError | None = None) -> None:
         # On this machine pyflyte shows the error afterwards.
         log.error("%s", f"{recipe.name}: failed. {checkpoint}" if is_local() else text)
         Deck("Failure", f"<pre>{html.escape(str(text))}</pre>")
-        notify.tell(recipe, "failed", text.within(notify.LONGEST))
+        notify.send(recipe, "failed", text.within(notify.LONGEST))
     except Exception:  # raised, it would hide the run's own error
         log.exception("%s: failed, and the failure could not be reported", recipe.name)
 

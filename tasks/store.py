@@ -80,6 +80,6 @@ def store_artifact(
         checkpoints.clear(with_checkpoint_folder(recipe), *records)
     except Exception as error:  # noqa: BLE001 (the artifact is stored; the task must not fail)
         log.warning("%s: the checkpoints could not be deleted: %s", recipe.name, error)
-    notify.tell(recipe, "succeeded", notify.succeeded(recipe, metrics, published or stored.path))
+    notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.path))
     facts = Facts(folder, recipe, metrics)
     return ARTIFACT.create_from(stored, facts, **facts.partitions)

@@ -61,7 +61,7 @@ def draw_points(
     harness, runs = HarnessData(), list[Run]()
     with classify_failures():
         drawn = sweeps_grid.draw(recipe, grid, changes, max_points)
-        points = sweeps_results.planned(drawn, min_success_ratio, lambda one: runs.append(_plan_point(one, harness)))
+        points = sweeps_results.plan_points(drawn, min_success_ratio, lambda one: runs.append(_plan_point(one, harness)))
     running = Running(
         runs=runs,
         least=sweeps_results.least(points, min_success_ratio),
@@ -105,7 +105,7 @@ def compare_points(points: Points, running: Running, artifacts: list[FlyteDirect
         succeeded = {run.recipe.name: _outcome(points, run) for run in running.runs}
     for point in points.points:
         if (name := point.recipe.name) in running.reasons:
-            notify.tell(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
+            notify.send(point.recipe, "failed", f"{name}: failed in a sweep.\n{running.reasons[name]}")
     sweep, folder = sweeps_results.compare(points, succeeded, running.reasons), new_folder() / f"{points.recipe}-sweep"
     sweeps_results.write(sweep, points, folder)
     sweeps_results.log(sweep)

@@ -27,7 +27,7 @@ TELL = (
 
 
 def ran(code, folder, **variables):
-    """Lines that code has printed in a process with few variables, and what it has logged."""
+    """Return the lines printed by code in a process with few variables, and its log."""
     own = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=own | variables, capture_output=True, text=True, timeout=540
@@ -55,10 +55,10 @@ def test_what_is_set_stays_and_a_rank_has_its_parent_s(tmp_path, monkeypatch, ca
     monkeypatch.setenv("HF_HOME", "/models")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert caches.settle(in_pod=True)
+    assert caches.set_up(in_pod=True)
     assert os.environ["HF_HOME"] == "/models"
     assert Path(os.environ["TRITON_HOME"]).is_dir()
-    caches.settle(in_pod=True)
+    caches.set_up(in_pod=True)
     assert len(caplog.messages) == 1
 
 

@@ -69,7 +69,7 @@ _stage = partial(dynamic, container_image=IMAGE, requests=Resources(cpu="1", mem
 def prepare_points(running: Running) -> PrepareOutput:
     """Prepare the data sets and base models, one for all points that share it."""
     requests, models = distinct([run.request for run in running.runs]), distinct([run.base for run in running.runs])
-    scratch = [next(run.keep for run in running.runs if run.request == request) for request in requests]
+    scratch = [next(run.scratch_folder for run in running.runs if run.request == request) for request in requests]
     return PrepareOutput(
         _run_shared(running, "data", prepare_data, request=requests, scratch_folder=scratch),
         _run_shared(running, "base", fetch_base_model, base=models),
@@ -80,7 +80,7 @@ def prepare_points(running: Running) -> PrepareOutput:
 @_stage
 def train_points(running: Running, datasets: Folders, bases: Folders) -> TrainOutput:
     """Train the points; train none if too few are left."""
-    going = with_data(running, datasets, bases).unless_hopeless()
+    going = with_data(running, datasets, bases).stopped_if_too_few()
     groups = {
         route: [
             {

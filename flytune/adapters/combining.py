@@ -1,6 +1,5 @@
 """Combining several adapters into one by PEFT's add_weighted_adapter."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ from flytune.artifacts import catalog
 from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
-from flytune.files import sha256_of
+from flytune.files import sha256_of, written_atomically
 from flytune.records.contents import CONTENTS, Contents, list_files
 from flytune.schema import Record, Strict
 
@@ -139,9 +138,7 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
     method = first.recipe.method.model_copy(update=changes)
     of = " + ".join(f"{source.weight:g} x {source.name}" for source in made.sources)
     recipe = first.pinned_recipe.model_copy(update={"description": f"combined by {made.how}: {of}", "method": method})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
-        folder = Path(temporary) / "artifact"
+    with written_atomically(out) as folder:
         model.save_pretrained(str(folder), selected_adapters=["default"])
         (folder / "README.md").unlink(missing_ok=True)
         copy_tokenizer(first.folder, folder)
@@ -150,4 +147,3 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         made.write(folder / catalog.COMBINATION)
         Contents(files=list_files(folder)).write(folder / CONTENTS)
-        folder.rename(out)

@@ -40,7 +40,7 @@ class Adapter:
         Raises:
             ExportError: it cannot be read, or is no adapter.
         """
-        folder = fetch.fetched(address)
+        folder = fetch.local_folder(address)
         if not loading.is_adapter(folder):
             raise ExportError(f"{address}: has no adapter; it is a complete model, which is loaded by itself")
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """Merging an adapter into its base model, with a measurement of the change."""
 
 import gc
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from flytune.errors import ExportError
 from flytune.export import gate
 from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
+from flytune.files import written_atomically
 from flytune.models import base as models_base
 from flytune.models import loading, probe
 from flytune.recipe.recipe import Recipe
@@ -175,11 +175,8 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
 
 def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> None:
     """Write the model to a temporary folder, check its tensors, and rename it to `out`."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
-        folder = Path(temporary) / "model"
+    with written_atomically(out) as folder:
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
         made.write(folder / MERGED)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
-        folder.rename(out)

@@ -1,4 +1,4 @@
-"""The artifact: one folder with weights, tokenizer and everything needed to run again; stored whole or not at all."""
+"""The artifact: one folder with weights, tokenizer and everything that a rerun needs; stored completely or not at all."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ __all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
 
 log = logging.getLogger(__name__)
 
-# Pickles run code where they are read; the rest is state that only a running training needs.
+# Pickles run code when they are loaded; the rest is state that only training needs.
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
 STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step", "checkpoint-")
 CACHES = {"__pycache__", ".cache", ".git"}
@@ -37,12 +37,12 @@ CACHES = {"__pycache__", ".cache", ".git"}
 def store(
     recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Metrics, out: Path, harness: Path | None = None
 ) -> Path:
-    """Assembles the artifact in `out`, a new or empty folder, and returns it. Weights are hard-linked where that works.
+    """Assemble the artifact in `out`, a new or empty folder, and return it. Weights are hard-linked if possible.
 
-    `harness` holds the results of its tasks, base.json and tuned.json, where any were asked.
+    `harness` is the folder with the results of the harness's tasks, base.json and tuned.json, if any were run.
 
     Raises:
-        ExportError: `out` holds something; `trained` lacks weights, or has pickles, optimizer state, empty or cut files.
+        ExportError: `out` is not empty; `trained` has no weights, or has pickles, optimizer state, empty or truncated files.
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
@@ -57,7 +57,7 @@ def store(
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     for name, made in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
         made.write(out / f"{name}.json")
-    # A log that was lost is no reason to lose the model too; the others are what the gate needs to look once more.
+    # A lost log must not cost the model; the gate needs the other files to check the artifact again.
     for name in (STEPS, EXPORT, PROBE):
         if (trained / name).is_file():
             (out / name).parent.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def store(
 
 
 def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | float | None]:
-    """An artifact in a few values, for a catalogue."""
+    """Return a few values that describe an artifact in a catalog."""
     return {
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
@@ -87,38 +87,38 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
 
 
 def _checked_weights(trained: Path) -> Path:
-    """`model/` or `adapter/` below `trained`, looked through."""
+    """Return `model/` or `adapter/` below `trained`, after a check of its files."""
     found = [trained / name for name in ("model", "adapter") if list((trained / name).glob("*.safetensors"))]
     if len(found) != 1:
         what = "both model/ and adapter/" if found else "neither model/ nor adapter/ with *.safetensors"
-        raise ExportError(f"{trained}: holds {what}; nothing was stored")
+        raise ExportError(f"{trained}: has {what}; nothing was stored")
     for path in sorted(path for path in trained.rglob("*") if path.is_file()):
         if reason := _unfit(path, path.relative_to(trained)):
             raise ExportError(f"{path.relative_to(trained)}: {reason}; nothing was stored")
     for index in found[0].glob("*.safetensors.index.json"):
         named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if missing := sorted(name for name in named if not (found[0] / name).is_file()):
-            raise ExportError(f"{found[0].name}/{missing[0]}: stands in {index.name} but is not there; nothing was stored")
+            raise ExportError(f"{found[0].name}/{missing[0]}: listed in {index.name} but missing; nothing was stored")
     return found[0]
 
 
 def _unfit(path: Path, relative: Path) -> str | None:
-    """Why a file may not be in an artifact, if so."""
+    """Return the reason why a file may not be in an artifact; None if it may."""
     if path.suffix in PICKLES:
         return "a pickle; weights are stored as safetensors alone"
     if any(part.startswith(STATE) for part in relative.parts):
-        return "state of a running training, which is no part of a model"
+        return "training state, which is no part of a model"
     if CACHES.intersection(relative.parts):
         return "a cache"
     if not path.stat().st_size:
         return "empty"
     if path.suffix == ".safetensors" and (expected := _safetensors_size(path)) != path.stat().st_size:
-        return f"cut short or damaged: its header says {expected:,} bytes, it has {path.stat().st_size:,}"
+        return f"truncated or damaged: its header says {expected:,} bytes, it has {path.stat().st_size:,}"
     return None
 
 
 def _safetensors_size(path: Path) -> int:
-    """Bytes that a safetensors file has by its own header: 8 bytes of length, the JSON header, the tensors; 0 if unreadable."""
+    """Return the bytes of a safetensors file by its header (8 bytes of length, JSON header, tensors); 0 if it is unreadable."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         try:
@@ -129,7 +129,7 @@ def _safetensors_size(path: Path) -> int:
 
 
 def _link(source: str, target: str) -> Any:
-    """A hard link for weights (gigabytes that nobody edits), a copy of all else and across file systems."""
+    """Hard-link weights, gigabytes that nobody edits; copy other files, and weights on another file system."""
     if source.endswith(".safetensors"):
         try:
             return os.link(os.path.realpath(source), target)

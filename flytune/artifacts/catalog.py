@@ -1,4 +1,4 @@
-"""What is in a store: the artifacts below an address, by their small files alone."""
+"""Catalog of the artifacts below an address, read from their small files."""
 
 import hashlib
 import json
@@ -13,88 +13,84 @@ from tqdm import tqdm
 from flytune import yaml_core
 from flytune.artifacts.build import CONTENTS
 from flytune.errors import ExportError
+from flytune.files import sha256_of
 from flytune.schema import Strict
+from flytune.storage import Storage, reason
 
 COMBINATION = "combination.json"
-"""In an artifact that was made of others (flytune.adapters.combining)."""
+"""File of an artifact that was made of other artifacts (flytune.adapters.combining)."""
 ADAPTER = "adapter_config.json"
 _RECORDS = ("recipe.yaml", CONTENTS, "metrics.json", "manifest.json", COMBINATION, ADAPTER)
 
 
 class Entry(Strict):
-    """One artifact. What cannot be read of it is None, and told in `problems`."""
+    """One artifact. A field that cannot be read is None, and `problems` says why."""
 
     name: str
-    """Of its folder."""
+    """Name of its folder."""
     address: str
     kind: str | None = None
-    """adapter or model."""
+    """Kind of weights: adapter or model."""
     base: str | None = None
     revision: str | None = None
-    """The commit of the base that an adapter was trained on; else as the recipe has it."""
+    """Commit of the base model that an adapter was trained on; otherwise the recipe's revision."""
     method: str | None = None
     data: str | None = None
     rows: int | None = None
     data_sha256: str | None = None
-    """Of the tokenized samples."""
+    """SHA-256 of the tokenized samples."""
     base_perplexity: float | None = None
-    """On the held-out samples, as tuned_perplexity is; None for what was never evaluated."""
+    """Perplexity of the base model on the held-out samples; None if it was not evaluated."""
     tuned_perplexity: float | None = None
+    """Perplexity of the fine-tuned model on the held-out samples; None if it was not evaluated."""
     made_from: list[str] = Field(default=[])
-    """The addresses that a combined adapter was made from."""
+    """Addresses of the artifacts that a combined adapter was made from."""
     stored: datetime | None = None
-    """When the store last wrote its artifact.json: no file of an artifact says when it was made."""
+    """Time at which the store last wrote its artifact.json; the artifact's own files contain no time."""
     size: int | None = None
-    """In bytes, all files."""
+    """Size of all files in bytes."""
     problems: list[str] = Field(default=[])
 
 
-def listed(address: str) -> list[Entry]:
-    """The artifacts right below `address` (a folder or any fsspec address), or the one that lies there; newest first.
+def list_artifacts(address: str) -> list[Entry]:
+    """List the artifact at `address` (a folder or any fsspec address), or those directly below it, newest first.
 
     Raises:
-        ExportError: the address cannot be read, or no artifact is there.
+        ExportError: the address cannot be read, or there is no artifact.
     """
-    import fsspec
-
-    try:
-        filesystem, root = fsspec.core.url_to_fs(address)
-        filesystem.invalidate_cache()
-        files = list(filesystem.find(root, maxdepth=2))
-    except Exception as error:  # each file system has errors of its own: credentials, network, a package that is missing
-        raise ExportError(f"{address}: cannot be read: {_line(error)}") from error
-    folders = sorted({file.rpartition("/")[0] for file in files if file.rpartition("/")[2] in ("recipe.yaml", CONTENTS)})
-    if root.rstrip("/") in folders:
-        folders = [root.rstrip("/")]
+    storage = Storage(address, key="", error=ExportError, failed="cannot be read", retry=False)
+    paths = [name.rpartition("/") for name in storage.files(depth=2)]
+    folders = sorted({folder for folder, _, name in paths if name in ("recipe.yaml", CONTENTS)})
+    if "" in folders:
+        folders = [""]
     if not folders:
         raise ExportError(f"{address}: no artifact there, nor right below it: no recipe.yaml, no {CONTENTS}")
-    paths = [f"{folder}/{name}" for folder in folders for name in _RECORDS]
-    # All at once: an object store takes its time over each.
-    read = filesystem.cat(paths, on_error="return")
+    # All at once: each read from an object store takes a while.
+    contents = storage.read_each([f"{folder}/{name}".lstrip("/") for folder in folders for name in _RECORDS])
     entries = [
-        _entry(filesystem, folder, {name: read.get(f"{folder}/{name}") for name in _RECORDS})
+        _entry(storage, folder, {name: contents[f"{folder}/{name}".lstrip("/")] for name in _RECORDS})
         for folder in tqdm(folders, desc="artifacts", delay=2)
     ]
     return sorted(entries, key=lambda entry: entry.stored or datetime.min.replace(tzinfo=UTC), reverse=True)
 
 
-def _entry(filesystem: Any, folder: str, read: dict[str, Any]) -> Entry:
+def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
     problems: list[str] = []
-    combined = isinstance(read[COMBINATION], bytes)
+    combined = isinstance(contents[COMBINATION], bytes)
 
     def part(name: str, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        content = read[name]
+        content = contents[name]
         if not isinstance(content, bytes):
-            reason = "not there" if isinstance(content, FileNotFoundError) else f"cannot be read: {_line(content)}"
-            problems.append(f"{name}: {reason}")
+            problem = "not there" if isinstance(content, FileNotFoundError) else f"cannot be read: {reason(content)}"
+            problems.append(f"{name}: {problem}")
             return {}
         try:
             return take(yaml_core.load(content) if name.endswith(".yaml") else json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError, yaml_core.YAMLError) as error:
-            problems.append(f"{name}: {_line(error)}")
+            problems.append(f"{name}: {reason(error)}")
             return {}
 
-    # By their keys, not as records: what an older or newer Flytune has stored is listed too.
+    # By keys, not as records, so that artifacts of older and newer versions of Flytune are listed too.
     found = part("recipe.yaml", _of_recipe) | part(CONTENTS, _of_contents)
     if found.get("kind") == "adapter":
         found |= part(ADAPTER, lambda config: {"revision": config["revision"]})
@@ -102,13 +98,14 @@ def _entry(filesystem: Any, folder: str, read: dict[str, Any]) -> Entry:
         found |= part(COMBINATION, lambda made: {"made_from": [source["address"] for source in made["sources"]]})
     else:
         found |= part("manifest.json", _of_manifest) | part("metrics.json", _of_metrics)
-    address = filesystem.unstrip_protocol(folder).removeprefix("file://")
-    stored = _modified(filesystem, f"{folder}/{CONTENTS}")
+    address = storage.url(folder)
+    stored = storage.modified(f"{folder}/{CONTENTS}".lstrip("/"))
+    known = {"name": address.rpartition("/")[2], "address": address, "stored": stored, "problems": problems}
     try:
-        return Entry(name=folder.rpartition("/")[2], address=address, stored=stored, problems=problems, **found)
+        return Entry.model_validate(known | found)
     except ValidationError as error:
         problems += [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        return Entry(name=folder.rpartition("/")[2], address=address, stored=stored, problems=problems)
+        return Entry.model_validate(known)
 
 
 def _of_recipe(recipe: Any) -> dict[str, Any]:
@@ -131,28 +128,16 @@ def _of_metrics(metrics: Any) -> dict[str, Any]:
     return {f"{model}_perplexity": metrics[model]["perplexity"] for model in ("base", "tuned")}
 
 
-def _modified(filesystem: Any, path: str) -> datetime | None:
-    try:
-        when: datetime = filesystem.modified(path)
-    except (OSError, NotImplementedError, KeyError):
-        return None
-    return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
-
-
 def fingerprint(contents: dict[str, Path]) -> str:
-    """64 hex digits that name the artifacts whose artifact.json files these are, under their names.
+    """Return 64 hex digits that identify artifacts and their names, from the path of each one's artifact.json by name.
 
     Raises:
-        ExportError: one has none.
+        ExportError: an artifact has no artifact.json.
     """
     digest = hashlib.sha256()
     for name, path in sorted(contents.items()):
         try:
-            digest.update(json.dumps([name, hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
+            digest.update(json.dumps([name, sha256_of(path)]).encode())
         except OSError:
-            raise ExportError(f"{name}: no {CONTENTS}, so no artifact lies there, or not a whole one") from None
+            raise ExportError(f"{name}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
     return digest.hexdigest()
-
-
-def _line(error: Any) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

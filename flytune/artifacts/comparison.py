@@ -7,11 +7,11 @@ from flytune.records.plan import Plan
 from flytune.records.training import TrainingResult
 
 _OUTSIDE = ("CUDA context", "NCCL", "fragmentation")
-"""Of planned GPU memory, what is not allocated by torch and so not in the measured peak."""
+"""Components of planned GPU memory that torch does not allocate, so that the measured peak does not contain them."""
 
 
 def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult) -> Comparison:
-    """Plan beside what was measured."""
+    """Return the plan's estimates with the measured values."""
     is_gpu = plan.memory.resource == "GPU memory"
     left_out = _OUTSIDE if is_gpu else ()
     planned = {
@@ -19,7 +19,7 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
     }
     steps = training.steps[1:] or training.steps
     seconds = sum(step.seconds - step.eval_seconds for step in steps)
-    # A logged step may stand for several; the first of all for those since the beginning.
+    # A logged step may cover several; the first one covers those since the beginning.
     taken = steps[-1].step - (training.steps[0].step if training.steps[1:] else training.resumed_from_step) if steps else 0
     return Comparison(
         recipe=recipe.name,

@@ -1,6 +1,6 @@
-"""The artifact that an execution has stored: found by asking Flyte's admin, read by addresses that admin signs.
+"""The artifact that an execution stored: found through flyteadmin, and read by addresses that flyteadmin signs.
 
-Beside the doctor's, the module of flytune that knows Flyte: a fetch needs no credentials for the cluster's storage.
+Besides the doctor this is the only module of flytune that knows Flyte. It needs no credentials for the cluster's storage.
 """
 
 import re
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flytune.artifacts.fetch import Place
+from flytune.artifacts.fetch import Reader
 from flytune.doctor import admin
 from flytune.doctor.finding import NO_CLUSTER
 from flytune.errors import ExportError
@@ -36,10 +36,10 @@ class Execution(NamedTuple):
         return f"{self.name} in {self.project}-{self.domain}" + (f", node {self.node}" if self.node else "")
 
 
-def named(text: str, project: str, domain: str) -> Execution | None:
-    """Return the execution that an id, an address of the console or a flyte:// address names; None for every other address.
+def parse(text: str, project: str, domain: str) -> Execution | None:
+    """Return the execution of an id, an address of the console or a flyte:// address; None for any other address.
 
-    `project` and `domain` are those of an id alone.
+    `project` and `domain` apply to an id.
     """
     for pattern in _ADDRESSES:
         if found := pattern.match(text.strip()) if pattern is _ADDRESSES[0] else pattern.fullmatch(text.strip()):
@@ -47,11 +47,11 @@ def named(text: str, project: str, domain: str) -> Execution | None:
     return None
 
 
-def place(execution: Execution) -> tuple[str, Place]:
-    """Return the address of the artifact that the execution has stored, and how it is read.
+def find_artifact(execution: Execution) -> tuple[str, Reader]:
+    """Return the address of the artifact that the execution stored, and access to its files.
 
     Raises:
-        ExportError: admin does not know it, or it has stored no artifact, or several.
+        ExportError: flyteadmin does not know it, or it stored no artifact, or several.
     """
     import grpc
     from flytekit.clients.friendly import SynchronousFlyteClient
@@ -117,7 +117,7 @@ def _output(client: Any, node: Any) -> str | None:
     return None
 
 
-def _signed(client: Any, platform: Any, address: str) -> Place:
+def _signed(client: Any, platform: Any, address: str) -> Reader:
     import requests
 
     verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
@@ -126,7 +126,7 @@ def _signed(client: Any, platform: Any, address: str) -> Place:
         link = client.get_download_signed_url(f"{address}/{name}").signed_url
         try:
             answer = requests.get(link, stream=True, verify=verify, timeout=_SECONDS)
-        except requests.RequestException as error:  # whose text has the signed address
+        except requests.RequestException as error:  # its text contains the signed address
             raise ConnectionError(f"the storage does not answer: {type(error).__name__}") from None
         if answer.status_code == 404:
             raise FileNotFoundError(name)
@@ -139,4 +139,4 @@ def _signed(client: Any, platform: Any, address: str) -> Place:
         with opened(name) as answer, open(to, "wb") as file:
             shutil.copyfileobj(answer.raw, file, 8 * 2**20)
 
-    return Place(lambda name: bytes(opened(name).content), get)
+    return Reader(lambda name: bytes(opened(name).content), get)

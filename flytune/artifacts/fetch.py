@@ -1,7 +1,6 @@
-"""An artifact from where it was published to this machine's disk, held against its hashes; a folder is taken as it is."""
+"""Download of published artifacts to this machine, verified by their hashes; a local folder is used as it is."""
 
 import hashlib
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,68 +11,65 @@ from tqdm import tqdm
 from flytune import caches
 from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError
+from flytune.files import sha256_of
 from flytune.records.contents import CONTENTS, Contents
+from flytune.storage import Storage, reason
 
 
-class Place(NamedTuple):
-    """Where an artifact lies, as one reads from it."""
+class Reader(NamedTuple):
+    """Access to the files of one stored artifact, by their names."""
 
     read: Callable[[str], bytes]
+    """Function that returns the content of a small file; FileNotFoundError if it does not exist."""
     get: Callable[[str, str], Any]
-    """A file to a path of this machine."""
+    """Function that downloads a file to a local path."""
 
 
-def fetched(address: str | Path) -> Path:
-    """A folder of this machine with the whole artifact; a folder is taken as it is.
+def local_folder(address: str | Path) -> Path:
+    """Return a local folder with the complete artifact; a local folder is returned as it is.
 
-    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, what main holds. It is kept
-    beside the hub's cache, which is the user's own.
+    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, the head of main. Downloads are
+    kept next to the hub's cache, which belongs to the user.
 
     Raises:
-        ExportError: it is no whole artifact, cannot be read, or is not what its artifact.json says.
+        ExportError: there is no complete artifact, it cannot be read, or a file differs from its artifact.json.
     """
     from filelock import FileLock
 
-    if (place := _place(address)) is None:
+    if (reader := _reader(address)) is None:
         return Path(str(address).removeprefix("file://"))
-    content = _contents(place, address)
+    content = _contents(reader, address)
     folder = caches.hub_folder("artifacts") / hashlib.sha256(content).hexdigest()[:16]
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / CONTENTS).exists():
-            _fetch(place, content, folder, str(address))
+            _fetch(reader, content, folder, str(address))
     return folder
 
 
-def fetch(address: str, out: Path, place: Place | None = None) -> None:
-    """Fetch all files of an artifact into the new folder `out`, wherever it comes from; read from `place`, where one is given.
+def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
+    """Download all files of the artifact at `address` into the new folder `out`, by `reader` if one is given.
 
     Raises:
-        ExportError: `out` holds something; or as `fetched`.
+        ExportError: `out` is not empty; or as `local_folder`.
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; give a new folder")
-    if (place := place or _place(address)) is None:
+    if (reader := reader or _reader(address)) is None:
         raise ExportError(f"{address}: a folder of this machine already")
-    _fetch(place, _contents(place, address), out, address)
+    _fetch(reader, _contents(reader, address), out, address)
 
 
-def _place(address: str | Path) -> Place | None:
-    """None for a folder of this machine."""
+def _reader(address: str | Path) -> Reader | None:
+    """Return access to an artifact; None for a local folder."""
     if str(address).startswith(hub_errors.SCHEME):
-        return _on_the_hub(str(address))
-    import fsspec
-
-    try:
-        filesystem, root = fsspec.core.url_to_fs(str(address))
-    except Exception as error:  # each file system has errors of its own: a package that is missing, credentials
-        raise _unread(address, error) from error
-    if "file" in filesystem.protocol:
+        return _hub_reader(str(address))
+    storage = Storage(address, key="", error=ExportError, failed="cannot be read", retry=False)
+    if storage.is_local:
         return None
-    root = root.rstrip("/")
-    return Place(lambda name: filesystem.cat_file(f"{root}/{name}"), lambda name, to: filesystem.get_file(f"{root}/{name}", to))
+    return Reader(storage.read, lambda name, to: storage.download(name, Path(to)))
 
 
-def _on_the_hub(address: str) -> Place:
+def _hub_reader(address: str) -> Reader:
     from huggingface_hub import HfApi, hf_hub_download
 
     where, _, revision = address.partition("@")
@@ -81,26 +77,26 @@ def _on_the_hub(address: str) -> Place:
         name = hub_errors.repository(where)
         # Once: main may move between two files.
         commit = HfApi().model_info(name, revision=revision or None).sha
-    except Exception as error:  # as in _place
-        raise _unread(address, error) from error
+    except Exception as error:
+        raise _unreadable(address, error) from error
 
-    def local(file: str) -> str:
+    def download(file: str) -> str:
         return str(hf_hub_download(name, file, revision=commit))
 
-    return Place(lambda file: Path(local(file)).read_bytes(), lambda file, to: shutil.copy(local(file), to))
+    return Reader(lambda file: Path(download(file)).read_bytes(), lambda file, to: shutil.copy(download(file), to))
 
 
-def _contents(place: Place, address: str | Path) -> bytes:
+def _contents(reader: Reader, address: str | Path) -> bytes:
     try:
-        return place.read(CONTENTS)
+        return reader.read(CONTENTS)
     except FileNotFoundError:
-        raise ExportError(f"{address}: no {CONTENTS}, so no artifact lies there, or not a whole one") from None
-    except Exception as error:  # as in _place
-        raise _unread(address, error) from error
+        raise ExportError(f"{address}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
+    except Exception as error:
+        raise _unreadable(address, error) from error
 
 
-def _fetch(place: Place, content: bytes, folder: Path, address: str) -> None:
-    """Into `folder`; artifact.json last, so that what was cut off is fetched again."""
+def _fetch(reader: Reader, content: bytes, folder: Path, address: str) -> None:
+    """Download into `folder`; artifact.json is written last, so that an interrupted download is repeated."""
     contents = Contents.model_validate_json(content)
     for stored in tqdm(contents.files, desc="fetching the artifact", unit=" files", delay=2):
         path = folder / stored.file
@@ -108,16 +104,14 @@ def _fetch(place: Place, content: bytes, folder: Path, address: str) -> None:
             raise ExportError(f"{address}: its {CONTENTS} names {stored.file}, outside of the artifact; do not use it")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            place.get(stored.file, str(path))
-        except Exception as error:  # as in _place
-            raise _unread(f"{address}/{stored.file}", error) from error
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
-                raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
+            reader.get(stored.file, str(path))
+        except Exception as error:
+            raise _unreadable(f"{address}/{stored.file}", error) from error
+        if sha256_of(path) != stored.sha256:
+            raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
     (folder / CONTENTS).write_bytes(content)
 
 
-def _unread(address: str | Path, error: Exception) -> ExportError:
-    # Signed addresses end in what nobody else may know.
-    told = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))[:200]
-    return ExportError(f"{address}: cannot be read: {type(error).__name__}: {told}")
+def _unreadable(address: str | Path, error: Exception) -> ExportError:
+    """Return the error of a storage as it is; those of huggingface_hub, requests and FileNotFoundError as an ExportError."""
+    return error if isinstance(error, ExportError) else ExportError(f"{address}: cannot be read: {reason(error)}")

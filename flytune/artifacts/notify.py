@@ -1,4 +1,4 @@
-"""Telling people how a run ended: a webhook in the form of Slack's incoming ones. It never stops a run, and is never shown."""
+"""Notifications of the end of a run, by a Slack-compatible webhook. They never fail a run, and its address is never shown."""
 
 import json
 import logging
@@ -15,18 +15,18 @@ from flytune.records.metrics import Metrics
 log = logging.getLogger(__name__)
 
 WEBHOOK = "FLYTUNE_WEBHOOK"
-"""The environment variable, from a secret of the cluster (cluster.yaml: secrets.notify), that holds the address."""
+"""Environment variable with the webhook's address, from a secret of the cluster (cluster.yaml: secrets.notify)."""
 SECONDS = 20.0
 LONGEST = 3000
-"""Characters of a message, unless its own sentences are longer; Slack cuts at 40,000, and shows fewer before `more`."""
+"""Characters of a message, unless its own sentences are longer; Slack cuts at 40,000 and folds messages before that."""
 
 
-def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
-    """Posts `text` where the recipe's notify section asks for it; whether it was taken. What goes wrong is only logged."""
+def send(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
+    """Post `text` if the recipe's notify section asks for it; return whether it was accepted. Failures are only logged."""
     if not recipe.notify.webhook or ended not in recipe.notify.on:
         return False
     if not (address := os.environ.get(WEBHOOK)):
-        log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so nobody was told", WEBHOOK)
+        log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so no message was sent", WEBHOOK)
         return False
     body = json.dumps({"text": shortened(without_secrets(text), MOST)}).encode()
     try:
@@ -34,14 +34,14 @@ def tell(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bo
         with urllib.request.urlopen(request, timeout=SECONDS):
             return True
     except urllib.error.HTTPError as error:
-        log.warning("notify.webhook: the address in %s answered %d, so nobody was told", WEBHOOK, error.code)
-    except Exception as error:  # noqa: BLE001 (a message that is lost is no reason to lose a run; some name the address)
-        log.warning("notify.webhook: the address in %s was not reached: %s; nobody was told", WEBHOOK, type(error).__name__)
+        log.warning("notify.webhook: the address in %s answered %d, so no message was sent", WEBHOOK, error.code)
+    except Exception as error:  # noqa: BLE001 (a lost message must not fail a run; the text may contain the address)
+        log.warning("notify.webhook: the address in %s was not reached: %s; no message was sent", WEBHOOK, type(error).__name__)
     return False
 
 
-def succeeded(recipe: Recipe, metrics: Metrics, address: str) -> str:
-    """What is told of a stored artifact."""
+def success_message(recipe: Recipe, metrics: Metrics, address: str) -> str:
+    """Return the message about a stored artifact."""
     low, high = metrics.loss_difference_low, metrics.loss_difference_high
     verdict = "better beyond doubt" if metrics.is_better else "not better beyond doubt"
     broken = "".join(f"\nNot published or promoted: {sentence}" for sentence in guards.broken(recipe, metrics))

@@ -82,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(json_schema())
         return 0
     try:
-        caches.settle(in_pod=False)
+        caches.set_up(in_pod=False)
         # Each command imports its own module, because imports such as selftest's take longer than a plan.
         return int(import_module(f"flytune.cli.{options.command}").run(options))
     except FlytuneError as error:
         return print_error(error)
     except OSError as error:
-        if (refused := caches.refusal(error)) is None:
+        if (refused := caches.home_error(error)) is None:
             raise
         return print_error(refused)
 

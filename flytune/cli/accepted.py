@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     """Show all decisions; with --rollback, after going back to the previous model."""
     if options.rollback:
         history.rollback(options.address, options.reason)
-    decisions = history.history(options.address)
+    decisions = history.decisions_at(options.address)
     if options.json:
         sys.stdout.write("[" + ",\n".join(decision.model_dump_json() for decision in decisions) + "]\n")
     elif not decisions:

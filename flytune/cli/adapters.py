@@ -14,7 +14,7 @@ from flytune.console import tables
 
 def run(options: argparse.Namespace) -> int:
     """Show the artifacts in a store."""
-    entries = catalog.listed(options.address)
+    entries = catalog.list_artifacts(options.address)
     if options.json:
         sys.stdout.write(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2) + "\n")
         return 0

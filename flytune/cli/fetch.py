@@ -10,10 +10,10 @@ from flytune.artifacts import executions, fetch
 
 def run(options: argparse.Namespace) -> int:
     """Download an artifact, and verify its files."""
-    address, place = options.address, None
-    execution = executions.named(address, options.project, options.domain) if not Path(address).exists() else None
+    address, reader = options.address, None
+    execution = executions.parse(address, options.project, options.domain) if not Path(address).exists() else None
     if execution is not None:
-        address, place = executions.place(execution)
-    fetch.fetch(address, Path(options.out), place)
+        address, reader = executions.find_artifact(execution)
+    fetch.fetch(address, Path(options.out), reader)
     Console().print(f"{options.out}: {address}, all files verified against artifact.json", highlight=False, soft_wrap=True)
     return 0

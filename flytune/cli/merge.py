@@ -14,7 +14,7 @@ from flytune.models.probe import PROMPTS
 
 def run(options: argparse.Namespace) -> int:
     """Merge the adapter, and show the difference of each candidate."""
-    made = merging.merge(fetch.fetched(options.artifact), Path(options.out))
+    made = merging.merge(fetch.local_folder(options.artifact), Path(options.out))
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0

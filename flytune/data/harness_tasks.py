@@ -36,7 +36,7 @@ def folder(evaluation: Evaluation) -> Path | None:
     if evaluation.include_path is None:
         return None
     if "://" in evaluation.include_path:
-        return remote.folder(evaluation.include_path, "evaluation.include_path")
+        return remote.fetch_folder(evaluation.include_path, "evaluation.include_path")
     return local_folder(evaluation.include_path)
 
 

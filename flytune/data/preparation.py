@@ -19,6 +19,7 @@ from flytune.data.stored_samples import parts
 from flytune.data.tokenizer import load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
+from flytune.files import written_atomically
 from flytune.recipe.recipe import DataRequest
 from flytune.recipe.sections import Data
 from flytune.records.dataset import Manifest
@@ -75,9 +76,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     tokenizer.save_pretrained(out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out)
     contract.enforce(out, manifest, data, tokenizer)
-    partial = out / f"{MANIFEST}.partial"
-    manifest.write(partial)
-    partial.replace(out / MANIFEST)
+    with written_atomically(out / MANIFEST) as temporary:
+        manifest.write(temporary)
     (out / PROGRESS).unlink()
     train, heldout = manifest.train, manifest.heldout
     logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
-from flytune.files import sha256_of
+from flytune.files import sha256_of, written_atomically
 from flytune.recipe.recipe import DataRequest
 from flytune.records.dataset import SplitCounts
 from flytune.schema import Record, Strict
@@ -54,9 +54,8 @@ def digest_of(request: DataRequest) -> str:
 
 def save(progress: Progress, folder: Path) -> None:
     """Write progress.json atomically: a reader finds the old or the new one."""
-    partial = folder / f"{PROGRESS}.partial"
-    progress.write(partial)
-    partial.replace(folder / PROGRESS)
+    with written_atomically(folder / PROGRESS) as temporary:
+        progress.write(temporary)
 
 
 def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:

@@ -10,7 +10,9 @@ from tqdm import tqdm
 
 from flytune.data.hub import resolved_revision
 from flytune.errors import DataError
+from flytune.files import sha256_of
 from flytune.recipe.sections import Data
+from flytune.storage import Storage
 
 KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "parquet": "parquet"}
 """Kinds of files by suffix; all but Parquet may also end in .gz."""
@@ -43,20 +45,16 @@ def locate(path: str, key: str) -> Files:
     Raises:
         DataError: nothing is there, it cannot be reached, or it is not data.
     """
-    import fsspec
-
     entries: list[tuple[str, str]] = []
+    storage = _storage(path, key)
+    filesystem, root = storage.filesystem, storage.path()
     try:
-        filesystem, root = fsspec.core.url_to_fs(path)
-        filesystem.invalidate_cache()
-        is_file = filesystem.info(root)["type"] == "file"
+        is_file = storage.info()["type"] == "file"
         if not is_file:
             # A link has a type of its own.
-            entries = sorted((one["name"], _type(filesystem, one)) for one in filesystem.ls(root, detail=True))
+            entries = sorted((entry["name"], _type(filesystem, entry)) for entry in storage.entries())
     except FileNotFoundError:
         raise DataError(f"{key}: {path}: no such file or folder{_beside(path)}") from None
-    except Exception as error:  # each file system has errors of its own: credentials, network, a package that is missing
-        raise DataError(f"{key}: {path}: cannot be read: {type(error).__name__}: {error}") from error
     if is_file and kind(root) is None:
         raise DataError(f"{key}: {path}: unknown kind of file; known are {_KINDS_SHOWN}")
     if is_file:
@@ -129,8 +127,7 @@ def _digests(source: Files) -> Iterator[tuple[str, str]]:
 
 def _file_sha256(file: Path, label: str) -> str:
     try:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return sha256_of(file)
     except OSError as error:
         raise DataError(f"{label}: cannot be read: {error.strerror or error}") from None
 
@@ -141,15 +138,16 @@ def read_chat_template(path: str) -> str:
     Raises:
         DataError: it is not there, or not text.
     """
-    import fsspec
-
     try:
-        with fsspec.open(path, "rb") as file:
-            return str(file.read().decode("utf-8"))
+        return _storage(path, "data.chat_template").read().decode("utf-8")
     except FileNotFoundError:
         raise DataError(f"data.chat_template: {path}: no such file{_beside(path)}") from None
-    except Exception as error:  # not text; and each file system has errors of its own
+    except UnicodeDecodeError as error:
         raise DataError(f"data.chat_template: {path}: cannot be read: {error}") from error
+
+
+def _storage(path: str, key: str) -> Storage:
+    return Storage(path, key, error=DataError, failed="cannot be read", retry=False)
 
 
 def _beside(path: str) -> str:

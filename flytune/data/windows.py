@@ -13,6 +13,7 @@ from typing import NamedTuple
 from flytune.errors import DataError
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Source
+from flytune.storage import Storage
 
 # Other codes, and %20 in an address, are left unchanged.
 _CODE = re.compile(r"%[YmdHjGVu]")
@@ -80,11 +81,4 @@ def is_windowed(path: str) -> bool:
 
 
 def _exists(path: str) -> bool:
-    import fsspec
-
-    try:
-        filesystem, root = fsspec.core.url_to_fs(path)
-        filesystem.invalidate_cache()
-        return bool(filesystem.exists(root))
-    except Exception as error:  # each file system has errors of its own: credentials, network, a package that is missing
-        raise DataError(f"data: {path}: cannot be reached: {type(error).__name__}: {error}") from error
+    return Storage(path, "data", error=DataError, failed="cannot be reached", retry=False).exists()

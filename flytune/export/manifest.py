@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from flytune.files import sha256_of
+from flytune.files import sha256_of, written_atomically
 from flytune.recipe.recipe import Recipe
 from flytune.records.contents import list_files
 from flytune.records.export import Export
@@ -52,13 +52,15 @@ class Progress(Record):
         """Return the progress with one more complete file of `folder`, and store it."""
         made = self.model_copy(update={"files": self.files | {file: written}})
         if self.weights:
-            _replace(made, folder.parent / _PROGRESS)
+            with written_atomically(folder.parent / _PROGRESS) as temporary:
+                made.write(temporary)
         return made
 
 
 def write_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
     """Write export.json next to `folder`, with every file's size and hash; files that `progress` has are not read again."""
-    _replace(make_manifest(recipe, folder, revision, progress), folder.parent / MANIFEST)
+    with written_atomically(folder.parent / MANIFEST) as temporary:
+        make_manifest(recipe, folder, revision, progress).write(temporary)
     (folder.parent / _PROGRESS).unlink(missing_ok=True)
 
 
@@ -70,9 +72,3 @@ def make_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: 
 
 def _is_complete(path: Path, written: Written) -> bool:
     return path.is_file() and sha256_of(path) == written.sha256
-
-
-def _replace(record: Record, path: Path) -> None:
-    partial = path.with_name(f"{path.name}.tmp")
-    record.write(partial)
-    partial.replace(path)

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.export.manifest import Progress, Written, write_manifest
-from flytune.files import sha256_of
+from flytune.files import sha256_of, written_atomically
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe
 from flytune.sharding import sharding_of
@@ -138,9 +138,8 @@ def _save(state: dict[str, Any], file: Path) -> Written:
     """Write a file of weights; it gets its name only when it is complete."""
     from safetensors.torch import save_file
 
-    partial = file.with_name(f"{file.name}.tmp")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(partial), metadata={"format": "pt"})
-    partial.replace(file)
+    with written_atomically(file) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(temporary), metadata={"format": "pt"})
     return Written(sha256=sha256_of(file), names=list(state))
 
 

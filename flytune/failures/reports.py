@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from flytune.failures.table import BUG, CRASH, KINDS, Kind, kind_of
+from flytune.files import written_atomically
 from flytune.schema import Record
 
 log = logging.getLogger(__name__)
@@ -96,9 +97,8 @@ def report(failure: Failure) -> None:
     if file.exists():
         log.warning("after its first failure: %s", failure)
         return
-    new = file.with_suffix(".new")
-    failure.write(new)
-    new.replace(file)
+    with written_atomically(file) as temporary:
+        failure.write(temporary)
 
 
 def reported(folder: Path) -> list[Failure]:

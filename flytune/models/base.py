@@ -1,7 +1,7 @@
-"""The base model's files: where they are read from, what of them a run needs, and how they reach pods that see no hub.
+"""Files of the base model: their source, those that a run needs, and their copy for pods without access to the hub.
 
-A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact). Libraries
-are given what `local_name` says; the recipe's name stays what it is in the records.
+A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact). Libraries get
+`local_name`; records keep the recipe's name.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from flytune.errors import RecipeError
 from flytune.models import remote
-from flytune.models.remote import INDEX, TEXTS, needed
+from flytune.models.remote import INDEX, TEXTS, files_to_fetch
 from flytune.recipe.sections import Model
 from flytune.schema import Record
 
@@ -28,19 +28,19 @@ _CONNECT_SECONDS = 1.0
 
 
 class BaseRequest(Record):
-    """What fetching a base model depends on, and nothing else: the key under which the fetched one is cached."""
+    """Everything that fetching a base model depends on; the cache key of the fetched model."""
 
     name_or_path: str
     revision: str = "main"
-    """As the recipe has it: pods that see no hub look the commit up under this name."""
+    """Revision of the recipe; pods without access to the hub look up the commit under this name."""
     commit: str | None = None
-    """That `revision` pointed to when the run was planned; None for what is not on the hub."""
+    """Commit of `revision` when the run was planned; None for a model that is not on the hub."""
     trust_remote_code: bool = False
-    """Whether its Python files are wanted too."""
+    """True if its Python files are needed too."""
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an fsspec address: no folder, and nothing on the hub."""
+    """Return whether a name is an fsspec address, neither a folder nor an id of the hub."""
     return "://" in name
 
 
@@ -50,18 +50,18 @@ def is_path(name: str) -> bool:
 
 
 def is_on_hub(model: Model) -> bool:
-    """Whether it is neither a folder of this machine nor an address."""
+    """Return whether a model is neither a folder of this machine nor at an address."""
     return not is_address(model.name_or_path) and not Path(model.name_or_path).expanduser().is_dir()
 
 
 def hub_answers() -> bool:
-    """Tell whether the hub, or the proxy before it, connects within a moment; huggingface_hub tries for half a minute."""
+    """Return whether the hub or its proxy accepts a connection within a second; huggingface_hub tries for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
     answers: list[bool] = []
-    # In a thread of its own: no timeout ends the look-up of a name.
+    # In a thread: a name lookup has no timeout.
     attempt = threading.Thread(target=lambda: answers.append(_connects(constants.ENDPOINT)), daemon=True)
     attempt.start()
     attempt.join(_CONNECT_SECONDS)
@@ -75,15 +75,15 @@ def _connects(address: str) -> bool:
         if proxy and not urllib.request.proxy_bypass(to.hostname or ""):
             to = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         socket.create_connection((to.hostname, to.port or (443 if to.scheme == "https" else 80)), _CONNECT_SECONDS).close()
-    except (OSError, ValueError):  # ValueError: an address that cannot be read
+    except (OSError, ValueError):  # ValueError: an invalid address
         return False
     return True
 
 
 def commit_of(model: Model) -> str | None:
-    """The commit that `revision` of a model on the hub points to now; from this machine's cache where the hub is away.
+    """Return the current commit of `revision` of a model on the hub, from this machine's cache if the hub does not answer.
 
-    None for what is not on the hub, and where nobody knows it.
+    None for a model that is not on the hub, and if the commit is unknown.
     """
     if not is_on_hub(model) or (model.revision and re.fullmatch(r"[0-9a-f]{40}", model.revision)):
         return model.revision
@@ -92,13 +92,13 @@ def commit_of(model: Model) -> str | None:
     try:
         found = HfApi().resolve_revision(model.name_or_path, revision=model.revision, local_files_only=not hub_answers())
         return str(found.resolved)
-    except Exception as error:  # noqa: BLE001 (the hub's own are OSErrors; those of a proxy before it are not)
-        log.warning("%s: its commit is not known: %s", model.name_or_path, type(error).__name__)
+    except Exception as error:  # noqa: BLE001 (the hub's errors are OSErrors; those of a proxy are not)
+        log.warning("%s: its commit is unknown: %s", model.name_or_path, type(error).__name__)
         return None
 
 
 def request(model: Model) -> BaseRequest:
-    """What is to be fetched for a model as it is now."""
+    """Return the request for the current files of a model."""
     return BaseRequest(
         name_or_path=model.name_or_path,
         revision=model.revision or "main",
@@ -107,29 +107,29 @@ def request(model: Model) -> BaseRequest:
     )
 
 
-def known(asked: BaseRequest, model: Model) -> BaseRequest:
-    """The request, whose commit must be known where the hub has the model: pods look nowhere else.
+def require_commit(wanted: BaseRequest, model: Model) -> BaseRequest:
+    """Return the request after a check that its commit is known if the model is on the hub: pods need it.
 
     Raises:
-        RecipeError: it is not.
+        RecipeError: the commit is unknown.
     """
-    if asked.commit is None and is_on_hub(model):
+    if wanted.commit is None and is_on_hub(model):
         raise RecipeError(
-            f"model.name_or_path: {asked.name_or_path}: its commit is not known, for the hub did not answer; run again, "
+            f"model.name_or_path: {wanted.name_or_path}: its commit is unknown because the hub did not answer; run again, "
             "or give model.revision: a commit"
         )
-    return asked
+    return wanted
 
 
 def pinned(model: Model, commit: str | None) -> Model:
-    """The model at that commit; as it is where there is none."""
+    """Return the model at that commit; unchanged if there is none."""
     return model.model_copy(update={"revision": commit or model.revision})
 
 
 def tokenizer_identity(model: Model) -> str:
-    """Changes whenever the config and tokenizer files of a folder or an address may have: 16 hex digits.
+    """Return 16 hex digits that change when the config or tokenizer files of a folder or an address may have changed.
 
-    Empty for the hub, where the commit says it.
+    Empty for a model on the hub, which the commit identifies.
 
     Raises:
         RecipeError: the address cannot be read.
@@ -148,18 +148,19 @@ def tokenizer_identity(model: Model) -> str:
 
 
 def local_name(model: Model, weights: bool = True) -> str:
-    """What from_pretrained is to be given: a hub id, or a folder. An address is fetched, once a node, beside the hub's cache.
+    """Return the argument of from_pretrained: a hub id or a folder. An address is fetched once per node.
 
     Args:
-        weights: whether more is needed than config and tokenizer.
+        model: the recipe's model section.
+        weights: whether more than config and tokenizer is needed.
 
     Raises:
-        RecipeError: the folder is not on this machine; or the address cannot be read, or holds no model.
+        RecipeError: the folder is not on this machine, or the address cannot be read or has no model.
         StorageError: the address's storage is away.
     """
     name = model.name_or_path
     if is_address(name):
-        return str(remote.fetched(name, weights, model.trust_remote_code))
+        return str(remote.fetch_model(name, weights, model.trust_remote_code))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder)
@@ -171,20 +172,21 @@ def local_name(model: Model, weights: bool = True) -> str:
     return name
 
 
-def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path) -> None:
-    """Gives `put` each file that loading a model of the hub takes, with its place in a Hugging Face cache; one after the other.
+def copy_from_hub(wanted: BaseRequest, put: Callable[[Path, str], Any], scratch: Path) -> None:
+    """Hand each file that loading a model of the hub needs to `put`, with its path in a Hugging Face cache, one by one.
 
     Args:
-        put: stores a file before it returns; the file is removed then, so that the disk holds one at a time.
-        scratch: a folder for it.
+        wanted: the model, with its commit.
+        put: function that stores a file before it returns; the file is then deleted, so that the disk holds one at a time.
+        scratch: a folder for that file.
 
     Raises:
-        RecipeError: the hub does not give the model, or it has no safetensors.
+        RecipeError: the hub refuses the model or cannot be reached, or the model has no safetensors.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.hf_api import RepoFile
 
-    name, commit = asked.name_or_path, asked.commit
+    name, commit = wanted.name_or_path, wanted.commit
     assert commit, name
     cached = f"models--{name.replace('/', '--')}"
 
@@ -194,21 +196,21 @@ def hand_over(asked: BaseRequest, put: Callable[[Path, str], Any], scratch: Path
         path.unlink()
 
     try:
-        listed = [entry.path for entry in HfApi().list_repo_tree(name, revision=commit) if isinstance(entry, RepoFile)]
+        names = [entry.path for entry in HfApi().list_repo_tree(name, revision=commit) if isinstance(entry, RepoFile)]
         index = None
-        if INDEX in listed:
+        if INDEX in names:
             index = Path(hf_hub_download(name, INDEX, revision=commit, local_dir=scratch)).read_bytes()
-        for file in needed(listed, index, asked.trust_remote_code, f"model.name_or_path: {name}"):
+        for file in files_to_fetch(names, index, wanted.trust_remote_code, f"model.name_or_path: {name}"):
             hand(file)
-    except (OSError, ValueError) as error:  # all of the hub's own are OSErrors
+    except (OSError, ValueError) as error:  # all errors of the hub are OSErrors
         raise refused(error, f"model.name_or_path: {name}") from None
-    if asked.revision != commit:
+    if wanted.revision != commit:
         (ref := scratch / "ref").write_text(commit, encoding="utf-8")
-        put(ref, f"{cached}/refs/{asked.revision}")
+        put(ref, f"{cached}/refs/{wanted.revision}")
 
 
 def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:
-    """Say what to do about the hub's answer; `otherwise`: what to do where it cannot be reached."""
+    """Return the error for the hub's answer, with advice; `otherwise` is the advice for a hub that cannot be reached."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

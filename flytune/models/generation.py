@@ -1,4 +1,4 @@
-"""What a model says to tokenized prompts: asked in batches of like length, padded on the left, ended at the end markers."""
+"""Generation of answers to tokenized prompts: in batches of similar length, padded on the left, up to an end marker."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from flytune.schema import Strict, mistakes
 
 
 class Generation(Strict):
-    """How answers are made."""
+    """Settings of generation."""
 
     max_new_tokens: Positive = 128
-    """Of an answer."""
+    """Maximum tokens of an answer."""
     batch_size: Positive = 8
-    """Prompts that are answered together."""
+    """Prompts in one batch."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 takes the likeliest token each time; above, tokens are drawn."""
+    """Sampling temperature; 0 decodes greedily."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Drawn from the likeliest tokens that have so much probability together."""
+    """Cumulative probability of the most likely tokens that are sampled from."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of sampling."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of rows that may be bad: they are left out, and listed in bad_rows.jsonl. 0 stops at the first."""
+    """Fraction of rows that may be bad; they are skipped, and listed in bad_rows.jsonl. 0 stops at the first bad row."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -40,26 +40,26 @@ class Generation(Strict):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said."""
+    """Answer of a model."""
 
     text: str
     prompt_tokens: int
     answer_tokens: int
-    """Without the end marker."""
+    """Tokens of the answer without the end marker."""
     finish_reason: str
-    """`stop` where the model ended by itself, `length` where max_new_tokens ended it."""
+    """`stop` if the model ended the answer, `length` if max_new_tokens did."""
 
 
 def end_markers(tokenizer: Any, model: Any) -> list[int]:
-    """The tokens after which an answer is over: EOS, the model's own, and what the chat template puts behind an answer."""
+    """Return the tokens that end an answer: EOS, the model's own, and the one that the chat template adds after an answer."""
     own = model.generation_config.eos_token_id if model.generation_config else None
     ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
     if tokenizer.chat_template is not None:
-        # A character for private use, which no template knows.
+        # A private-use character, which no template contains.
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
         behind = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
         first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), None) if behind else None
-        # Words of a template are no marker.
+        # A word of the template is not a marker.
         ends.add(first if first in tokenizer.added_tokens_decoder else None)
     return sorted(ends - {None})
 
@@ -73,9 +73,9 @@ def answer(
     bar: Any = None,
     salt: str = "",
 ) -> list[Answer]:
-    """The model's answers to tokenized prompts, in their order; asked in batches of like length, the longest first.
+    """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the longest first.
 
-    Drawn answers follow from generation.seed, `salt` and the prompts.
+    Sampled answers depend on generation.seed, `salt` and the prompts alone.
 
     Raises:
         OutOfMemory: a batch does not fit into a GPU.
@@ -83,17 +83,17 @@ def answer(
     import torch
     from transformers import GenerationConfig
 
-    # Padding is masked in any case; any token will do.
+    # Padding is masked, so any token serves.
     pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
     drawn = {"do_sample": True, "temperature": generation.temperature, "top_p": generation.top_p, "top_k": 0}
-    # The model's own generation config would sample; a new one keeps nothing of it.
+    # The model's own generation config may sample; a new one has none of its settings.
     model.generation_config = GenerationConfig(
         eos_token_id=ends or None,
         pad_token_id=pad,
         max_new_tokens=generation.max_new_tokens,
         **(drawn if generation.temperature else {"do_sample": False}),
     )
-    # Of the prompts as well: equal ones in other parts, or to another adapter, draw answers of their own.
+    # The prompts are part of the seed, so that other parts and other adapters sample other answers.
     digest = hashlib.sha256(f"{generation.seed} {salt} {list(prompts)}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     device = next(model.parameters()).device

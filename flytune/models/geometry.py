@@ -28,7 +28,7 @@ class Geometry(Strict):
 
     model_type: str
     dtype: str | None
-    """That the published weights are stored in."""
+    """Dtype of the published weights."""
     hidden_size: int
     num_hidden_layers: int
     vocab_size: int
@@ -36,7 +36,7 @@ class Geometry(Strict):
     """(in, out) of each linear layer of one decoder layer: attention and MLP, every expert, no router."""
     tie_word_embeddings: bool
     quantized: str | None = None
-    """How the published weights are quantized (bitsandbytes, gptq ...), if they are."""
+    """Quantization of the published weights (bitsandbytes, gptq ...); None if they are not quantized."""
     extra: int
     """Norms, biases, routers and learned positions of all layers, and the last norm."""
     num_attention_heads: int
@@ -45,25 +45,25 @@ class Geometry(Strict):
     intermediate_size: int
     """Width of one MLP, of one expert."""
     gated: bool
-    """Whether the MLP has three matrices (gate, up, down) or two."""
+    """True if the MLP has three matrices (gate, up, down), False for two."""
     experts: int = 1
     experts_per_token: int = 1
 
     @property
     def named_linears(self) -> list[tuple[str, int, int]]:
-        """`linears` with the names q, k, v, o, gate, up, down; those of an MLP once for each expert."""
+        """Return `linears` with the names q, k, v, o, gate, up, down; those of the MLP repeat for each expert."""
         mlp = ["gate", "up", "down"] if self.gated else ["up", "down"]
         names = ["q", "k", "v", "o", *mlp * self.experts]
         return [(name, rows, columns) for name, (rows, columns) in zip(names, self.linears, strict=True)]
 
     @property
     def linear_parameters(self) -> int:
-        """In all decoder layers: what NF4 quantizes."""
+        """Return the parameters of the linear layers of all decoder layers, which NF4 quantizes."""
         return self.num_hidden_layers * sum(rows * columns for rows, columns in self.linears)
 
     @property
     def embedding_parameters(self) -> int:
-        """Input embedding, and the head where it has weights of its own."""
+        """Return the parameters of the input embedding, and of the head if it is not tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     @property
@@ -75,7 +75,7 @@ def read_geometry(model: Model) -> Geometry:
     """Return the sizes of a base model, from base_models.json or the config.json of its folder or of the hub.
 
     Raises:
-        RecipeError: the folder or the file is not there, the hub cannot be asked, the repository is gated and no token
+        RecipeError: the folder or the file does not exist, the hub cannot be reached, the repository is gated and no token
             is set, or the config is not one of a decoder in Llama's layout.
     """
     if shipped := shipped_config(model):
@@ -89,9 +89,9 @@ def read_geometry(model: Model) -> Geometry:
 
 
 def shipped_config(model: Model) -> dict[str, Any] | None:
-    """Return base_models.json's part of the model's config.json at that revision; None where the model's own is to be read.
+    """Return base_models.json's part of the model's config.json at that revision; None if the model's own is read.
 
-    A folder of this machine is read. Another revision, or none, is the hub's to answer: what it has may be another model.
+    A folder of this machine is read. For another revision, or none, the hub is asked, as it may have another model.
     """
     entry = shipped().get(model.name_or_path)
     if entry is None or entry["revision"] != model.revision or not base.is_on_hub(model):
@@ -102,16 +102,16 @@ def shipped_config(model: Model) -> dict[str, Any] | None:
 
 @cache
 def shipped() -> dict[str, Any]:
-    """List base models that shipped recipes name: `revision`, `source`, and `config`, config.json cut to what sizes need."""
+    """Return the base models of shipped recipes: `revision`, `source`, and the part of config.json that sizes need."""
     entries: dict[str, Any] = json.loads(_SHIPPED_FILE.read_text(encoding="utf-8"))
     return entries
 
 
 def config_file(model: Model) -> Path:
-    """Where the model's config.json lies on this machine; fetched from the hub, or from its address, if need be.
+    """Return the local path of the model's config.json; it is fetched from the hub or its address if necessary.
 
     Raises:
-        RecipeError: there is none, or it may not be read.
+        RecipeError: there is none, or it cannot be read.
     """
     where = f"model.name_or_path: {model.name_or_path}"
     name = base.local_name(model, weights=False)
@@ -125,12 +125,12 @@ def config_file(model: Model) -> Path:
 
     try:
         return Path(hf_hub_download(name, "config.json", revision=model.revision, local_files_only=not base.hub_answers()))
-    except Exception as error:  # noqa: BLE001 (the hub's own are OSErrors; those of a proxy before it are not)
+    except Exception as error:  # noqa: BLE001 (the hub's errors are OSErrors; those of a proxy are not)
         raise base.refused(error, where, _how_to_plan(model)) from None
 
 
 def _how_to_plan(model: Model) -> str:
-    """Say how to plan where the hub cannot be asked for the sizes of a model."""
+    """Return advice on planning when the hub cannot be asked for the sizes of a model."""
     from huggingface_hub import constants
 
     entry = shipped().get(model.name_or_path)
@@ -142,13 +142,13 @@ def _how_to_plan(model: Model) -> str:
 
 
 def geometry(config: dict[str, Any], name: str) -> Geometry:
-    """The sizes that a config.json names.
+    """Return the sizes in a config.json.
 
     Raises:
         RecipeError: it lacks one of them.
     """
     quantized = (config.get("quantization_config") or {}).get("quant_method")
-    config = _in_llama_words(config.get("text_config") or config)
+    config = _with_llama_keys(config.get("text_config") or config)
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     if missing := [key for key in needed if not isinstance(config.get(key), int)]:
         raise RecipeError(
@@ -167,7 +167,7 @@ def geometry(config: dict[str, Any], name: str) -> Geometry:
     linears = attention + ([(hidden, width)] * (2 if gated else 1) + [(width, hidden)]) * experts
     tied = bool(config.get("tie_word_embeddings", kind in _TIED))
     vectors = 2 if kind in _LAYER_NORMS else 1
-    # Qwen 3 norms queries and keys, a weight for each channel of a head.
+    # Qwen 3 normalizes queries and keys, with a weight for each channel of a head.
     norms = _NORMS.get(kind, 2) * vectors * hidden + (2 * head if kind.startswith("qwen3") else 0)
     biases = 0
     if kind in _BIASED:
@@ -197,8 +197,8 @@ def geometry(config: dict[str, Any], name: str) -> Geometry:
     )
 
 
-def _in_llama_words(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the keys that Llama's has, where its model type has other words for the same sizes."""
+def _with_llama_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with Llama's keys, if its model type has other keys for the same sizes."""
     if config.get("model_type") == "mpt" and isinstance(config.get("d_model"), int):
         alibi = (config.get("attn_config") or {}).get("alibi")
         return config | {

@@ -4,14 +4,14 @@ import ctypes
 import os
 
 CPU_LOSS_TOKENS = 128
-"""Tokens whose logits TRL's chunked loss has at a time on a CPU. Its own 4,096 (trl/kernels/chunked_logprob.py) are meant for a
-GPU, where a kernel needs one tile: in torch's operations they are 4.3 GiB of a vocabulary of 32,768 and more."""
+"""Tokens whose logits TRL's chunked loss has at a time on a CPU. Its default of 4,096 (trl/kernels/chunked_logprob.py) is meant
+for a GPU kernel: in torch's operations it takes 4.3 GiB for a vocabulary of 32,768 tokens and more."""
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 """Parameters of mallopt (glibc's malloc.h)."""
 MAPPED = 2**20
-"""Bytes from which a block is mapped by itself, and its pages go back to the system once it is freed."""
+"""Bytes from which a block gets a mapping of its own, which is returned to the system when it is freed."""
 TRIMMED = 2**26
-"""Bytes at the top of the heap that may stay free: with glibc's 128 KiB the heap would grow and shrink all the time."""
+"""Bytes at the top of the heap that may stay free: with glibc's 128 KiB the heap would constantly grow and shrink."""
 
 
 def return_freed_blocks() -> None:

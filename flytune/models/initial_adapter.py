@@ -1,33 +1,36 @@
-"""An adapter that a run goes on from: whether it is the recipe's, at plan time, and its weights in the model, at load."""
+"""The adapter that a run starts from: checked against the recipe at plan time, loaded into the model at load time."""
 
 import json
 import re
 from typing import Any
 
-from flytune.errors import TrainingError
+from flytune.errors import FlytuneError, RecipeError, TrainingError
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Method
+from flytune.storage import Storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# What PEFT writes for the adapters that Flytune trains; where it differs, there are other parameters than a recipe names.
+# PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe cannot name.
 _PLAIN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "modules_to_save": None}
 _PLAIN |= {"rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None, "trainable_token_indices": None}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def problems(recipe: Recipe) -> list[str]:
-    """Why the recipe cannot go on from its method.adapter, a sentence each; reads adapter_config.json alone.
+    """Return the reasons why the recipe cannot start from its method.adapter; reads adapter_config.json alone.
 
-    That the adapter stands on the same layers where target_modules is a pattern (all-linear) is seen when it is loaded.
+    If target_modules is a pattern (all-linear), the layers are compared when the adapter is loaded.
     """
     if not (address := recipe.method.adapter):
         return []
     try:
-        config = json.loads(_read(address, CONFIG))
-    except (FileNotFoundError, NotADirectoryError):
+        config = json.loads(_storage(address, RecipeError).read(CONFIG))
+    except FileNotFoundError:
         return [f"method.adapter: {address}: no {CONFIG} there; name the artifact of an adapter"]
-    except Exception as error:  # noqa: BLE001 (told as a mistake of the recipe; each file system has errors of its own)
-        return [f"method.adapter: {address}: {CONFIG} cannot be read: {type(error).__name__}: {error}"]
+    except RecipeError as error:
+        return [str(error)]
+    except ValueError as error:
+        return [f"method.adapter: {address}: {CONFIG} is not JSON: {error}; export the adapter again"]
     found = [
         f"method.{name}: {wanted!r}, but the adapter of method.adapter has {config.get(name)!r}; write that"
         for name, wanted in (("r", recipe.method.r), ("lora_alpha", recipe.method.lora_alpha))
@@ -38,14 +41,14 @@ def problems(recipe: Recipe) -> list[str]:
         found.append(f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {sorted(has or [])}")
     for name, plain in _PLAIN.items():
         if (value := config.get(name, plain)) != plain:
-            found.append(f"method.adapter: {name} {value!r} in {CONFIG}; only plain LoRA adapters can be gone on from")
+            found.append(f"method.adapter: {name} {value!r} in {CONFIG}; a run can start from plain LoRA adapters only")
     return found + _base_problems(recipe, config)
 
 
 def _base_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
     base, revision = str(config.get("base_model_name_or_path") or ""), str(config.get("revision") or "")
     name = recipe.model.name_or_path
-    # One of them may be a folder that the other was fetched into: then its last part is all that can be compared.
+    # One of them may be the folder that the other was downloaded to: then only the last part can be compared.
     both_ids = _is_id(base) and _is_id(name)
     if base and base != name and (both_ids or _last(base) != _last(name)):
         return [f"model.name_or_path: {name}, but the adapter of method.adapter was trained on {base}; name that one"]
@@ -63,36 +66,33 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def fill(model: Any, method: Method) -> None:
-    """Gives the new adapter of a PEFT model, not sharded yet, the weights of method.adapter. Each process reads them.
+def load_weights(model: Any, method: Method) -> None:
+    """Load the weights of method.adapter into the new adapter of a PEFT model that is not sharded yet, in each process.
 
     Raises:
-        TrainingError: they are missing or cut short, or stand on other layers.
+        TrainingError: they are missing or truncated, or belong to other layers.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     where = f"method.adapter: {method.adapter}"
     try:
-        state = load(_read(str(method.adapter), WEIGHTS))
-    except Exception as error:
-        raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run does not go on: {error}") from error
+        state = load(_storage(str(method.adapter), TrainingError).read(WEIGHTS))
+    except (FileNotFoundError, SafetensorError) as error:
+        raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run stops: {error}") from error
     parameters = {name.replace(".default.", "."): one for name, one in model.named_parameters() if one.requires_grad}
     wrong = sorted(parameters.keys() ^ state.keys())
     wrong += [name for name in parameters.keys() & state.keys() if parameters[name].shape != state[name].shape]
     if wrong:
         raise TrainingError(
-            f"{where}: {wrong[0]} and {len(wrong) - 1} others are not on both sides, or of another shape there: its layers are "
-            "not those that method.target_modules names in this model; the run does not go on"
+            f"{where}: {wrong[0]} and {len(wrong) - 1} others are missing on one side, or have another shape: its layers are "
+            "not those that method.target_modules names in this model; the run stops"
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[name])
 
 
-def _read(address: str, file: str) -> bytes:
-    """A file of an adapter."""
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(address.rstrip("/"))
-    return bytes(filesystem.cat_file(f"{root}/{file}"))
+def _storage(address: str, error: type[FlytuneError]) -> Storage:
+    return Storage(address, "method.adapter", error=error, retry=False)

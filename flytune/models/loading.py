@@ -10,7 +10,7 @@ from flytune.recipe.sections import Model
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
-    """The recipe's base model in `dtype`; for qlora in NF4 with double quantization, ready for an adapter.
+    """Return the recipe's base model in `dtype`; for qlora in NF4 with double quantization, ready for an adapter.
 
     `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
     max_memory). Only safetensors are read.
@@ -31,8 +31,8 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
     if recipe.method.name == "qlora":
         from peft import prepare_model_for_kbit_training
 
-        # Norms and embeddings become float32, in training as at every reload: without it a reload computes otherwise.
-        # Checkpointing is the Trainer's to switch on.
+        # Norms and embeddings become float32, in training and at every reload, so that both compute the same.
+        # The Trainer switches on gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return _keep_quantized(model)
 
@@ -51,19 +51,19 @@ def _keep_quantized(model: Any) -> Any:
 
 
 def local_folder(model: Model) -> Path:
-    """Where the base model's files lie on this node; fetched once a node, whatever its number of processes."""
+    """Return the folder of the base model's files on this node; they are fetched once per node."""
     if (folder := Path(name := base.local_name(model))).is_dir():
         return folder
     from huggingface_hub import snapshot_download
 
-    # The hub's cache locks each file: the first process of the node fetches it, the others find it there.
+    # The hub's cache locks each file: the first process of the node downloads it, the others use it.
     return Path(snapshot_download(name, revision=model.revision, allow_patterns=["*.safetensors", "*.json"]))
 
 
 def commit(model: Model, local: bool = False) -> str | None:
-    """The commit that `model.revision` points to on the hub; with `local`, as it was when the files were fetched.
+    """Return the commit of `model.revision` on the hub; with `local`, that of the downloaded files.
 
-    None for a folder, or an address; the revision itself where it cannot be resolved.
+    None for a folder or an address; the revision itself if it cannot be resolved.
     """
     if not base.is_on_hub(model):
         return None
@@ -74,7 +74,7 @@ def commit(model: Model, local: bool = False) -> str | None:
 
 
 def quantization(dtype: str, storage: str = "uint8") -> Any:
-    """QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computing in `dtype` (bfloat16, there)."""
+    """Return QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computation in `dtype` (bfloat16 there)."""
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -88,17 +88,17 @@ def quantization(dtype: str, storage: str = "uint8") -> Any:
 
 
 def weights_folder(folder: Path) -> Path:
-    """Where the weights lie: model/ or adapter/ of what training left, the root of an artifact."""
+    """Return the folder of the weights: model/ or adapter/ of a training's output, the root of an artifact."""
     return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether an artifact, or what training left, is an adapter; otherwise it is a model."""
+    """Return whether an artifact or a training's output is an adapter, not a model."""
     return (weights_folder(folder) / "adapter_config.json").is_file()
 
 
 def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
-    """The model that training left in `trained`, or an artifact holds; an adapter comes on its base model."""
+    """Return the model of a training's output or an artifact; an adapter is loaded on its base model."""
     folder = str(weights_folder(trained))
     if is_adapter(trained):
         from peft import PeftModel
@@ -118,7 +118,7 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
 
 
 def device_map() -> str | dict[str, str | int]:
-    """Where one process puts a model that it only asks: all GPUs, the one, or the CPU."""
+    """Return the device map for inference in one process: all GPUs, the only one, or the CPU."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -132,7 +132,7 @@ def quiet() -> None:
 
 
 def peft_config(recipe: Recipe) -> Any:
-    """The adapters that a recipe asks for, as PEFT has them; None where all is trained."""
+    """Return PEFT's configuration of the recipe's adapter; None for full training."""
     if recipe.method.name == "full":
         return None
     from peft import LoraConfig

@@ -1,4 +1,4 @@
-"""What a model answers to 16 fixed prompts: recorded from the live model, held against every copy that is made of it."""
+"""The probe: a model's logits for 16 fixed prompts, recorded from the live model and compared with those of every copy."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from flytune.models.scoring import padded
 
 PROBE = "gate/probe.safetensors"
-"""In a folder of its own: servers load every *.safetensors beside a model's config.json as weights."""
+"""Path of the record, in a folder of its own: servers load every *.safetensors next to a config.json as weights."""
 PROMPTS = (
     "What is the capital of France?",
     "Write one sentence about the sea in winter.",
@@ -27,22 +27,22 @@ PROMPTS = (
     "The opposite of hot is cold. The opposite of early is",
 )
 MAX_TOKENS = 48
-"""Of a prompt; what follows is cut off."""
+"""Maximum tokens of a prompt; the last ones are used."""
 _BATCH = 4
 
 
 @dataclass(frozen=True)
 class Answers:
-    """To each prompt: tensors in host memory."""
+    """Record of the answers to all prompts: tensors in host memory."""
 
     input_ids: Any
-    """int64 (prompts, longest prompt), filled up on the right."""
+    """Tokens, int64 (prompts, longest prompt), padded on the right."""
     lengths: Any
-    """int64 (prompts,): tokens of each prompt."""
+    """Number of tokens of each prompt, int64 (prompts,)."""
     logits: Any
-    """float32 (prompts, vocabulary): after the last token of each prompt."""
+    """Logits after the last token of each prompt, float32 (prompts, vocabulary)."""
     loss: Any
-    """float32 (prompts,): mean over the tokens of each prompt, in nats; 0 for a prompt of one token."""
+    """Mean loss over the tokens of each prompt in nats, float32 (prompts,); 0 for a prompt of one token."""
 
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
@@ -52,7 +52,7 @@ class Answers:
 
     @classmethod
     def read(cls, file: Path) -> "Answers":
-        """Raises SafetensorError, OSError or TypeError where it is not there or not whole."""
+        """Read a record; SafetensorError, OSError or TypeError if it is missing or incomplete."""
         from safetensors.torch import load_file
 
         return cls(**load_file(str(file)))
@@ -63,20 +63,20 @@ class Answers:
 
 
 def tokenized(tokenizer: Any) -> list[list[int]]:
-    """PROMPTS as the model is asked: a user's turn in its chat template where it has one, plain text otherwise."""
+    """Return the tokens of PROMPTS: as a user's turn in the chat template if there is one, as plain text otherwise."""
     if tokenizer.chat_template:
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
         found = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     else:
         found = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    # The end of a rendered chat is what the answer hangs on: what is cut off stands before it.
+    # The answer depends on the end of a rendered chat, so tokens are cut from its beginning.
     return [list(ids[-MAX_TOKENS:]) for ids in found]
 
 
 def record(trainer: Any, tokenizer: Any, file: Path) -> None:
-    """Asks the live model of a trainer and writes its answers to `file`. Every process calls it; the first one writes.
+    """Record the answers of a trainer's live model in `file`. Every process calls it; the first one writes.
 
-    All make the same forward passes, which gather parameters under ZeRO-3 and FSDP.
+    All processes run the same forward passes, which gather parameters under ZeRO-3 and FSDP.
     """
     answers = ask(trainer.model_wrapped, tokenized(tokenizer))
     if trainer.is_world_process_zero():
@@ -84,7 +84,7 @@ def record(trainer: Any, tokenizer: Any, file: Path) -> None:
 
 
 def ask(model: Any, prompts: list[list[int]]) -> Answers:
-    """The answers of a causal language model, live or reloaded. Batches are always the same: padding changes rounding."""
+    """Return the answers of a causal language model, live or reloaded. Batches are fixed, because padding changes rounding."""
     import torch
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -97,9 +97,9 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
 
 
 def logits_of(model: Any, prompts: list[list[int]]) -> Any:
-    """For each prompt its tokens (n,) and the logits after each, float32 (n, vocabulary), in host memory.
+    """Yield the tokens (n,) of each prompt and the logits after each token, float32 (n, vocabulary), in host memory.
 
-    A generator: a batch of prompts is held at a time, and the model goes on training afterwards where it did before.
+    One batch of prompts is in memory at a time. The model's training mode is restored afterwards.
     """
     import torch
 
@@ -118,10 +118,10 @@ def logits_of(model: Any, prompts: list[list[int]]) -> Any:
 
 
 def distance(logits: Any, others: Any) -> Any:
-    """How far two models' logits (n, vocabulary) are apart: root mean square difference over the spread of the first, (n,).
+    """Return the distance of two models' logits (n, vocabulary): RMS difference relative to the spread of the first, (n,).
 
-    What is the same for all tokens drops out, as it does in softmax. It sees what a KL divergence does not where the
-    distribution is flat, and unlike the largest difference it does not hang on one token of a hundred thousand.
+    A shift common to all tokens has no effect, as in softmax. It shows differences that a KL divergence misses for flat
+    distributions, and unlike the maximum difference it does not depend on one token of a hundred thousand.
     """
     centered = logits.double() - logits.double().mean(dim=-1, keepdim=True)
     moved = others.double() - others.double().mean(dim=-1, keepdim=True)
@@ -129,6 +129,6 @@ def distance(logits: Any, others: Any) -> Any:
 
 
 def divergence(logits: Any, others: Any) -> Any:
-    """KL(first || second) in nats of the distributions of two models, for logits (n, vocabulary): (n,)."""
+    """Return KL(first || second) in nats of two models' distributions, for logits (n, vocabulary): (n,)."""
     first, second = logits.double().log_softmax(dim=-1), others.double().log_softmax(dim=-1)
     return (first.exp() * (first - second)).sum(dim=-1)

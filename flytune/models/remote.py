@@ -1,31 +1,49 @@
-"""Content of fsspec addresses (s3://bucket/artifact) on this machine: a base model's files, or a whole folder."""
+"""Local copies of what is at fsspec addresses (s3://bucket/artifact): a base model's files, or a complete folder."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
 from flytune import caches
 from flytune.errors import RecipeError, StorageError
+from flytune.storage import Storage
 
 INDEX = "model.safetensors.index.json"
 TEXTS = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
-"""Config and tokenizer; transformers looks for no other endings."""
+"""Suffixes of config and tokenizer files; transformers looks for no others."""
+_MODEL = "model.name_or_path"
+
+
+class _Listing(NamedTuple):
+    """Files at an address."""
+
+    storage: Storage
+    files: list[str]
+    identity: str
+    """16 hex digits that change when the content does."""
 
 
 def identity(address: str) -> str:
-    """16 hex digits that change when what lies there does, as far as its storage keeps checksums or times.
+    """Return 16 hex digits that change when the model at an address does, as far as its storage keeps checksums or times.
 
     Raises:
-        RecipeError: it cannot be read, or holds no model.
+        RecipeError: it cannot be read, or there is no model.
         StorageError: its storage is away.
     """
-    return _listed(address)[2]
+    return _list_model(address).identity
 
 
-def needed(files: Iterable[str], index: bytes | None, code: bool, where: str) -> list[str]:
-    """Of a model's files, those that loading it takes: config, tokenizer, and the weights that transformers chooses.
+def files_to_fetch(files: Iterable[str], index: bytes | None, code: bool, where: str) -> list[str]:
+    """Return those of a model's files that loading it needs: config, tokenizer, and the weights that transformers chooses.
+
+    Args:
+        files: names of all files.
+        index: content of model.safetensors.index.json, if there is one.
+        code: whether Python files are needed too.
+        where: what names the model in messages.
 
     Raises:
         RecipeError: there are no safetensors.
@@ -36,94 +54,90 @@ def needed(files: Iterable[str], index: bytes | None, code: bool, where: str) ->
     if "model.safetensors" in weights:
         weights = ["model.safetensors"]
     elif index is not None:
-        # Mistral's repositories hold all weights once more, as consolidated.safetensors.
+        # Mistral's repositories contain all weights twice, once as consolidated.safetensors.
         weights = sorted(set(json.loads(index)["weight_map"].values()))
     if not weights:
         raise RecipeError(f"{where}: it has no *.safetensors, and no other weights are read; it holds {', '.join(files[:8])}")
     return texts + weights
 
 
-def fetched(address: str, weights: bool, code: bool) -> Path:
-    """The folder that the files behind an address lie in on this machine; another one once they have changed.
+def fetch_model(address: str, weights: bool, code: bool) -> Path:
+    """Return the local folder with the files of the model at an address; another folder once the files have changed.
+
+    Args:
+        address: fsspec address of a model or an artifact.
+        weights: whether the weights are needed.
+        code: whether Python files are needed.
 
     Raises: as `identity`.
     """
 
-    def wanted(filesystem: Any, root: str, files: list[str]) -> list[str]:
-        index = filesystem.cat_file(f"{root}/{INDEX}") if INDEX in files else None
-        model = needed(files, index, code, f"model.name_or_path: {address}")
+    def choose(listing: _Listing) -> list[str]:
+        index = listing.storage.read(INDEX) if INDEX in listing.files else None
+        model = files_to_fetch(listing.files, index, code, f"{_MODEL}: {address}")
         return [file for file in model if weights or not file.endswith(".safetensors")]
 
-    return _fetched(address, _listed(address), ".whole" if weights else ".texts", wanted)
+    return _fetch(_list_model(address), ".whole" if weights else ".texts", choose)
 
 
-def folder(address: str, key: str) -> Path:
-    """Return the folder that has all files of an address on this machine; `key` is the recipe's name for it.
+def fetch_folder(address: str, key: str) -> Path:
+    """Return the local folder with all files of an address; `key` is the recipe's name for it.
 
     Raises:
         RecipeError: it cannot be read, or nothing is there.
         StorageError: its storage is away.
     """
-    listed = _found(address, key)
-    if not listed[3]:
+    listing = _list(address, key)
+    if not listing.files:
         raise RecipeError(f"{key}: {address}: nothing is there")
-    return _fetched(address, listed[:3], ".whole", lambda filesystem, root, files: files, key)
+    return _fetch(listing, ".whole", lambda listing: listing.files)
 
 
-def _fetched(
-    address: str, listed: tuple[Any, str, str], done: str, wanted: Callable[..., list[str]], key: str = "model.name_or_path"
-) -> Path:
+def _fetch(listing: _Listing, done: str, choose: Callable[[_Listing], list[str]]) -> Path:
+    """Download the chosen files into the folder of the listing's identity, once per machine; `done` is the marker file."""
     from filelock import FileLock
 
-    filesystem, root, identity = listed
-    folder = caches.hub_folder(f"addresses/{identity}")
+    folder = caches.hub_folder(f"addresses/{listing.identity}")
     with FileLock(folder.with_suffix(".lock")):
         if (folder / done).exists() or (folder / ".whole").exists():
             return folder
-        try:
-            files = [str(file).removeprefix(root).strip("/") for file in filesystem.find(root)]
-            for file in wanted(filesystem, root, files):
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                filesystem.get_file(f"{root}/{file}", str(folder / file))
-        except RecipeError:
-            raise
-        except Exception as error:  # each file system has errors of its own
-            raise _unread(address, error, key) from error
+        with _errors_translated(listing.storage.where):
+            for file in choose(listing):
+                listing.storage.download(file, folder / file)
         (folder / done).touch()
     return folder
 
 
-def _listed(address: str) -> tuple[Any, str, str]:
-    """Do as `_found`, for a model."""
-    filesystem, root, identity, found = _found(address, "model.name_or_path")
-    if not any(file.endswith("/config.json") for file in found):
-        names = ", ".join(sorted(file.removeprefix(root).strip("/") for file in found)[:8]) or "nothing"
-        raise RecipeError(f"model.name_or_path: {address}: no config.json there; it holds {names}")
-    return filesystem, root, identity
+def _list_model(address: str) -> _Listing:
+    """Do as `_list`, for a model."""
+    listing = _list(address, _MODEL)
+    if not any(PurePosixPath(file).name == "config.json" for file in listing.files):
+        names = ", ".join(sorted(listing.files)[:8]) or "nothing"
+        raise RecipeError(f"{_MODEL}: {address}: no config.json there; it holds {names}")
+    return listing
 
 
-def _found(address: str, key: str) -> tuple[Any, str, str, list[str]]:
-    """Return file system and root of an address, 16 hex digits that change when its content does, and the files."""
-    try:
-        from fsspec.core import url_to_fs
-
-        filesystem, root = url_to_fs(address.rstrip("/"))
-        filesystem.invalidate_cache()
-        found = filesystem.find(root, detail=True)
-    except Exception as error:  # each file system has errors of its own
-        raise _unread(address, error, key) from error
+def _list(address: str, key: str) -> _Listing:
+    with _errors_translated(f"{key}: {address}"):
+        storage = Storage(address, key, failed="cannot be read", retry=False)
+        found = storage.files()
     parts = [address.rstrip("/")]
     for file, info in sorted(found.items()):
         kept = next((info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c", "mtime") if info.get(mark)), "")
-        parts.append(f"{file} {info.get('size')} {kept}")
-    return filesystem, root, hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16], list(map(str, found))
+        parts.append(f"{storage.path(file)} {info.get('size')} {kept}")
+    return _Listing(storage, list(found), hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16])
 
 
-def _unread(address: str, error: Exception, key: str) -> RecipeError | StorageError:
-    where = f"{key}: {address}: cannot be read"
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if isinstance(error, FileNotFoundError | PermissionError | ImportError) or (
-        isinstance(error, ValueError) and "rotocol" in str(error)
-    ):
-        return RecipeError(f"{where}: {reason}")
-    return StorageError(f"{where}: {reason}", goes_on=True)
+@contextmanager
+def _errors_translated(where: str) -> Iterator[None]:
+    """Raise a RecipeError for an address that is wrong or refused, and a StorageError that is retried for any other failure."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RecipeError(f"{where}: cannot be read: {error} does not exist") from error
+    except StorageError as error:
+        cause = error.__cause__
+        is_unknown = isinstance(cause, ValueError) and "rotocol" in str(cause)
+        if is_unknown or isinstance(cause, FileNotFoundError | PermissionError | ImportError):
+            raise RecipeError(str(error)) from cause
+        raise StorageError(str(error), goes_on=True) from cause

@@ -1,7 +1,7 @@
-"""The tensors of a folder of safetensors files, under the names that a transformers model gives its parameters.
+"""Tensors of a folder of safetensors files, by the parameter names of a transformers model.
 
-Files are read with pread, not mapped: mapped pages would count as the reading process's memory until the file is closed.
-Renaming and conversion (fused experts, merged projections) are transformers' own, run for one parameter at a time.
+Files are read with pread, not mapped: mapped pages would count as memory of the process until the file is closed.
+Renaming and conversion (fused experts, merged projections) are those of transformers, for one parameter at a time.
 """
 
 import copy
@@ -16,44 +16,44 @@ from flytune.errors import TrainingError
 
 logger = logging.getLogger(__name__)
 
-# What is held at a time of a tensor that is copied into its place.
+# Bytes of a tensor that are read at a time.
 CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one process holds of a parameter, and where it goes."""
+    """Part of a parameter that one process holds, and the tensor to load it into."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the complete parameter."""
     index: tuple[slice, ...]
-    """The part, a slice for each dimension of `shape`."""
+    """Position of the part: a slice for each dimension of `shape`."""
     local: Any
-    """The tensor to be filled, of the part's shape."""
+    """Tensor of the part's shape to load into."""
 
 
 class Files:
-    """The tensors of a folder, by name; one file is open at a time.
+    """Tensors of a folder, by name; one file is open at a time.
 
     Raises:
-        TrainingError: there are no safetensors files, or one is missing, cut, or not what the index says.
+        TrainingError: there are no safetensors files, or one is missing, truncated, or differs from the index.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: tuple[Path, Any] | None = None
         self.file_of: dict[str, Path] = {}
-        """The file of each tensor."""
+        """File of each tensor."""
         expected = _index(folder)
         for path in sorted({folder / name for name in expected.values()}) or [folder / "model.safetensors"]:
             self.file_of |= dict.fromkeys(self._file(path).keys(), path)
         for key, name in expected.items():
             if key not in self.file_of:
-                raise TrainingError(f"{folder / name}: holds no {key}, which model.safetensors.index.json says; {_AGAIN}")
+                raise TrainingError(f"{folder / name}: has no {key}, which model.safetensors.index.json lists; {_AGAIN}")
 
     def __getitem__(self, key: str) -> Any:
-        """The tensor, not read yet: it has get_shape(), and reads what it is indexed with."""
+        """Return a lazy tensor: it has get_shape(), and reads the slices that it is indexed with."""
         return self._file(self.file_of[key]).get_slice(key)
 
     def _file(self, path: Path) -> Any:
@@ -65,7 +65,7 @@ class Files:
             except FileNotFoundError:
                 raise TrainingError(f"{path}: no such file; {_AGAIN}") from None
             except (SafetensorError, OSError) as error:
-                raise TrainingError(f"{path}: cut, or no safetensors file ({error}); {_AGAIN}") from None
+                raise TrainingError(f"{path}: truncated, or not a safetensors file ({error}); {_AGAIN}") from None
         return self._open[1]
 
 
@@ -73,9 +73,9 @@ _AGAIN = "download or export the model again"
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """Names of tensors and of their files from the index; empty where one file holds all."""
+    """Return the file of each tensor from the index; empty if there is one file."""
     index = folder / "model.safetensors.index.json"
-    # As transformers chooses where both are there.
+    # As transformers chooses if both exist.
     if index.is_file() and not (folder / "model.safetensors").is_file():
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     if not (folder / "model.safetensors").is_file():
@@ -87,7 +87,7 @@ def _index(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter that lies in a file as it is."""
+    """Parameter that is stored as it is."""
 
     files: Files
     key: str
@@ -97,7 +97,7 @@ class Stored:
         return self.files.file_of[self.key], self.key
 
     def read(self, part: Part) -> None:
-        """Fills `part` in chunks of CHUNK_BYTES, so that little more than the part is ever in memory."""
+        """Load `part` in chunks of CHUNK_BYTES, so that little more than the part is in memory."""
         from safetensors import SafetensorError
 
         stored = self.files[self.key]
@@ -123,18 +123,18 @@ class Stored:
 
 @dataclass(frozen=True)
 class Converted:
-    """A parameter that transformers makes of tensors with other names (fused experts, say)."""
+    """Parameter that transformers builds from tensors with other names (such as fused experts)."""
 
     files: Files
     model: Any
-    """As much of the model as conversions ask for: config, get_parameter."""
+    """Stand-in for the model with the attributes that conversions use: config, get_parameter."""
     transform: Any
     first: str
-    """The first of the parameters that the conversion makes."""
+    """Name of the first parameter that the conversion builds."""
     target: str
-    """The one that is wanted."""
+    """Name of this parameter."""
     keys: dict[str, list[str]] = field(default_factory=dict)
-    """Tensors in the files, by the pattern that they match; in natural order."""
+    """Names of tensors in the files, by the pattern that they match, in natural order."""
 
     @property
     def order(self) -> tuple[Path, str]:
@@ -142,7 +142,7 @@ class Converted:
         return self.files.file_of[key], key
 
     def read(self, part: Part) -> None:
-        """Converts and fills `part`: of stacked experts its own ones alone, otherwise the whole parameter is made."""
+        """Convert and load `part`: of stacked experts only its own, otherwise the complete parameter is built."""
         if not part.local.numel():
             return
         index, keys, shape = part.index, self.keys, part.shape
@@ -157,19 +157,19 @@ class Converted:
             value = transform.convert(self.first, model=self.model, config=self.model.config)[self.target]
         except Exception as error:
             raise TrainingError(
-                f"{self.files.folder}: {part.name} is made of {', '.join(self.keys)} by transformers, and that failed for it"
-                f" alone ({type(error).__name__}: {error}); set sharding to ddp or zero3, which load the whole model"
+                f"{self.files.folder}: transformers cannot build {part.name} from {', '.join(self.keys)} by itself"
+                f" ({type(error).__name__}: {error}); set sharding to ddp or zero3, which load the whole model"
             ) from error
         value = value[0] if isinstance(value, list) else value
         if tuple(value.shape) != shape:
             raise TrainingError(
-                f"{self.files.folder}: {part.name} as transformers makes it of {', '.join(self.keys)} has the shape"
+                f"{self.files.folder}: {part.name} as transformers builds it from {', '.join(self.keys)} has the shape"
                 f" {list(value.shape)}, and not {list(shape)}; config.json and weights are not of the same model"
             )
         part.local.copy_(value[index])
 
     def _stacks(self, part: Part) -> bool:
-        """Whether row i of the parameter is made of the i-th tensor of each pattern and of nothing else."""
+        """Return whether row i of the parameter is built from the i-th tensor of each pattern alone."""
         from transformers.core_model_loading import Concatenate, MergeModulelist
 
         stack, *others = self.transform.operations
@@ -182,7 +182,7 @@ class Converted:
 
 
 def sources(files: Files, base: Any, tensors: dict[str, Any]) -> dict[str, Stored | Converted]:
-    """Where the parameters and persistent buffers of `base` (`tensors`, by name) come from; absent where from nowhere.
+    """Return the source of each parameter and persistent buffer of `base` (`tensors`, by name), if it has one.
 
     The matching is transformers' own (core_model_loading.convert_and_load_state_dict_in_model, steps 1 and 2).
     """
@@ -213,7 +213,7 @@ def sources(files: Files, base: Any, tensors: dict[str, Any]) -> dict[str, Store
                 found[target] = made
             made.keys.setdefault(pattern, []).append(key)
     if unused:
-        logger.info("%s: %d tensors are not the model's: %s ...", files.folder, len(unused), ", ".join(unused[:3]))
-    # As from_pretrained leaves it: what was used is undone when the model is saved.
+        logger.info("%s: %d tensors are not used by the model: %s ...", files.folder, len(unused), ", ".join(unused[:3]))
+    # As from_pretrained does: conversions that were used are reverted when the model is saved.
     base._weight_conversions = [transform for transform in mapping if transform.was_used()]
     return found

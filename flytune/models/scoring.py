@@ -1,4 +1,4 @@
-"""Held-out samples, and what they cost a model: shared by training (the live model) and evaluation (the exported one)."""
+"""Held-out samples and their loss, for training (the live model) and evaluation (the exported model)."""
 
 import inspect
 import sys
@@ -10,27 +10,27 @@ from tqdm import tqdm
 from flytune.errors import ExportError
 
 IGNORED = -100
-"""The label of a token that the loss is not taken over."""
+"""Label of a token that is not part of the loss."""
 GATE_SAMPLES = 8
-"""Held-out samples that the live model is scored on before export; the evaluation holds the export against them."""
-# Rows of logits that are turned to float32 at a time: 512 MB at a vocabulary of 128k.
+"""Held-out samples that the live model is scored on before export; the evaluation compares the export with them."""
+# Rows of logits that are converted to float32 at a time: 512 MB for a vocabulary of 128k.
 _LOGIT_ROWS = 1024
 RESAMPLES = 2000
-"""Of the bootstrap."""
+"""Number of resamples of the bootstrap."""
 
 Row = dict[str, list[int]]
-"""One sample: input_ids and labels, equally long."""
+"""Sample with input_ids and labels of equal length."""
 
 
 def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss") -> tuple[Any, Any]:
-    """What `rows` cost a causal language model, live or reloaded; reads no file.
+    """Return the loss of a causal language model, live or reloaded, on `rows`.
 
-    Logits are computed only where some sample of the batch has a label, and turned to float32 a block at a time.
+    Logits are computed only at positions where a sample of the batch has a label, and converted to float32 in blocks.
     Under ZeRO-3 every rank must call it with the same rows.
 
     Returns:
         The negative log-likelihood of each row, summed over its tokens with a label, in nats (float64, shape (rows,)), and
-        the number of those tokens (int64, shape (rows,)). The first token of a row has nothing before it and is not scored.
+        the number of those tokens (int64, shape (rows,)). The first token of a row is not predicted and not scored.
     """
     import numpy
     import torch
@@ -54,14 +54,14 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
                 bar.update(len(batch))
                 if not len(positions):
                     continue
-                # Numbers and not a tensor: the states that they index may lie on another GPU than the tokens.
+                # Numbers, not a tensor: the hidden states that they index may be on another GPU than the tokens.
                 keep = {"logits_to_keep": positions.tolist()} if slices else {}
                 logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False, **keep).logits
                 if not slices:
                     logits = logits[:, positions]
                 targets = targets[:, positions].to(logits.device)
                 labelled = targets != IGNORED
-                # Row by row, and as they are where all are wanted: a copy is as large as the logits.
+                # Row by row, without a copy if all positions are scored: a copy is as large as the logits.
                 by_row = [
                     _cross_entropy(row if wanted.all() else row[wanted], target[wanted])
                     for row, target, wanted in zip(logits, targets, labelled, strict=True)
@@ -76,7 +76,7 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
 
 
 def finite_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> tuple[Any, Any]:
-    """heldout_loss of the model that `label` names.
+    """Return the `heldout_loss` of the model that `label` names.
 
     Raises:
         ExportError: a loss is not finite.
@@ -93,14 +93,14 @@ def finite_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: 
 
 
 def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
-    """Loss per token of each column of `nll` (samples, models), with a 95 % percentile interval.
+    """Return the loss per token of each column of `nll` (samples, models), with a 95 % percentile interval.
 
-    Whole samples are drawn with replacement (tokens of one sample are not independent), the same for all columns, so that
+    Complete samples are drawn with replacement (tokens of one sample are not independent), the same for all columns, so that
     a column of differences is paired. Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Intervals of
-    fewer than about 20 samples are known to be too narrow; from a single one nothing follows, and the interval is unbounded.
+    fewer than about 20 samples are known to be too narrow; the interval of a single sample is unbounded.
 
     Returns:
-        Points, lower and upper ends, in nats a token, one for each column.
+        Point estimates, lower and upper ends, in nats per token, one for each column.
     """
     import numpy
 
@@ -115,7 +115,7 @@ def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) 
     losses: list[Any] = []
     block = max(1, 2**22 // samples)
     for start in range(0, resamples, block):
-        # How often each sample is drawn, instead of which: a resampled sum is then a matrix product.
+        # Counts of each sample, not indices: a resampled sum is then a matrix product.
         counts = draw.multinomial(samples, [1 / samples] * samples, size=min(block, resamples - start))
         losses.append(counts @ nll / (counts @ tokens)[:, None])
     low, high = numpy.percentile(numpy.concatenate(losses), [2.5, 97.5], axis=0)
@@ -123,7 +123,7 @@ def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) 
 
 
 def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:
-    """Rows of tokens as one tensor (rows, longest), filled up with `value` on the right, or on the left."""
+    """Return rows of tokens as one tensor (rows, longest), padded with `value` on the right, or on the left."""
     import torch
 
     width = max(len(row) for row in rows)
@@ -131,7 +131,7 @@ def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:
 
 
 def _cross_entropy(logits: Any, targets: Any) -> Any:
-    """Per token, in float32; `logits` (tokens, vocabulary)."""
+    """Return the cross entropy of each token in float32; `logits` are (tokens, vocabulary)."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -142,7 +142,7 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
 
 
 def _innermost(model: Any) -> Any:
-    """The transformers model inside DDP or DeepSpeed's engine and PEFT."""
+    """Return the transformers model inside DDP or DeepSpeed's engine and PEFT."""
     while hasattr(model, "module"):
         model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model

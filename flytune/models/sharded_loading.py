@@ -1,7 +1,7 @@
-"""Gives each process its own rows of a model's weights, read straight from the files; no process ever holds the model.
+"""Sharded loading: each process reads its own rows of a model's weights from the files; no process holds the whole model.
 
-The model is built on the meta device (`meta_model`), where parameters have a shape and no memory; fully_shard divides it
-there; then `fill` reads the rows that this process holds of every parameter.
+The model is built on the meta device (`meta_model`), where parameters have a shape and no memory; fully_shard shards it
+there; then `load_weights` reads the rows of each parameter that this process holds.
 """
 
 import logging
@@ -19,15 +19,15 @@ from flytune.recipe.sections import Model
 
 logger = logging.getLogger(__name__)
 
-# What wraps a module puts a name of its own into the path: checkpoint_wrapper, torch.compile, PEFT.
+# Names that module wrappers add to the path: checkpoint_wrapper, torch.compile, PEFT.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod|base_layer|original_module|modules_to_save\.\w+)\.")
 
 
 def meta_model(model: Model, dtype: str) -> Any:
-    """The causal language model of `model` with parameters in `dtype` on the meta device, and real buffers on the CPU.
+    """Return the causal language model of `model` with parameters in `dtype` on the meta device, and real buffers on the CPU.
 
-    Buffers (rotary frequencies, embedding scales) and the parameters that a model keeps in float32 are as from_pretrained
-    makes them. A buffer that its model computes nowhere but in `__init__` is zero here, and undefined there.
+    Buffers (rotary frequencies, embedding scales) and parameters that a model keeps in float32 are as from_pretrained makes
+    them. A buffer that its model computes only in `__init__` is zero here, and undefined in from_pretrained.
 
     Raises:
         RecipeError: the model's weights are quantized already.
@@ -42,7 +42,7 @@ def meta_model(model: Model, dtype: str) -> Any:
     if quantization := getattr(config, "quantization_config", None):
         raise RecipeError(
             f"model.name_or_path {model.name_or_path}: its weights are quantized ({quantization.get('quant_method')}), and"
-            " fsdp reads 16- or 32-bit weights only; name the model that they were made from"
+            " fsdp reads 16- or 32-bit weights only; name the model that was quantized"
         )
     with torch.device("meta"), meta_device_safe_creation_ops():
         built = AutoModelForCausalLM.from_config(
@@ -54,7 +54,7 @@ def meta_model(model: Model, dtype: str) -> Any:
             if kept.search(name):
                 parameter.data = parameter.data.float()
     _compute_buffers(built)
-    # Found now, by the model's classes: fully_shard changes those.
+    # Before fully_shard, which changes the model's classes that they are found by.
     built._weight_conversions = get_model_conversion_mapping(built)
     try:
         built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
@@ -64,23 +64,23 @@ def meta_model(model: Model, dtype: str) -> Any:
 
 
 def _compute_buffers(model: Any) -> None:
-    """Makes the buffers of a model on the meta device real: the model's own initialization computes them."""
+    """Compute the buffers of a model on the meta device by the model's own initialization."""
     import torch
 
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.zeros_like(buffer, device="cpu")
     for parameter in model.parameters():
-        parameter._is_hf_initialized = True  # Leaves it, and the random numbers, alone.
+        parameter._is_hf_initialized = True  # Skips it, and draws no random numbers.
     model.initialize_weights()
 
 
 @contextmanager
 def real_adapters() -> Iterator[None]:
-    """Within it, PEFT puts real, initialized adapters onto a model on the meta device.
+    """Let PEFT add real, initialized adapters to a model on the meta device within the block.
 
-    PEFT initializes an adapter on the CPU, then moves it to the device of its layer, where meta would drop the values. They
-    are the values that the same seed gives on a real model.
+    PEFT initializes an adapter on the CPU, then moves it to the device of its layer; meta would drop the values. They are
+    those of the same seed on a real model.
     """
     import torch
 
@@ -101,33 +101,34 @@ def real_adapters() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A parameter or persistent buffer; a tied one has several names and places."""
+    """Parameter or persistent buffer; a tied one has several names and places."""
 
     tensor: Any
     is_buffer: bool
     names: list[str] = field(default_factory=list)
-    """As in a checkpoint, without what wrappers add."""
+    """Names in a checkpoint, without those of wrappers."""
     places: list[tuple[Any, str]] = field(default_factory=list)
-    """Modules and attributes."""
+    """Modules and attribute names."""
 
 
-def fill(model: Any, folder: Path, device: str | None = None) -> None:
-    """Gives each parameter of `model` on the meta device what this process holds of it, from the safetensors in `folder`.
+def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
+    """Load this process's part of each parameter of `model` on the meta device from the safetensors in `folder`.
 
-    Parameters may be plain, or DTensors as fully_shard makes them on any mesh; with checkpoint wrappers and PEFT adapters
-    around. Real ones are left alone. Persistent buffers are read whole. dtypes are converted as they are read. Beyond the
-    filled model, memory holds CHUNK_BYTES, or what one parameter is made of where transformers converts it.
+    Parameters may be plain, or DTensors as fully_shard makes them on any mesh, with checkpoint wrappers and PEFT adapters.
+    Real parameters are left as they are. Persistent buffers are read completely. dtypes are converted while reading. Besides
+    the loaded model, memory holds CHUNK_BYTES, or the tensors of one parameter that transformers converts.
 
-    Call it after fully_shard and before an optimizer: parameters become new objects. No process waits for another in it.
+    Call it after fully_shard and before creating an optimizer: parameters become new objects. Processes do not wait for each
+    other.
 
     Args:
-        model: as meta_model builds it.
-        folder: with model.safetensors, or with model.safetensors.index.json and its files.
-        device: where parameters go; by default the device of the model's mesh. Under CPUOffloadPolicy: "cpu".
+        model: a model of `meta_model`.
+        folder: folder with model.safetensors, or with model.safetensors.index.json and its files.
+        device: device of the parameters; by default that of the model's mesh. Under CPUOffloadPolicy: "cpu".
 
     Raises:
-        TrainingError: no safetensors; a file is missing or cut; a parameter is in no file, has another shape there, or has
-            two values although the model ties them.
+        TrainingError: there are no safetensors; a file is missing or truncated; a parameter is in no file, has another shape
+            there, or has two values although the model ties them.
     """
     import torch
 
@@ -140,13 +141,13 @@ def fill(model: Any, folder: Path, device: str | None = None) -> None:
     device = device or _mesh_device(model)
     with torch.no_grad(), _progress(slots) as progress:
         for slot in sorted(slots, key=lambda slot: min(sources[name].order for name in slot.names if name in sources)):
-            progress.update(_fill_slot(slot, sources, device))
+            progress.update(_load_slot(slot, sources, device))
     if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
-        raise TrainingError(f"{_listed(left)}: without values although all of {folder} was read")
+        raise TrainingError(f"{_enumerate(left)}: without values although all of {folder} was read")
 
 
 def allocate(model: Any, device: str | None = None) -> None:
-    """As `fill`, but nothing is read: every parameter gets memory without values, for a checkpoint to fill."""
+    """Allocate every parameter without values, for a checkpoint to be loaded into; otherwise as `load_weights`."""
     import torch
 
     device = device or _mesh_device(model)
@@ -177,15 +178,15 @@ def _slots(base: Any) -> list[_Slot]:
 
 def _check_found(slots: list[_Slot], sources: Mapping[str, Any], folder: Path) -> None:
     if missing := [slot.names[0] for slot in slots if not any(name in sources for name in slot.names)]:
-        raise TrainingError(f"{_listed(missing)}: in no file of {folder}; config.json and weights are not of the same model")
+        raise TrainingError(f"{_enumerate(missing)}: in no file of {folder}; config.json and weights are not of the same model")
 
 
-def _listed(names: list[str]) -> str:
+def _enumerate(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _fill_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
-    """Reads this process's part of one parameter; how many bytes that is."""
+def _load_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
+    """Read this process's part of one parameter, and return its bytes."""
     import torch
 
     value = slot.tensor if slot.is_buffer and not slot.tensor.is_meta else torch.empty_like(slot.tensor, device=device)
@@ -208,7 +209,7 @@ def _fill_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
 
 
 def _part(name: str, value: Any) -> safetensors_files.Part:
-    """What this process holds of `value`; DTensor divides rows as torch.chunk does, the last processes may get none."""
+    """Return the part of `value` on this process; DTensor divides rows as torch.chunk does: the last processes may get none."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
+from flytune.files import written_atomically
 from flytune.hardware.shapes import SHAPES_FILE
 from flytune.records.comparison import COMPARISON, Comparison
 from flytune.records.plan import Calibration
@@ -84,7 +85,6 @@ def write(rows: Sequence[Factor]) -> None:
     """Write the rows into calibration.yaml, instead of older ones of the same shapes, atomically."""
     kept = {**load_factors(), **{row.name: row for row in rows}}
     head = "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it.\n"
-    temporary = CALIBRATION_FILE.with_suffix(".new")
-    temporary.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
-    temporary.replace(CALIBRATION_FILE)
+    with written_atomically(CALIBRATION_FILE) as temporary:
+        temporary.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
     _read.cache_clear()

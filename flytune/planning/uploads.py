@@ -168,7 +168,7 @@ def _model(path: str, key: str) -> dict[str, Path]:
     if "config.json" not in names:
         raise RecipeError(f"{key}: {path}: no config.json there; it holds {', '.join(names[:8]) or 'nothing'}")
     index = (folder / remote.INDEX).read_bytes() if remote.INDEX in names else None
-    wanted = [*remote.needed(names, index, code=True, where=f"{key}: {path}"), *({"README.md"} & set(names))]
+    wanted = [*remote.files_to_fetch(names, index, code=True, where=f"{key}: {path}"), *({"README.md"} & set(names))]
     return {name: folder / name for name in dict.fromkeys(wanted)}
 
 

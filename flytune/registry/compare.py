@@ -1,4 +1,4 @@
-"""Champion and challenger: two stored models on the same held-out tokens, paired by sample."""
+"""Comparison of champion and challenger: two stored models on the same held-out tokens, paired by sample."""
 
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,28 @@ from flytune.models import loading
 from flytune.models.scoring import Row, bootstrap, finite_loss
 from flytune.recipe.recipe import Recipe
 from flytune.records.metrics import Metrics
-from flytune.registry.history import Duel
+from flytune.registry.history import ModelComparison
 
 
-def duel(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> Duel:
-    """Holds two artifacts against each other; one model is in memory at a time, each loaded as its own recipe says.
+def compare_artifacts(recipe: Recipe, challenger: Path, dataset: Path, champion: str) -> ModelComparison:
+    """Compare two artifacts; one model is in memory at a time, each loaded as its own recipe says.
 
     Args:
-        recipe: its evaluation section says how many samples are scored.
-        challenger: its artifact, on this machine's disk.
-        dataset: the challenger's prepared data; its held-out part is what both are asked.
-        champion: the folder or address of its artifact.
+        recipe: the challenger's recipe; its evaluation section limits the number of samples.
+        challenger: local folder of the challenger's artifact.
+        dataset: the challenger's prepared data; both models are scored on its held-out samples.
+        champion: folder or address of the champion's artifact.
 
     Raises:
-        DataError: the two have different vocabularies, so that their losses are not of the same tokens.
-        ExportError: one is not whole, or does not load.
+        DataError: the vocabularies differ, so the losses are not of the same tokens.
+        ExportError: an artifact is incomplete, or does not load.
     """
-    return score.in_subprocess(_duel, recipe, challenger, dataset, fetch.fetched(champion), champion)
+    return score.in_subprocess(_compare, recipe, challenger, dataset, fetch.local_folder(champion), champion)
 
 
-def against_base(metrics: Metrics) -> Duel:
-    """Where there is no champion: the challenger against its base model, as its own evaluation has it."""
-    return Duel(
+def compare_with_base(metrics: Metrics) -> ModelComparison:
+    """Return the comparison of a challenger with its base model, from its evaluation; for when there is no champion."""
+    return ModelComparison(
         against="base",
         champion=metrics.base.loss,
         challenger=metrics.tuned.loss,
@@ -45,7 +45,7 @@ def against_base(metrics: Metrics) -> Duel:
     )
 
 
-def _duel(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, against: str) -> Duel:
+def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, against: str) -> ModelComparison:
     import numpy
 
     loading.quiet()
@@ -59,7 +59,7 @@ def _duel(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, again
     old, tokens = _losses(recipes[0], champion, rows, recipe.evaluation.batch_size, "champion")
     new, _ = _losses(recipes[1], challenger, rows, recipe.evaluation.batch_size, "challenger")
     points, lows, highs = bootstrap(numpy.stack([old, new, new - old], axis=1), tokens)
-    return Duel(
+    return ModelComparison(
         against=against,
         champion=points[0],
         challenger=points[1],
@@ -72,7 +72,7 @@ def _duel(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, again
 
 
 def _losses(recipe: Recipe, folder: Path, rows: list[Row], batch_size: int, label: str) -> tuple[Any, Any]:
-    # Padding is masked: any token will do.
+    # Padding is masked, so any token serves.
     return finite_loss(score.tuned_model(recipe, folder), rows, 0, batch_size, label)
 
 

@@ -1,39 +1,37 @@
-"""Which model is accepted: a history that only grows, and a pointer, at a folder or an fsspec address.
+"""History of accepted models at a folder or an fsspec address: decisions that are only added, and a pointer to the newest.
 
-    ADDRESS/history/000001.json   one decision; its number is taken once, and its content never changes
-    ADDRESS/accepted.json         the newest decision that moved the pointer, for those who only want to know the model
+    ADDRESS/history/000001.json   one decision; its number is used once, and its content never changes
+    ADDRESS/accepted.json         the newest decision that changed the accepted model, for readers that need no history
 
-The history decides: what is accepted follows from it alone, and accepted.json is written behind it, whole or not at all. Two
-writers who want the same number cannot both have it: on a file system by a hard link, on S3 and Google Cloud Storage by a PUT
-on condition (If-None-Match, ifGenerationMatch). Where a store has no such condition (some that only speak S3's protocol), of
-two decisions in the same second one may be lost.
+The accepted model follows from the history alone; accepted.json is written after it, atomically. Two writers cannot get the
+same number: on a file system by a hard link, on S3 and Google Cloud Storage by a conditional PUT (If-None-Match,
+ifGenerationMatch). A store without such a condition (some that only speak S3's protocol) may lose one of two decisions that are
+made in the same second.
 """
 
-import os
-import secrets
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from flytune.errors import AcceptedError
 from flytune.schema import Record, Strict
+from flytune.storage import Storage
 
 POINTER, HISTORY = "accepted.json", "history"
 TRIES = 8
-"""For a number that others took meanwhile."""
+"""Number of tries to get a number that no other writer has taken."""
 
 
-class Duel(Strict):
-    """Two models on the same held-out tokens; nats a token, paired by sample, with a 95 % interval."""
+class ModelComparison(Strict):
+    """Losses of two models on the same held-out tokens, in nats per token, paired by sample, with 95 % intervals."""
 
     against: str
-    """The artifact of the champion; `base` where the challenger was held against its own base model."""
+    """Address of the champion's artifact; `base` if the challenger was compared with its own base model."""
     champion: float
     challenger: float
     difference: float
-    """challenger - champion; negative is better."""
+    """Challenger minus champion; negative is better."""
     difference_low: float
     difference_high: float
     samples: int
@@ -41,66 +39,64 @@ class Duel(Strict):
 
     @property
     def is_won(self) -> bool:
-        """Whether the challenger's loss is lower beyond doubt: the whole interval lies below zero."""
+        """Return whether the challenger's loss is significantly lower: the whole interval is below zero."""
         return self.difference_high < 0
 
-    def words(self) -> str:
-        """The figures in a line."""
+    def describe(self) -> str:
+        """Return the figures in one line."""
         side = "below" if self.is_won else "above" if self.difference_low > 0 else "on both sides of"
         return (
-            f"held-out loss {self.challenger:.4f} against {self.champion:.4f} of "
-            f"{'its base' if self.against == 'base' else 'the accepted one'}; the difference {self.difference:+.4f} "
-            f"({self.difference_low:+.4f} to {self.difference_high:+.4f}) lies {side} zero, over {self.samples} samples"
+            f"held-out loss {self.challenger:.4f}, compared with {self.champion:.4f} of "
+            f"{'its base model' if self.against == 'base' else 'the accepted model'}; the interval of the difference "
+            f"{self.difference:+.4f} ({self.difference_low:+.4f} to {self.difference_high:+.4f}) is {side} zero, over "
+            f"{self.samples} samples"
         )
 
 
 class Decision(Record):
-    """One entry of the history."""
+    """Entry of the history."""
 
     number: Annotated[int, Field(ge=1)] = 1
-    """Given when it is recorded."""
+    """Position in the history, given when the decision is recorded."""
     time: datetime
     outcome: Literal["accepted", "refused", "rolled back"]
     artifact: str
-    """The address of the model that was decided on; of a rollback, the one that is accepted again."""
+    """Address of the model that was decided on; for a rollback, of the model that is accepted again."""
     method: str
-    """full, lora or qlora: whether the artifact is a model or an adapter."""
+    """Method of the recipe (full, lora, qlora), which says whether the artifact is a model or an adapter."""
     base: str = ""
-    """The base model that the recipe names, with @ and the revision where it has one."""
+    """Base model of the recipe, with @ and the revision if it has one."""
     recipe: str
-    """The recipe's name and key."""
+    """Name and key of the recipe."""
     fingerprint: str
-    """Of the data that it was trained on."""
-    duel: Duel | None = None
+    """Fingerprint of the training data."""
+    duel: ModelComparison | None = None
     reason: str
 
 
-def history(address: str) -> list[Decision]:
-    """All decisions, oldest first; none yet are an empty list.
+def decisions_at(address: str) -> list[Decision]:
+    """Return all decisions, oldest first; an empty list if there are none yet.
 
     Raises:
-        AcceptedError: the address cannot be read, or an entry is none.
+        AcceptedError: the address cannot be read, or an entry is invalid.
     """
-    filesystem, root = _opened(address)
+    storage = _storage(address)
     try:
-        filesystem.invalidate_cache()
-        names = sorted(str(name) for name in filesystem.ls(f"{root}/{HISTORY}", detail=False) if str(name).endswith(".json"))
-        return [Decision.model_validate_json(filesystem.cat_file(name)) for name in names]
-    except FileNotFoundError:
-        return []
+        names = [name for name in storage.names(HISTORY) if name.endswith(".json")]
+        return [Decision.model_validate_json(storage.read(f"{HISTORY}/{name}")) for name in names]
     except ValidationError as error:
-        raise AcceptedError(f"{address}/{HISTORY}: an entry is no decision ({error.error_count()} mistakes): {error}") from None
-    except Exception as error:
-        raise _away(address, "read", error) from error
+        raise AcceptedError(f"{address}/{HISTORY}: invalid entry ({error.error_count()} mistakes): {error}") from None
+    except FileNotFoundError as error:
+        raise AcceptedError(f"{address}/{HISTORY}: an entry was deleted while it was read: {error}; try again") from None
 
 
 def current(decisions: list[Decision]) -> Decision | None:
-    """The decision whose model is accepted after all of them; None where none ever was."""
-    return next(iter(_standing(decisions)[-1:]), None)
+    """Return the decision whose model is accepted after all of them; None if no model is accepted."""
+    return next(iter(_accepted(decisions)[-1:]), None)
 
 
-def _standing(decisions: list[Decision]) -> list[Decision]:
-    """Those that were accepted and not rolled back: the last is accepted, the one before it comes after a rollback."""
+def _accepted(decisions: list[Decision]) -> list[Decision]:
+    """Return the decisions that accepted a model and were not rolled back; the last one is in force."""
     stack: list[Decision] = []
     for decision in decisions:
         if decision.outcome == "accepted":
@@ -111,107 +107,61 @@ def _standing(decisions: list[Decision]) -> list[Decision]:
 
 
 def record(address: str, decision: Decision, expected: str | None) -> Decision:
-    """Adds a decision to the history, and moves the pointer where it says so.
+    """Add a decision to the history, and update the pointer if the decision changes the accepted model.
 
     Args:
-        expected: the artifact that the decision was made against, as `current` had it; None for no model at all.
+        address: folder or fsspec address of the history.
+        decision: the decision; it is numbered here.
+        expected: artifact of the model that was accepted when the decision was made, by `current`; None for no model.
 
     Returns: the decision with its number.
 
     Raises:
-        AcceptedError: another model was accepted meanwhile, so that the decision was made against the wrong one; or the
-            address cannot be written to. Nothing was recorded.
+        AcceptedError: another model has been accepted meanwhile, so the decision compared with the wrong one, or the address
+            cannot be written to. Nothing was recorded.
     """
+    storage = _storage(address)
     for _ in range(TRIES):
-        decisions = history(address)
+        decisions = decisions_at(address)
         before = current(decisions)
         if decision.outcome != "refused" and (before.artifact if before else None) != expected:
             raise AcceptedError(
                 f"{address}: {before.artifact if before else 'no model'} is accepted by now, and not {expected or 'no model'}, "
-                "which this decision was made against; nothing was recorded: compare with that one"
+                "which this decision was made against; nothing was recorded: compare with the accepted model"
             )
         numbered = decision.model_copy(update={"number": decisions[-1].number + 1 if decisions else 1})
-        if _create(address, f"{HISTORY}/{numbered.number:06}.json", numbered.model_dump_json(indent=2).encode()):
-            _point(address)
+        if storage.create(f"{HISTORY}/{numbered.number:06}.json", numbered.model_dump_json(indent=2).encode()):
+            _update_pointer(storage, address)
             return numbered
-    raise AcceptedError(f"{address}: others recorded {TRIES} decisions while this one was; nothing was recorded: try again")
+    raise AcceptedError(
+        f"{address}: other writers recorded a decision during each of {TRIES} tries; nothing was recorded: try again"
+    )
 
 
 def rollback(address: str, reason: str) -> Decision:
-    """Accepts the model before the accepted one again, as a new decision.
+    """Accept the previously accepted model again, as a new decision.
 
     Raises:
-        AcceptedError: there is none before it; or as `record`.
+        AcceptedError: there is no previous model; or as `record`.
     """
-    standing = _standing(history(address))
-    if len(standing) < 2:
-        what = f"only {standing[0].artifact} was ever accepted" if standing else "no model is accepted"
+    accepted = _accepted(decisions_at(address))
+    if len(accepted) < 2:
+        what = f"only {accepted[0].artifact} was ever accepted" if accepted else "no model is accepted"
         raise AcceptedError(f"{address}: {what}, so there is nothing to go back to")
-    back, gone = standing[-2:]
-    update = {"time": datetime.now(UTC), "outcome": "rolled back", "reason": f"{reason} (instead of {gone.artifact})"}
-    return record(address, back.model_copy(update=update), expected=gone.artifact)
+    previous, replaced = accepted[-2:]
+    update = {"time": datetime.now(UTC), "outcome": "rolled back", "reason": f"{reason} (instead of {replaced.artifact})"}
+    return record(address, previous.model_copy(update=update), expected=replaced.artifact)
 
 
-def _point(address: str) -> None:
-    """Writes accepted.json; again where somebody decided meanwhile, so that the last one to write has seen all."""
+def _update_pointer(storage: Storage, address: str) -> None:
+    """Write accepted.json; again if another decision was recorded meanwhile, so that the last writer has seen all of them."""
     for _ in range(TRIES):
-        standing = current(history(address))
-        if standing is not None:
-            _replace(address, POINTER, standing.model_dump_json(indent=2).encode())
-        if current(history(address)) == standing:
+        accepted = current(decisions_at(address))
+        if accepted is not None:
+            storage.write(POINTER, accepted.model_dump_json(indent=2).encode())
+        if current(decisions_at(address)) == accepted:
             return
 
 
-def _create(address: str, name: str, content: bytes) -> bool:
-    """Writes a file that must not be there yet; false where it is."""
-    filesystem, root = _opened(address)
-    try:
-        if "file" in filesystem.protocol:
-            partial = _partial(Path(root, name), content)
-            try:
-                os.link(partial, Path(root, name))
-            finally:
-                partial.unlink()
-        else:
-            filesystem.pipe_file(f"{root}/{name}", content, mode="create")
-    except Exception as error:
-        # s3fs has no class for a condition that was not met.
-        if isinstance(error, FileExistsError) or "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
-            return False
-        raise _away(address, "written to", error) from error
-    return True
-
-
-def _replace(address: str, name: str, content: bytes) -> None:
-    filesystem, root = _opened(address)
-    try:
-        if "file" in filesystem.protocol:
-            _partial(Path(root, name), content).replace(Path(root, name))
-        else:
-            filesystem.pipe_file(f"{root}/{name}", content)
-    except Exception as error:
-        raise _away(address, "written to", error) from error
-
-
-def _partial(target: Path, content: bytes) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return partial
-
-
-def _opened(address: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        filesystem, root = fsspec.core.url_to_fs(address.rstrip("/"))
-    except (ImportError, ValueError) as error:
-        raise _away(address, "opened", error) from error
-    return filesystem, root
-
-
-def _away(address: str, what: str, error: Exception) -> AcceptedError:
-    return AcceptedError(f"{address}: cannot be {what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+def _storage(address: str) -> Storage:
+    return Storage(address, key="", error=AcceptedError, retry=False)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune import yaml_core
+from flytune.errors import StorageError
 from flytune.recipe.recipe import Recipe
 from flytune.records.dataset import Manifest
 from flytune.records.metrics import Metrics
 from flytune.records.plan import Plan
 from flytune.records.training import TrainingResult
 from flytune.report import page
+from flytune.storage import Storage
 
 LICENSE = ("license", "license_name", "license_link")
 """Keys of a card with its license; the last two are used if the first is `other`."""
@@ -110,13 +112,11 @@ def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
 
 def _license(model: str) -> dict[str, str]:
     """Return the license in the card of the base model's folder or address; empty if there is none."""
-    import fsspec
-
     try:
-        with fsspec.open(f"{str(Path(model).expanduser()) if '://' not in model else model.rstrip('/')}/README.md") as card:
-            front = re.match(r"---\n(.*?)\n---", card.read().decode(), flags=re.DOTALL)
+        card = Storage(model, "model.name_or_path", retry=False).read("README.md").decode()
+        front = re.match(r"---\n(.*?)\n---", card, flags=re.DOTALL)
         matter = yaml_core.load(front[1]) if front else None
-    except Exception:  # noqa: BLE001 (each file system has errors of its own; a card that cannot be read is none)
+    except (StorageError, OSError, UnicodeDecodeError, yaml_core.YAMLError):
         return {}
     named = matter if isinstance(matter, dict) else {}
     return {key: str(named[key]) for key in LICENSE if named.get(key)}

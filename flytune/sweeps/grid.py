@@ -1,4 +1,4 @@
-"""From one recipe to many: the points of a sweep, each a recipe of its own."""
+"""The points of a sweep: variants of one recipe."""
 
 import itertools
 import json
@@ -13,84 +13,83 @@ from flytune.recipe.sections import Checkpoints
 from flytune.schema import Strict
 
 NAME_LENGTH = 63
-"""Of a recipe, at most."""
+"""Maximum length of a recipe's name."""
 
 
 class Point(Strict):
-    """One recipe of a sweep."""
+    """Point of a sweep: one recipe."""
 
     recipe: Recipe
     changes: dict[str, Any]
-    """Dotted fields, and what stands there instead of what the sweep's recipe has."""
+    """Values that replace those of the sweep's recipe, by dotted field."""
     refused: str = ""
-    """Why it cannot run; empty where it can."""
+    """Reason why it cannot run; empty if it can."""
 
 
 class Points(Strict):
-    """All of a sweep."""
+    """All points of a sweep."""
 
     recipe: str
-    """The name of the recipe that they were made from."""
+    """Name of the sweep's recipe."""
     fields: list[str]
-    """What varies, dotted, as the caller listed it."""
+    """Dotted fields that vary, in the caller's order."""
     points: list[Point] = Field(default=[])
 
     @property
     def runnable(self) -> list[Recipe]:
-        """Of those that are not refused."""
+        """Return the recipes of the points that are not refused."""
         return [point.recipe for point in self.points if not point.refused]
 
 
 def draw(recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], max_points: int) -> Points:
-    """All combinations of the grid's values, in its order with the last field changing fastest; or the listed changes.
+    """Return a point for each combination of the grid's values, the last field changing fastest, or for each of `changes`.
 
     Args:
+        recipe: the sweep's recipe.
         grid: dotted field -> list of values.
-        changes: dotted fields -> value, for each point.
-        max_points: each is a whole fine-tune, so that a sweep of more is refused.
+        changes: for each point, dotted field -> value.
+        max_points: limit of points, as each is a complete fine-tune.
 
     Raises:
-        RecipeError: all mistakes of all points at once: unknown fields, bad values, names or points that stand twice.
+        RecipeError: all mistakes of all points at once: unknown fields, bad values, duplicate names or points.
     """
     where = f"sweep of {recipe.name}"
-    listed = _listed(where, grid, changes, max_points)
+    combinations = _combinations(where, grid, changes, max_points)
     points, problems = dict[int, Point](), dict[str, list[int]]()
-    for number, change in enumerate(listed, 1):
-        suffix = f"-{number:0{len(str(len(listed)))}}"
+    for number, change in enumerate(combinations, 1):
+        suffix = f"-{number:0{len(str(len(combinations)))}}"
         try:
             points[number] = Point(recipe=changed(recipe, change, suffix), changes=change)
         except RecipeError as error:
             for line in str(error).splitlines()[1:]:
                 problems.setdefault(line.strip(), []).append(number)
     if any(str(point.recipe.publish.address).startswith("hf://") for point in points.values()):
-        problems[
-            "publish.address: each point would take over main on the hub; leave it out, and finetune best.yaml with it"
-        ] = []
-    told = [line + _at(numbers, len(listed)) for line, numbers in problems.items()]
-    if told := [*told, *_twice(points)]:
-        raise RecipeError.of(where, told)
-    return Points(recipe=recipe.name, fields=list(dict.fromkeys(itertools.chain(*listed))), points=list(points.values()))
+        problems["publish.address: each point would replace main on the hub; leave it out, and finetune best.yaml with it"] = []
+    found = [line + _at(numbers, len(combinations)) for line, numbers in problems.items()]
+    if found := [*found, *_duplicates(points)]:
+        raise RecipeError.of(where, found)
+    return Points(recipe=recipe.name, fields=list(dict.fromkeys(itertools.chain(*combinations))), points=list(points.values()))
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any], suffix: str) -> Recipe:
-    """The recipe with `changes`, and `suffix` after its name, and after that of its checkpoints: points share no state.
+    """Return the recipe with `changes`, and `suffix` on its name and that of its checkpoints, so that points share no state.
 
     Raises:
-        RecipeError: as of a recipe file with those fields.
+        RecipeError: as for a recipe file with those fields.
     """
     content = recipe.model_dump(exclude_defaults=True)
     for field in sorted(changes, key=lambda field: field.count(".")):
-        _put(content, field, changes[field])
+        _set(content, field, changes[field])
     if "name" not in changes:
-        content["name"] = _named(recipe.name, suffix)
+        content["name"] = _with_suffix(recipe.name, suffix)
     has_checkpoints = isinstance(content.get("checkpoints"), dict)
     if recipe.checkpoints.name and has_checkpoints and "checkpoints.name" not in changes:
-        content["checkpoints"]["name"] = _named(recipe.checkpoints.name, suffix)
+        content["checkpoints"]["name"] = _with_suffix(recipe.checkpoints.name, suffix)
     return Recipe.model_validate(content)
 
 
 def value_at(recipe: Recipe, field: str) -> Any:
-    """What stands at a dotted field; a method or sharding that is nothing but its name is that name."""
+    """Return the value of a dotted field; a method or sharding with only a name is that name."""
     if field in ("method", "sharding"):
         section = getattr(recipe, field).model_dump(exclude_defaults=True)
         return section["name"] if len(section) == 1 else section
@@ -101,13 +100,15 @@ def value_at(recipe: Recipe, field: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as people write it in a recipe."""
+    """Return a value as it is written in a recipe."""
     if isinstance(value, float):
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _listed(where: str, grid: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], max_points: int) -> list[dict[str, Any]]:
+def _combinations(
+    where: str, grid: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], max_points: int
+) -> list[dict[str, Any]]:
     if bool(grid) == bool(changes):
         both = "both are given" if grid else "none is given"
         raise RecipeError(
@@ -122,7 +123,7 @@ def _listed(where: str, grid: Mapping[str, Any], changes: Sequence[Mapping[str, 
         for values in grid.values():
             count *= len(values)
     if count > max_points:
-        raise RecipeError(f"{where}: {count} points, each a whole fine-tune; give fewer values, or max_points: {count}")
+        raise RecipeError(f"{where}: {count} points, each a complete fine-tune; give fewer values, or max_points: {count}")
     if changes:
         return [dict(change) for change in changes]
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -133,7 +134,7 @@ def _bad_axes(grid: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(values, list) or not values:
             yield f"{field}: a grid has a list of values for each field; found {values!r:.60}"
         elif twice := [value for at, value in enumerate(values) if value in values[:at]]:
-            yield f"{field}: {', '.join(map(shown, twice))} stands twice"
+            yield f"{field}: {', '.join(map(shown, twice))}: duplicate values"
 
 
 def _bad_changes(changes: Sequence[Any]) -> Iterator[str]:
@@ -142,7 +143,7 @@ def _bad_changes(changes: Sequence[Any]) -> Iterator[str]:
             yield f"changes[{number - 1}]: fields and their values; found {change!r:.60}"
 
 
-def _twice(points: Mapping[int, Point]) -> Iterator[str]:
+def _duplicates(points: Mapping[int, Point]) -> Iterator[str]:
     names, contents = dict[str, list[int]](), dict[str, list[int]]()
     for number, point in points.items():
         names.setdefault(point.recipe.name, []).append(number)
@@ -153,7 +154,7 @@ def _twice(points: Mapping[int, Point]) -> Iterator[str]:
 
 
 def _at(numbers: Sequence[int], count: int) -> str:
-    """Which points a mistake is of, where not all have it."""
+    """Return the points that have a mistake, if not all have it."""
     if len(numbers) == count:
         return ""
     return f" (point{'s' * (len(numbers) > 1)} {_numbers(numbers)})"
@@ -163,20 +164,20 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _put(content: dict[str, Any], field: str, value: Any) -> None:
+def _set(content: dict[str, Any], field: str, value: Any) -> None:
     *sections, last = field.split(".")
-    place = content
+    parent = content
     for section in sections:
-        inner = place.get(section, {})
+        inner = parent.get(section, {})
         if isinstance(inner, str) and section in ("method", "sharding"):
             inner = {"name": inner}
-        if not isinstance(inner, dict):  # a value, which has no fields: the recipe says that it knows none of this name
+        if not isinstance(inner, dict):  # a value without fields: validation reports the unknown field
             content[field] = value
             return
-        place[section] = inner
-        place = inner
-    place[last] = value
+        parent[section] = inner
+        parent = inner
+    parent[last] = value
 
 
-def _named(name: str, suffix: str) -> str:
+def _with_suffix(name: str, suffix: str) -> str:
     return name[: NAME_LENGTH - len(suffix)].rstrip("-") + suffix

@@ -1,4 +1,4 @@
-"""Many runs in one picture: an axis for each field that varies, one for the result, a line for each run."""
+"""Parallel coordinates plot of a sweep: an axis for each field that varies, one for the result, a line for each run."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,30 +7,30 @@ from typing import NamedTuple
 
 _WIDTH, _TOP, _BOTTOM, _SIDE = 1000, 46, 330, 90
 _LOW, _HIGH = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
-"""Blue for the best, orange for the worst: of Okabe & Ito's palette, told apart by colour-blind readers too."""
+"""Blue for the best, orange for the worst: from Okabe & Ito's palette, which colour-blind readers can distinguish."""
 _TICKS = 12
 
 
 class Line(NamedTuple):
-    """One run."""
+    """Line of one run."""
 
     name: str
     values: list[str]
-    """As they are shown, one for each field."""
+    """Displayed values, one for each field."""
     result: float | None
-    """Lower is better; None where the run failed."""
+    """Result, lower is better; None if the run failed."""
 
 
 def draw(fields: Sequence[str], orders: Sequence[Sequence[str]], lines: Sequence[Line], result: str, best: str | None) -> str:
-    """One SVG element. `orders`: each field's values from bottom to top, evenly spaced whatever their distances are.
+    """Return an SVG element. `orders`: each field's values from bottom to top, evenly spaced.
 
-    The result's axis has its lowest, the best, at the top; lines of failed runs end below it and are dashed.
+    The result's axis has its lowest value, the best, at the top; lines of failed runs are dashed and end below the axis.
     """
     found = [line.result for line in lines if line.result is not None]
     low, high = min(found, default=0.0), max(found, default=1.0)
     places = [_SIDE + number * (_WIDTH - 2 * _SIDE) / max(1, len(fields)) for number in range(len(fields) + 1)]
     parts = list[str]()
-    # The best is drawn last, over all others; failed ones first.
+    # Failed runs are drawn first, the best one last.
     for line in sorted(lines, key=lambda line: (line.result is not None, line.name == best, -(line.result or 0.0))):
         heights = [_height(order.index(value), len(order)) for value, order in zip(line.values, orders, strict=True)]
         share = 0.0 if line.result is None or high == low else (line.result - low) / (high - low)
@@ -38,8 +38,8 @@ def draw(fields: Sequence[str], orders: Sequence[Sequence[str]], lines: Sequence
         parts.append(_line(line, list(zip(places, heights, strict=True)), share, line.name == best))
     parts += [_axis(x, field, order) for x, field, order in zip(places, fields, orders, strict=False)]
     parts.append(_result_axis(places[-1], result, low, high, any(line.result is None for line in lines)))
-    told = f"{len(lines)} runs over {', '.join(fields)}; {result} from {low:.4g} to {high:.4g}"
-    head = f'role="img" aria-label="{escape(told)}" style="max-width: none" viewBox="0 0 {_WIDTH} {_BOTTOM + 44}"'
+    label = f"{len(lines)} runs over {', '.join(fields)}; {result} from {low:.4g} to {high:.4g}"
+    head = f'role="img" aria-label="{escape(label)}" style="max-width: none" viewBox="0 0 {_WIDTH} {_BOTTOM + 44}"'
     return f"<svg {head}>{''.join(parts)}</svg>"
 
 
@@ -72,7 +72,7 @@ def _result_axis(x: float, name: str, low: float, high: float, has_failed: bool)
 
 
 def _ruled(x: float, name: str, ticks: Sequence[tuple[str, float]], lift: float = 6) -> str:
-    """An axis, its name above it, values beside it, `lift` above where lines meet it, the page's colour behind them."""
+    """Return an axis with its name above and values next to it, `lift` above the lines, on the page's colour."""
     line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="var(--ink)" stroke-width="1"/>'
     style = 'text-anchor="middle" font-size="15" font-weight="600" fill="var(--ink)"'
     title = f'<text x="{x:.1f}" y="20" {style}>{escape(name)}</text>'

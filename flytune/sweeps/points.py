@@ -1,4 +1,4 @@
-"""The points of a sweep on their way through its stages: what each one has so far, and why others have failed."""
+"""State of a sweep between its stages: the results of each point so far, and the reasons of failed ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -14,18 +14,18 @@ from flytune.schema import Strict
 
 
 class Run(Strict):
-    """One point that can run, with the addresses of what its stages have made."""
+    """Point that can run, with the addresses of its stages' results."""
 
     recipe: Recipe
     plan: Plan
     route: str
-    """The train task's key."""
+    """Key of the train task."""
     shape: str
-    """The evaluate task's key."""
+    """Key of the evaluate task."""
     request: DataRequest
     base: BaseRequest
-    keep: str
-    """The folder that all attempts see."""
+    scratch_folder: str
+    """Address of scratch data that all attempts share."""
     jobs: list[Job] = Field(default=[])
     dataset: str = ""
     base_files: str = ""
@@ -36,7 +36,7 @@ class Run(Strict):
 
 
 class Running(Strict):
-    """All points that have not failed, and the reasons of those that have."""
+    """Points that have not failed, and the reasons of those that have."""
 
     runs: list[Run]
     reasons: dict[str, str] = Field(default={})
@@ -49,7 +49,7 @@ class Running(Strict):
     """The address below which failed tasks leave their reasons."""
 
     def after(self, results: Mapping[str, Mapping[str, Any] | str]) -> Self:
-        """Return what is left once each run, by its recipe's name, has new fields, or a reason why it has failed."""
+        """Return the state with new fields of each run, or the reason of its failure, by the recipe's name."""
         runs, reasons = [], dict(self.reasons)
         for run in self.runs:
             result = results[run.recipe.name]
@@ -59,19 +59,19 @@ class Running(Strict):
                 runs.append(run.model_copy(update=dict(result)))
         return self.model_copy(update={"runs": runs, "reasons": reasons})
 
-    def unless_hopeless(self) -> Self:
-        """Return itself; where too few are left, without any: nothing more is spent on a sweep that fails."""
+    def stopped_if_too_few(self) -> Self:
+        """Return the state, without runs if too few are left to succeed, so that a failing sweep costs nothing more."""
         if len(self.runs) >= self.least:
             return self
-        words = f"not run: {len(self.runs)} points are left, and {self.least} must succeed (min_success_ratio)"
-        return self.after({run.recipe.name: words for run in self.runs})
+        reason = f"not run: {len(self.runs)} points are left, and {self.least} must succeed (min_success_ratio)"
+        return self.after({run.recipe.name: reason for run in self.runs})
 
     def by_route(self) -> dict[str, list[Run]]:
-        """Return the runs by their train task, in the order of each one's first run."""
+        """Return the runs by train task, in the order of each task's first run."""
         return _grouped(self.runs, "route")
 
     def by_shape(self) -> dict[str, list[Run]]:
-        """Return the runs by their evaluate task, likewise."""
+        """Return the runs by evaluate task, in the same order."""
         return _grouped(self.runs, "shape")
 
     @property
@@ -81,7 +81,7 @@ class Running(Strict):
 
 
 def distinct(items: Sequence[Strict]) -> list[Any]:
-    """Return the items that differ, each where it comes first."""
+    """Return the distinct items, each at its first position."""
     return list({item.model_dump_json(): item for item in items}.values())
 
 

@@ -1,4 +1,4 @@
-"""What a sweep's runs have come to: which are planned, how they compare, which is best."""
+"""Results of a sweep: which points can run, how they compare, and which one is best."""
 
 import math
 import sys
@@ -28,56 +28,56 @@ from flytune.sweeps.grid import Points, shown, value_at
 from flytune.sweeps.parallel_coordinates import Line
 
 _OTHER_SCALES = ("data", "model", "evaluation")
-"""Sections that decide what is scored, and in which tokens."""
+"""Sections of the recipe that change the scored samples or their tokens."""
 WIDTH = 140
 REPORT, BEST = "report.html", "best.yaml"
 
 
 class Outcome(Strict):
-    """Of one point."""
+    """Outcome of one point."""
 
     name: str
-    """Of its recipe."""
+    """Name of its recipe."""
     values: list[Any]
-    """At the sweep's fields, in their order."""
+    """Values of the sweep's fields, in their order."""
     tuned: Score | None = None
-    """On the held-out samples; None where it failed."""
+    """Score on the held-out samples; None if it failed."""
     seconds: float = 0.0
-    """Of training."""
+    """Seconds of training."""
     price: float = 0.0
-    """Of training, in the currency of shapes.yaml."""
+    """Price of training, in the currency of shapes.yaml."""
     artifact: str = ""
-    """Where it is."""
+    """Address of the artifact."""
     reason: str = ""
-    """Why there is none."""
+    """Reason of the failure."""
     broken: list[str] = Field(default=[])
-    """Sentences of evaluation.must_not_fall that do not hold: it is not the best, whatever its loss."""
+    """Violated conditions of evaluation.must_not_fall; with any, it cannot be the best point."""
 
     @property
     def shown(self) -> list[str]:
-        """Its values as people write them."""
+        """Return its values as they are written in a recipe."""
         return [shown(value) for value in self.values]
 
 
 class Sweep(Record):
-    """sweep.json: all points, failed ones too."""
+    """Content of sweep.json: all points, including failed ones."""
 
     recipe: str
-    """The name of the recipe that they were made from."""
+    """Name of the sweep's recipe."""
     fields: list[str]
     outcomes: list[Outcome]
     best: str | None
-    """The point of the lowest held-out loss; the first of several."""
+    """Name of the point with the lowest held-out loss; the first one of equal ones."""
     as_good: list[str] = Field(default=[])
-    """Those whose 95 % interval overlaps with the best one's."""
+    """Names of the points whose 95 % intervals overlap with that of the best one."""
     warnings: list[str] = Field(default=[])
 
 
 def check(concurrency: int, min_success_ratio: float) -> None:
-    """Refuses settings that mean nothing.
+    """Check the settings of a sweep.
 
     Raises:
-        RecipeError: which, and what they may be.
+        RecipeError: a setting is out of range.
     """
     if not 0 < min_success_ratio <= 1:
         raise RecipeError(f"min_success_ratio: {min_success_ratio:g}; it is above 0, and 1 at most")
@@ -85,11 +85,11 @@ def check(concurrency: int, min_success_ratio: float) -> None:
         raise RecipeError(f"concurrency: {concurrency}; give how many points run at a time, 0 for all")
 
 
-def planned(points: Points, min_success_ratio: float, plan: Callable[[Recipe], Any] = planner.make) -> Points:
-    """Return the points with the reason of each that cannot run: what `plan` raises of it.
+def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe], Any] = planner.make) -> Points:
+    """Return the points, with a reason for each that cannot run: the error that `plan` raises.
 
     Raises:
-        RecipeError: so many cannot that the ratio is out of reach, with all reasons.
+        RecipeError: too few can run to reach the ratio, with all reasons.
     """
     judged = []
     for point in points.points:
@@ -97,7 +97,7 @@ def planned(points: Points, min_success_ratio: float, plan: Callable[[Recipe], A
             plan(point.recipe)
             judged.append(point)
         except FlytuneError as error:
-            if kind_of(error).recoverable:  # another attempt may mend it
+            if kind_of(error).recoverable:  # another attempt may succeed
                 raise
             judged.append(point.model_copy(update={"refused": str(error)}))
     found = points.model_copy(update={"points": judged})
@@ -109,14 +109,14 @@ def planned(points: Points, min_success_ratio: float, plan: Callable[[Recipe], A
 
 
 def least(points: Points, min_success_ratio: float) -> int:
-    """How many points must succeed; refused ones count as failed."""
+    """Return how many points must succeed; refused ones count as failed."""
     return math.ceil(len(points.points) * min_success_ratio - 1e-9)
 
 
 def outcome(
     recipe: Recipe, values: list[Any], plan: Plan, training: TrainingResult, metrics: Metrics, artifact: str
 ) -> Outcome:
-    """Of a point that succeeded."""
+    """Return the outcome of a point that succeeded."""
     price = plan.price_per_hour * training.seconds / 3600
     return Outcome(
         name=recipe.name,
@@ -130,7 +130,7 @@ def outcome(
 
 
 def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[str, str]) -> Sweep:
-    """All outcomes in the points' order, and which is best. `reasons`: of failed points, as far as they have told any."""
+    """Return all outcomes in the points' order, and the best point. `reasons`: the known reasons of failed points, by name."""
     outcomes = []
     for point in points.points:
         name = point.recipe.name
@@ -141,7 +141,9 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
     best, score = min(scored, key=lambda pair: pair[1].loss, default=(None, None))
     as_good = [one.name for one, other in scored if one is not best and score and other.loss_low <= score.loss_high]
     varied = [field for field in points.fields if field.split(".")[0] in _OTHER_SCALES]
-    warning = f"{', '.join(varied)}: what is scored may differ from point to point, so that losses do not compare"
+    warning = (
+        f"{', '.join(varied)}: points may be scored on different samples or tokens, so that their losses are not comparable"
+    )
     return Sweep(
         recipe=points.recipe,
         fields=points.fields,
@@ -161,7 +163,7 @@ def too_few(sweep: Sweep, needed: int) -> str:
 
 
 def verdict(sweep: Sweep) -> str:
-    """The best one, in a sentence."""
+    """Return a sentence about the best point."""
     failed = sum(not one.tuned for one in sweep.outcomes)
     some = f" {failed} of {len(sweep.outcomes)} failed." if failed else ""
     best = next((one for one in sweep.outcomes if one.name == sweep.best), None)
@@ -175,12 +177,12 @@ def verdict(sweep: Sweep) -> str:
 
 
 def ranked(sweep: Sweep) -> list[Outcome]:
-    """Lowest loss first, failed ones last."""
+    """Return the outcomes by loss, failed ones last."""
     return sorted(sweep.outcomes, key=lambda one: one.tuned.loss if one.tuned else math.inf)
 
 
 def show(sweep: Sweep, console: Console) -> None:
-    """The table, the reasons of failures, and the verdict."""
+    """Print the table, the reasons of failures, and the verdict."""
     table = Table(title=f"Sweep of {sweep.recipe}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("point", no_wrap=True)
     for name in short(sweep.fields):
@@ -199,12 +201,12 @@ def show(sweep: Sweep, console: Console) -> None:
 
 
 def log(sweep: Sweep) -> None:
-    """The same on stderr, where a pod's log is."""
+    """Print the same on stderr, which is a pod's log."""
     show(sweep, Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH))
 
 
 def html(sweep: Sweep) -> str:
-    """The same with its picture, as one page without a link to anything outside it."""
+    """Return the same with a plot, as one self-contained page."""
     lines = [Line(one.name, one.shown, one.tuned.loss if one.tuned else None) for one in sweep.outcomes]
     orders = [_order([one.values[at] for one in sweep.outcomes]) for at in range(len(sweep.fields))]
     picture = parallel_coordinates.draw(short(sweep.fields), orders, lines, "held-out loss", sweep.best)
@@ -213,13 +215,13 @@ def html(sweep: Sweep) -> str:
 
 
 def short(fields: Sequence[str]) -> list[str]:
-    """Their last parts, where those tell them apart."""
+    """Return the last parts of the fields, or the complete field if its last part is not unique."""
     last = [field.rpartition(".")[2] for field in fields]
     return [name if last.count(name) == 1 else field for name, field in zip(last, fields, strict=True)]
 
 
 def write(sweep: Sweep, points: Points, folder: Path) -> None:
-    """sweep.json, report.html and best.yaml, which `pyflyte run` takes, into a new folder."""
+    """Write sweep.json, report.html and best.yaml, a recipe for `pyflyte run`, into a new folder."""
     folder.mkdir(parents=True)
     sweep.write(folder / "sweep.json")
     (folder / REPORT).write_text(html(sweep), encoding="utf-8")
@@ -229,7 +231,7 @@ def write(sweep: Sweep, points: Points, folder: Path) -> None:
 
 
 def _order(values: Sequence[Any]) -> list[str]:
-    """Different values as they are shown: numbers by size, others as they came."""
+    """Return the distinct displayed values: numbers by size, others in their order."""
     if all(isinstance(value, int | float) for value in values):
         values = sorted(values)
     return list(dict.fromkeys(map(shown, values)))

@@ -8,6 +8,7 @@ from pydantic import Field
 from flytune.errors import OutOfMemory, TrainingError
 from flytune.records.plan import Plan
 from flytune.schema import Strict
+from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -51,40 +52,26 @@ def clear(address: str) -> None:
 
 
 def names(place: str) -> list[str]:
-    """List the names of the files right below a folder or fsspec address; none where there is no such place."""
-    import fsspec
-
-    storage, folder = fsspec.core.url_to_fs(place)
-    storage.invalidate_cache()
-    return [str(path).rpartition("/")[2] for path in storage.ls(folder, detail=False)] if storage.exists(folder) else []
+    """List the names of the files directly in a folder or at an fsspec address; none if it does not exist."""
+    return Storage(place, retry=False).names()
 
 
 def content(place: str, name: str) -> bytes | None:
-    """Return the content of one file there; None where there is no such file."""
-    import fsspec
-
-    storage, folder = fsspec.core.url_to_fs(place)
-    path = f"{folder}/{name}"
-    return bytes(storage.cat_file(path)) if storage.exists(path) else None
+    """Return the content of a file there; None if it does not exist."""
+    try:
+        return Storage(place, retry=False).read(name)
+    except FileNotFoundError:
+        return None
 
 
 def put(place: str, name: str, text: bytes) -> None:
-    """Replace one file there; a reader sees the old one or the new one."""
-    import fsspec
-
-    storage, folder = fsspec.core.url_to_fs(place, auto_mkdir=True)
-    # Local files appear when they are closed in a transaction, objects when they are uploaded.
-    with storage.transaction, storage.open(f"{folder}/{name}", "wb") as file:
-        file.write(text)
+    """Write or replace a file there; a reader sees the old content or the new content."""
+    Storage(place, retry=False).write(name, text)
 
 
 def remove(place: str, name: str) -> None:
-    """Delete one file there, if it exists."""
-    import fsspec
-
-    storage, folder = fsspec.core.url_to_fs(place)
-    if storage.exists(path := f"{folder}/{name}"):
-        storage.rm_file(path)
+    """Delete a file there, if it exists."""
+    Storage(place, retry=False).remove(name)
 
 
 def check_agreed(notes: Notes, args: Any) -> None:

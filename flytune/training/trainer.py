@@ -130,14 +130,14 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)
     if recipe.method.adapter and not resumed:
-        initial_adapter.fill(trainer.model, recipe.method)
+        initial_adapter.load_weights(trainer.model, recipe.method)
     sharding.shard(trainer, recipe)
     if sliced:
         device = "cpu" if recipe.sharding.offload == "cpu" else None
         if resumed and recipe.method.name == "full":
             sharded_loading.allocate(trainer.model, device)
         else:
-            sharded_loading.fill(trainer.model, loading.local_folder(recipe.model), device)
+            sharded_loading.load_weights(trainer.model, loading.local_folder(recipe.model), device)
     sharding.ready(trainer, recipe)
     return trainer, resumed
 

@@ -165,7 +165,7 @@ def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):
     assert "tokenizer.json" in files
     assert [path.name for path in out.parent.iterdir()] == ["both"]
     assert merging.merge(out, tmp_path / "merged").candidates[0].divergence < 1e-7
-    (entry,) = catalog.listed(str(out))
+    (entry,) = catalog.list_artifacts(str(out))
     assert entry.made_from == [str(store / "short4"), str(store / "long4")]
     assert entry.problems == []
 

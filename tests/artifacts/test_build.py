@@ -125,9 +125,9 @@ def test_never_stores_into_a_used_folder(recipe, dataset, trained, tmp_path):
         ("adapter/training_args.bin", "a pickle; weights are stored as safetensors alone"),
         ("adapter/adapter_model.pt", "a pickle"),
         ("adapter/extra.pkl", "a pickle"),
-        ("optimizer.safetensors", "state of a running training, which is no part of a model"),
-        ("checkpoint-12/model.safetensors", "state of a running training"),
-        ("adapter/trainer_state.json", "state of a running training"),
+        ("optimizer.safetensors", "training state, which is no part of a model"),
+        ("checkpoint-12/model.safetensors", "training state, which"),
+        ("adapter/trainer_state.json", "training state, which"),
         ("adapter/.cache/x.json", "a cache"),
         ("adapter/__pycache__/x.json", "a cache"),
     ],
@@ -145,11 +145,11 @@ def test_refuses_empty_and_cut_files(recipe, dataset, trained, tmp_path):
     data = weights.read_bytes()
     weights.write_bytes(data[:-1000])
     with pytest.raises(
-        ExportError, match=rf"adapter_model.safetensors: cut short .* {len(data):,} bytes, it has {len(data) - 1000:,}"
+        ExportError, match=rf"adapter_model.safetensors: truncated .* {len(data):,} bytes, it has {len(data) - 1000:,}"
     ):
         store(recipe, dataset, trained, tmp_path / "out")
     weights.write_bytes(b"no safetensors at all")
-    with pytest.raises(ExportError, match=r"adapter_model.safetensors: cut short or damaged"):
+    with pytest.raises(ExportError, match=r"adapter_model.safetensors: truncated or damaged"):
         store(recipe, dataset, trained, tmp_path / "out")
     weights.write_bytes(data)
     (trained / "adapter" / "adapter_config.json").write_bytes(b"")
@@ -159,18 +159,18 @@ def test_refuses_empty_and_cut_files(recipe, dataset, trained, tmp_path):
 
 def test_refuses_a_folder_without_weights_or_with_two(recipe, dataset, trained, tmp_path):
     copy_tree(trained / "adapter", trained / "model")
-    with pytest.raises(ExportError, match="holds both model/ and adapter/; nothing was stored"):
+    with pytest.raises(ExportError, match="has both model/ and adapter/; nothing was stored"):
         store(recipe, dataset, trained, tmp_path / "out")
     for folder in ("model", "adapter"):
         (trained / folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(ExportError, match=r"holds neither model/ nor adapter/ with \*.safetensors; nothing was stored"):
+    with pytest.raises(ExportError, match=r"has neither model/ nor adapter/ with \*.safetensors; nothing was stored"):
         store(recipe, dataset, trained, tmp_path / "out")
 
 
 def test_refuses_a_shard_that_is_missing(recipe, dataset, trained, tmp_path):
     index = {"weight_map": {"a": "adapter_model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (trained / "adapter" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ExportError, match=r"adapter/model-00002-of-00002.safetensors: stands in .*index.json but is not there"):
+    with pytest.raises(ExportError, match=r"adapter/model-00002-of-00002.safetensors: listed in .*index.json but missing"):
         store(recipe, dataset, trained, tmp_path / "out")
 
 
@@ -239,7 +239,7 @@ for folder in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def cards(base, dataset, tmp_path_factory):
-    """By method, the metrics of an artifact and what its card's code prints: each code by itself, all in one new process."""
+    """Return an artifact's metrics and the output of its card's code, by method; all codes run in one new process."""
     metrics, folders = {}, []
     for method in ("full", "lora", "qlora"):
         folder = tmp_path_factory.mktemp(method)
@@ -299,7 +299,10 @@ def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkey
     with monkeypatch.context() as broken, pytest.raises(ExportError, match="cannot be written to: OSError"):
         broken.setattr(LocalFileSystem, "put_file", cut)
         build.publish(stored, str(tmp_path), "tiny")
+    # A process that is killed deletes nothing.
+    (tmp_path / "tiny" / ".plan.json.0a1b2c3d").write_bytes(b"half")
     build.publish(stored, str(tmp_path), "tiny")
+    (tmp_path / "tiny" / ".plan.json.0a1b2c3d").unlink()
     assert names(tmp_path / "tiny") == names(stored)
     weights = "adapter_model.safetensors"
     assert (tmp_path / "tiny" / weights).read_bytes() == (stored / weights).read_bytes()
@@ -338,7 +341,7 @@ def test_publish_to_s3(bucket, stored, tmp_path):
     (other / "artifact.json").write_text((stored / "artifact.json").read_text() + "\n")
     with pytest.raises(ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"):
         build.publish(other, f"{bucket}/deep", "tiny")
-    with pytest.raises(ExportError, match=r"publish.address: s3://gone: cannot be written to: .*bucket does not exist"):
+    with pytest.raises(ExportError, match=r"publish.address: s3://gone: tiny cannot be written to: .*bucket does not exist"):
         build.publish(stored, "s3://gone", "tiny")
 
 

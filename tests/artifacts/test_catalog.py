@@ -1,4 +1,4 @@
-"""What a store holds is told from small files, whatever state they are in."""
+"""The catalog of a store, from small files that may be missing or damaged."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def store(made, tmp_path):
 
 
 def test_lists_what_an_artifact_is_newest_first(made, store):
-    adds, whole = catalog.listed(str(store))
+    adds, whole = catalog.list_artifacts(str(store))
     assert (adds.name, adds.kind, adds.method, adds.base) == ("adds", "adapter", "lora", str(made[0]))
     assert (whole.name, whole.kind, whole.method) == ("whole", "model", "full")
     assert (adds.data, adds.rows, adds.data_sha256) == ("pairs.jsonl", 47, "1" * 64)
@@ -40,8 +40,8 @@ def test_lists_what_an_artifact_is_newest_first(made, store):
     assert adds.stored.isoformat() == "2023-11-14T22:13:20+00:00"
     assert adds.size == sum(stored.size for stored in build.Contents.read(store / "adds" / "artifact.json").files)
     assert adds.problems == whole.problems == []
-    assert [entry.name for entry in catalog.listed(str(store / "whole"))] == ["whole"]
-    assert catalog.listed(adds.address) == [adds]
+    assert [entry.name for entry in catalog.list_artifacts(str(store / "whole"))] == ["whole"]
+    assert catalog.list_artifacts(adds.address) == [adds]
 
 
 def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
@@ -50,14 +50,14 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
     (store / "whole" / "artifact.json").unlink()
     config = store / "adds" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123456789abcdef"}))
-    adds, whole = catalog.listed(str(store))
+    adds, whole = catalog.list_artifacts(str(store))
     assert adds.problems[0].startswith("metrics.json: JSONDecodeError: ")
     assert adds.revision == "0123456789abcdef"
     assert whole.problems == ["artifact.json: not there", "manifest.json: not there"]
     assert whole.stored is whole.size is None
     (store / "whole" / "recipe.yaml").write_text("model: 3\nmethod: full\n")
     (store / "adds" / "manifest.json").write_text('{"source": 3, "rows": "many", "content_sha256": null}')
-    adds, whole = catalog.listed(str(store))
+    adds, whole = catalog.list_artifacts(str(store))
     assert whole.problems[0] == "recipe.yaml: TypeError: 'int' object is not subscriptable"
     assert any(problem.startswith("rows: Input should be a valid integer") for problem in adds.problems)
     monkeypatch.setenv("COLUMNS", "160")
@@ -70,11 +70,11 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
 def test_an_address_without_artifacts(tmp_path):
     for address in (tmp_path, tmp_path / "none"):
         with pytest.raises(ExportError, match="no artifact there, nor right below it: no recipe.yaml, no artifact.json"):
-            catalog.listed(str(address))
+            catalog.list_artifacts(str(address))
     with pytest.raises(ExportError, match="nope://x: cannot be read: ValueError: Protocol not known"):
-        catalog.listed("nope://x")
+        catalog.list_artifacts("nope://x")
     with pytest.raises(ExportError, match="nope://x: cannot be read"):
-        fetch.fetched("nope://x")
+        fetch.local_folder("nope://x")
 
 
 def test_the_command_shows_a_row_for_each(made, store, capsys, monkeypatch):
@@ -97,18 +97,18 @@ def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for folder in made[1:]:
         build.publish(folder, f"{bucket}/team", folder.name)
-    entries = catalog.listed(f"{bucket}/team")
+    entries = catalog.list_artifacts(f"{bucket}/team")
     assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
     assert all(entry.stored is not None and entry.problems == [] for entry in entries)
-    found = fetch.fetched(f"{bucket}/team/adds")
+    found = fetch.local_folder(f"{bucket}/team/adds")
     assert (found / "adapter_model.safetensors").read_bytes() == (made[1] / "adapter_model.safetensors").read_bytes()
     assert (found / "report.html").exists()
-    assert fetch.fetched(f"{bucket}/team/adds/") == found
-    with pytest.raises(ExportError, match="none: no artifact.json, so no artifact lies there, or not a whole one"):
-        fetch.fetched(f"{bucket}/team/none")
+    assert fetch.local_folder(f"{bucket}/team/adds/") == found
+    with pytest.raises(ExportError, match="none: no artifact.json: there is no artifact, or an incomplete one"):
+        fetch.local_folder(f"{bucket}/team/none")
     fsspec.filesystem("s3").pipe_file(f"{bucket}/team/whole/recipe.yaml", b"name: other\n")
     with pytest.raises(ExportError, match="whole/recipe.yaml: not what artifact.json says; publish the artifact again"):
-        fetch.fetched(f"{bucket}/team/whole")
+        fetch.local_folder(f"{bucket}/team/whole")
 
 
 def test_a_fingerprint_names_artifacts_and_their_names(made):

@@ -40,7 +40,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def admin(served, monkeypatch):
-    """Executions by name; pods' credentials for the storage are not this shell's."""
+    """Provide executions by name; this shell lacks the pods' credentials for the storage."""
     admin, home = served
     monkeypatch.setenv("FLYTECTL_CONFIG", str(home / ".flyte" / "config.yaml"))
     get_config_file.cache_clear()
@@ -123,10 +123,10 @@ def test_a_file_that_is_not_what_artifact_json_says_is_refused(admin, tmp_path, 
 
 
 def test_project_and_domain_are_given_for_an_id_and_addresses_have_their_own():
-    assert executions.named("f1a2-b", "p", "d") == Execution("p", "d", "f1a2-b")
-    assert executions.named("flyte://v1/a/b/c/n3-0-n4/2/o/o0", "p", "d") == Execution("a", "b", "c", "n3-0-n4")
+    assert executions.parse("f1a2-b", "p", "d") == Execution("p", "d", "f1a2-b")
+    assert executions.parse("flyte://v1/a/b/c/n3-0-n4/2/o/o0", "p", "d") == Execution("a", "b", "c", "n3-0-n4")
     for address in ("s3://bucket/artifact", "hf://owner/name", "./folder", "a/b", "https://host/artifact.zip"):
-        assert executions.named(address, "p", "d") is None, address
+        assert executions.parse(address, "p", "d") is None, address
 
 
 def test_without_a_cluster_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ SECRET = "T0P/S3CRET"
 
 @pytest.fixture
 def webhook(monkeypatch):
-    """Bodies that were posted to a server whose path is the secret; what it answers can be set."""
+    """Provide the bodies posted to a server whose path is the secret; its answer can be set."""
     got = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,11 +44,11 @@ def wishes(*on, webhook=True):
 
 def test_who_asks_is_told(webhook):
     got, _ = webhook
-    assert notify.tell(wishes("failed"), "failed", "it broke")
+    assert notify.send(wishes("failed"), "failed", "it broke")
     assert got == [(f"/{SECRET}", {"text": "it broke"})]
-    assert not notify.tell(wishes("failed"), "succeeded", "done")
-    assert not notify.tell(wishes("failed", webhook=False), "failed", "it broke")
-    assert notify.tell(wishes("succeeded"), "succeeded", "begin" + "x" * 99_999 + "end")
+    assert not notify.send(wishes("failed"), "succeeded", "done")
+    assert not notify.send(wishes("failed", webhook=False), "failed", "it broke")
+    assert notify.send(wishes("succeeded"), "succeeded", "begin" + "x" * 99_999 + "end")
     text = got[1][1]["text"]
     assert text.startswith("begin")
     assert text.endswith("end")
@@ -58,7 +58,7 @@ def test_who_asks_is_told(webhook):
 
 def test_no_credential_is_told(webhook):
     got, server = webhook
-    assert notify.tell(wishes("failed"), "failed", f"posting to http://127.0.0.1:{server.server_port}/{SECRET} failed")
+    assert notify.send(wishes("failed"), "failed", f"posting to http://127.0.0.1:{server.server_port}/{SECRET} failed")
     assert SECRET not in got[0][1]["text"]
 
 
@@ -66,10 +66,10 @@ def test_no_credential_is_told(webhook):
     ("address", "said"),
     [
         (None, "no FLYTUNE_WEBHOOK is set"),
-        (f"{SECRET} is no address", "was not reached: ValueError; nobody was told"),
-        (f"http://127.0.0.1:1/{SECRET}", "was not reached: URLError; nobody was told"),
-        (f"http://[{SECRET}", "was not reached: ValueError; nobody was told"),
-        (f"http://127.0.0.1:80/a b {SECRET}", "was not reached: InvalidURL; nobody was told"),
+        (f"{SECRET} is no address", "was not reached: ValueError; no message was sent"),
+        (f"http://127.0.0.1:1/{SECRET}", "was not reached: URLError; no message was sent"),
+        (f"http://[{SECRET}", "was not reached: ValueError; no message was sent"),
+        (f"http://127.0.0.1:80/a b {SECRET}", "was not reached: InvalidURL; no message was sent"),
     ],
 )
 def test_what_goes_wrong_is_a_warning_that_shows_no_address(address, said, monkeypatch, caplog):
@@ -77,15 +77,15 @@ def test_what_goes_wrong_is_a_warning_that_shows_no_address(address, said, monke
         monkeypatch.delenv(notify.WEBHOOK, raising=False)
     else:
         monkeypatch.setenv(notify.WEBHOOK, address)
-    assert not notify.tell(wishes("failed"), "failed", "it broke")
+    assert not notify.send(wishes("failed"), "failed", "it broke")
     assert said in caplog.text
     assert SECRET not in caplog.text
 
 
 def test_an_address_that_refuses_is_a_warning(webhook, caplog):
     webhook[1].status = 404
-    assert not notify.tell(wishes("failed"), "failed", "it broke")
-    assert "answered 404, so nobody was told" in caplog.text
+    assert not notify.send(wishes("failed"), "failed", "it broke")
+    assert "answered 404, so no message was sent" in caplog.text
     assert SECRET not in caplog.text
 
 
@@ -97,8 +97,8 @@ def test_what_is_told_of_an_artifact():
         base=score(39.8), tuned=score(21.3), loss_difference=-0.63, loss_difference_low=-0.7, loss_difference_high=-0.5,
         samples=5, tokens=9, loaded_as="nf4", answers=[], seconds=1,
     )  # fmt: skip
-    said = notify.succeeded(recipe_of(), metrics, "s3://bucket/x")
+    said = notify.success_message(recipe_of(), metrics, "s3://bucket/x")
     assert "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats a token (-0.7000 to -0.5000): better beyond doubt." in said
     assert said.endswith("Artifact: s3://bucket/x")
-    unclear = notify.succeeded(recipe_of(), metrics.model_copy(update={"loss_difference_high": 0.1}), str(Path("x")))
+    unclear = notify.success_message(recipe_of(), metrics.model_copy(update={"loss_difference_high": 0.1}), str(Path("x")))
     assert "not better beyond doubt" in unclear

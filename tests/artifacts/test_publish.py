@@ -176,8 +176,8 @@ def test_anothers_model_is_left_as_it_is(hub, adapter):
     repository = hub.repositories[REPOSITORY] = mock_hub.Repository(private=True)
     repository.files().update({"config.json": b"{}", "model.safetensors": b"", "README.md": b"", "LICENSE.txt": b""})
     assert refused(adapter) == (
-        "main holds config.json, model.safetensors, which Flytune has not published; it is left as it is: give a repository "
-        "that is not there yet, an empty one, or one that Flytune has published to"
+        "main has config.json, model.safetensors, which Flytune did not publish; nothing was changed: give a repository "
+        "that does not exist yet, an empty one, or one that Flytune has published to"
     )
     assert hub.asked["put"] == hub.asked["commit"] == 0
 
@@ -217,7 +217,7 @@ def test_no_network(hub, adapter, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    again = "; run it again when it can: what is uploaded is not uploaded again"
+    again = "; run it again when it can: uploaded files are not sent again"
     assert refused(adapter) == f"the hub cannot be reached (no network from here, or HF_ENDPOINT is wrong){again}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -284,7 +284,7 @@ for folder, text, out in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
 
 @pytest.mark.slow
 def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model, tmp_path):
-    """By the code of their own cards: the one on the hub, which names its tag, and the one in the artifact's folder."""
+    """Run the code of both cards: the one on the hub, which names its tag, and the one in the artifact's folder."""
     import torch
 
     asked, answers = [], []

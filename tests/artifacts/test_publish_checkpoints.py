@@ -1,4 +1,4 @@
-"""What checkpoints hold, on a hub while training goes on."""
+"""Publishing of checkpoints to a hub during training."""
 
 import json
 import threading
@@ -90,7 +90,7 @@ def test_what_fails_is_warned_of_alone(hub, inputs, checkpoint, monkeypatch, cap
     publisher.begin()
     said = [record.getMessage() for record in caplog.records if record.name.startswith("flytune")]
     assert said[0].startswith("step 7 is not published: publish.address: hf://ada/sums: the hub does not know the token")
-    assert said[1:] == ["step 8 is not published: checkpoint-7 holds no whole weights"]
+    assert said[1:] == ["step 8 is not published: checkpoint-7 has no complete weights"]
     assert not list(checkpoint.parent.glob("publishing-*"))
 
 
@@ -107,8 +107,8 @@ def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
     (checkpoint / "adapter_model.safetensors").unlink()
     publisher.finish()
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "step 8 is not published: step 7 still is being uploaded",
-        "step 7 is not published: the run is over, and its upload is not",
+        "step 8 is not published: step 7 is still being uploaded",
+        "step 7 is not published: the run has finished before its upload",
     ]
     goes_on.set()
     monkeypatch.setattr(checkpoints, "PATIENCE", 60.0)

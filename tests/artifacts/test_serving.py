@@ -170,7 +170,7 @@ def test_adapter_for_llama_cpp(adapter, base):
 
 
 def test_a_model_written_as_gguf_answers_as_its_folder(model, tmp_path):
-    """What the converter makes of a Llama's tensors, with the gguf package: its names, its order of queries and keys."""
+    """Write a Llama's tensors as the converter does, with the gguf package: its names, its order of queries and keys."""
     import gguf
     import torch
     from transformers import AutoModelForCausalLM

@@ -23,7 +23,7 @@ from flytune.selftest import table as selftest_table
 from flytune.selftest.matrix import Cell, Matrix
 from flytune.sweeps import results
 from flytune.sweeps.results import Outcome
-from tests.support.decisions import decision, duel
+from tests.support.decisions import comparison, decision
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, plan_of, ranked, recipe_of
 from tests.support.sweeps import drawn, score
@@ -38,9 +38,11 @@ def show_accepted(console, monkeypatch):
     lost = "PermissionError: [Errno 13] Permission denied: the artifact cannot be read by this account"
     decisions = [
         decision(f"{ADDRESS}{number}", outcome, number=number, reason=lost, **given)
-        for number, (outcome, given) in enumerate([("accepted", {"duel": duel(-0.3)}), ("refused", {}), ("rolled back", {})], 1)
+        for number, (outcome, given) in enumerate(
+            [("accepted", {"duel": comparison(-0.3)}), ("refused", {}), ("rolled back", {})], 1
+        )
     ]
-    monkeypatch.setattr(history, "history", lambda address: decisions)
+    monkeypatch.setattr(history, "decisions_at", lambda address: decisions)
     accepted_command.run(argparse.Namespace(rollback=False, address=ADDRESS, json=False))
 
 
@@ -49,7 +51,7 @@ def show_adapters(console, monkeypatch):
     entry |= {"method": "qlora", "data": ADDRESS, "rows": 1_234_567, "data_sha256": "a" * 64, "size": 12_345_678_901}
     entry |= {"base_perplexity": 12.34, "tuned_perplexity": 5.678, "stored": datetime.now(UTC)}
     made = {"name": "combined", "address": ADDRESS, "made_from": [ADDRESS, ADDRESS], "problems": ["recipe.yaml: [Errno 13]"]}
-    monkeypatch.setattr(catalog, "listed", lambda address: [catalog.Entry(**entry), catalog.Entry(**made)])
+    monkeypatch.setattr(catalog, "list_artifacts", lambda address: [catalog.Entry(**entry), catalog.Entry(**made)])
     adapters.run(argparse.Namespace(address=ADDRESS, json=False))
 
 
@@ -59,7 +61,7 @@ def show_merge(console, monkeypatch):
         for onto in adapter_merge.Candidate.model_fields["onto"].annotation.__args__
     ]
     made = argparse.Namespace(base=ADDRESS, dtype="bfloat16", tokens=1234, candidates=sides)
-    monkeypatch.setattr(fetch, "fetched", lambda address: Path("x"))
+    monkeypatch.setattr(fetch, "local_folder", lambda address: Path("x"))
     monkeypatch.setattr(adapter_merge, "merge", lambda folder, out: made)
     merge.run(argparse.Namespace(artifact=ADDRESS, out=ADDRESS, json=False))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from demo import base_model, docstrings, inputs, tiny_model
-from demo.atomic import atomically
 from flytune.errors import DataError, FlytuneError
 from flytune.recipe.recipe import Recipe
 from tests.support import tiny
@@ -58,18 +57,6 @@ def test_pairs_are_the_same_every_time(tmp_path):
     assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "second.jsonl").read_bytes()
     assert len((tmp_path / "first.jsonl").read_text(encoding="utf-8").splitlines()) == first
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["first.jsonl", "second.jsonl"]
-
-
-def test_what_is_cut_short_leaves_nothing(tmp_path):
-    def cut_short():
-        with atomically(tmp_path / "model") as folder:
-            folder.mkdir()
-            (folder / "config.json").write_text("{}")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cut_short()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tiny_model_reloads_with_tokenizer_and_chat_template(tmp_path):

@@ -90,7 +90,7 @@ def test_the_files_of_an_artifact_are_read_with_their_meaning(place):
 def test_an_artifact_is_listed_and_fetched(place, release):
     import fsspec
 
-    (entry,) = catalog.listed("artifact")
+    (entry,) = catalog.list_artifacts("artifact")
     assert entry.problems == []
     assert (entry.kind, entry.base, entry.method, entry.rows) == ("adapter", "base", "lora", 48)
     assert entry.tuned_perplexity < entry.base_perplexity
@@ -122,14 +122,14 @@ def test_an_adapter_is_merged(place):
 def test_an_artifact_is_accepted_as_champion(place, untrained):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     metrics = Metrics.read(Path("artifact/metrics.json"))
-    decision = refresh.settle(
-        recipe, str(place / "accepted"), "", data.fingerprint(recipe.data), "artifact", compare.against_base(metrics), []
+    decision = refresh.record_decision(
+        recipe, str(place / "accepted"), "", data.fingerprint(recipe.data), "artifact", compare.compare_with_base(metrics), []
     )
     assert decision.outcome == "accepted"
-    assert history.current(history.history(str(place / "accepted"))) == decision
-    duel = compare.duel(recipe, Path("artifact"), Path("dataset"), decision.artifact)
-    assert duel.difference == 0
-    assert duel.challenger == pytest.approx(metrics.tuned.loss, abs=1e-5)
+    assert history.current(history.decisions_at(str(place / "accepted"))) == decision
+    comparison = compare.compare_artifacts(recipe, Path("artifact"), Path("dataset"), decision.artifact)
+    assert comparison.difference == 0
+    assert comparison.challenger == pytest.approx(metrics.tuned.loss, abs=1e-5)
 
 
 def fit(recipe, out):

@@ -236,7 +236,7 @@ def test_a_row_that_stands_twice_or_lacks_a_figure_is_told(tmp_path: Path):
     twice, short = tmp_path / "twice.yaml", tmp_path / "short.yaml"
     twice.write_text(f"- {row}\n- {row}\n")
     short.write_text("- {name: X, chip: X, tflops: 0}\n")
-    with pytest.raises(RecipeError, match="X: each name may stand once"):
+    with pytest.raises(RecipeError, match="X: each name must be unique"):
         load_accelerators(twice)
     with pytest.raises(RecipeError, match=r"accelerators\[0\]\.memory_gbs"):
         load_accelerators(short)

@@ -22,7 +22,7 @@ BLOCKS, BLOCK = 100, 3 * MIB
 
 
 def free_every_second_tensor():
-    """Bytes that the process holds before and after."""
+    """Return the bytes of the process before and after."""
     import torch
 
     loading.quiet()

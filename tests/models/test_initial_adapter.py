@@ -1,4 +1,4 @@
-"""Runs that go on from an adapter: what is refused at plan time, and that the adapter's model is what goes on."""
+"""Runs that start from an adapter: refusals at plan time, and the model that training starts with."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ from flytune.hardware.shapes import shape_named
 from flytune.models import initial_adapter
 from flytune.planning import planner
 from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.storage import Storage
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -93,7 +94,11 @@ def changed(trained, folder, **changes):
             {"target_modules": ["q_proj"]},
             "method.target_modules: ['q_proj'], but the adapter of method.adapter has ['down_",
         ),
-        ({"use_dora": True}, {}, "method.adapter: use_dora True in adapter_config.json; only plain LoRA"),
+        (
+            {"use_dora": True},
+            {},
+            "method.adapter: use_dora True in adapter_config.json; a run can start from plain LoRA adapters only",
+        ),
         ({"base_model_name_or_path": "a/other"}, {}, "was trained on a/other; name that one"),
     ],
 )
@@ -139,8 +144,8 @@ def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained,
     with pytest.raises(ranks.RankFailed, match="its layers are not those that method.target_modules names in this model"):
         ranks.run(1, fit, recipe, inputs, tmp_path / "out")
     (folder / initial_adapter.WEIGHTS).write_bytes(b"cut")
-    with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run does not go on"):
-        initial_adapter.fill(None, recipe.method)
+    with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run stops"):
+        initial_adapter.load_weights(None, recipe.method)
 
 
 def test_full_training_takes_no_adapter(inputs):
@@ -156,4 +161,4 @@ def test_an_adapter_is_read_from_an_address(bucket, inputs, trained):
         filesystem.pipe_file(f"models/run/{file}", (trained("lora")[0] / "adapter" / file).read_bytes())
     assert initial_adapter.problems(recipe_for(inputs, "none", adapter="s3://models/run")) == []
     assert initial_adapter.problems(recipe_for(inputs, "none", adapter="s3://models/run/", r=2))
-    assert len(initial_adapter._read("s3://models/run", initial_adapter.WEIGHTS)) > 1000
+    assert len(Storage("s3://models/run").read(initial_adapter.WEIGHTS)) > 1000

@@ -53,7 +53,7 @@ def saved(folder, name):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Where each of MODELS lies; made when it is asked for."""
+    """Provide the folder of each of MODELS, built on first use."""
     root = tmp_path_factory.mktemp("models")
     return lambda name: root / name if (root / name).is_dir() else saved(root, name)
 
@@ -114,7 +114,7 @@ def join():
 
 
 def compare(folder, dtype, shape=None):
-    """Names of the conversions used, ours and from_pretrained's, once all that can be seen of both models was the same."""
+    """Return the conversions used, ours and from_pretrained's, once both models are equal in all visible properties."""
     import torch
 
     join()
@@ -123,7 +123,7 @@ def compare(folder, dtype, shape=None):
     assert {parameter.dtype for parameter in model.parameters()} == {parameter.dtype for parameter in reference.parameters()}
     # Frozen: FSDP trains no mixture of dtypes.
     sharded(model.requires_grad_(False), shape)
-    sharded_loading.fill(model, folder)
+    sharded_loading.load_weights(model, folder)
     assert_equal(model, reference)
     assert torch.equal(logits(model), logits(reference))
     assert_equal(model, reference)
@@ -149,7 +149,7 @@ def test_uneven_empty_and_replicated_shards(folders, name, world_size, shape):
 
 def test_one_process_without_shards(folders):
     model = built(folders("llama"), "float32")
-    sharded_loading.fill(model, folders("llama"))
+    sharded_loading.load_weights(model, folders("llama"))
     assert_equal(model, loaded(folders("llama"), "float32"))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -174,7 +174,7 @@ def trains_alike(folder):
     model, reference = built(folder, "float32"), loaded(folder, "float32")
     for index, layer in enumerate(model.model.layers):
         model.model.layers[index] = checkpoint_wrapper(layer)
-    sharded_loading.fill(sharded(model), folder)
+    sharded_loading.load_weights(sharded(model), folder)
     ours, theirs = dict(trained(model).named_parameters()), dict(trained(reference).named_parameters())
     for name, tensor in ours.items():
         torch.testing.assert_close(whole(tensor), theirs[sharded_loading._WRAPPERS.sub("", name)], rtol=1e-4, atol=1e-5)
@@ -196,7 +196,7 @@ def adapts_alike(folder, config):
     with sharded_loading.real_adapters():
         model = peft.get_peft_model(built(folder, "bfloat16"), peft.LoraConfig(**config))
     assert torch.equal(torch.rand(1), after)
-    sharded_loading.fill(sharded(model), folder)
+    sharded_loading.load_weights(sharded(model), folder)
     assert_equal(model, reference)
     assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in reference.parameters()]
     assert torch.equal(logits(model), logits(reference))
@@ -233,7 +233,7 @@ def shards_by_accelerate(folder, lora):
     state = SimpleNamespace(fsdp_plugin=plugin)
     accelerator = SimpleNamespace(state=state, mixed_precision="bf16", is_main_process=False, device=torch.device("cpu"))
     model = fsdp2_prepare_model(accelerator, fsdp2_apply_ac(accelerator, model))
-    sharded_loading.fill(model, folder)
+    sharded_loading.load_weights(model, folder)
     # accelerate makes what is trained float32.
     for parameter in reference.parameters():
         if parameter.requires_grad:
@@ -270,7 +270,7 @@ def rewritten(source, target, change):
 
 
 def test_names_without_the_prefix_of_the_base_model(folders, tmp_path):
-    """As a base model alone is saved: layers.0..., not model.layers.0..."""
+    """Save as a base model without a head: layers.0..., not model.layers.0..."""
     folder = rewritten(
         folders("llama-tied"), tmp_path / "base", lambda all_: {name.removeprefix("model."): all_[name] for name in all_}
     )
@@ -312,7 +312,7 @@ def test_a_tied_parameter_that_is_stored_twice(folders, tmp_path):
     with pytest.raises(
         TrainingError, match=r"embed_tokens.weight and lm_head.weight: one parameter by config.json, two values"
     ):
-        sharded_loading.fill(built(folder, "float32"), folder)
+        sharded_loading.load_weights(built(folder, "float32"), folder)
 
 
 def without(name):
@@ -325,7 +325,7 @@ def test_what_is_wrong_with_the_files_is_said(folders, tmp_path):
 
     def refused(folder, message):
         with pytest.raises(TrainingError, match=message):
-            sharded_loading.fill(model, folder)
+            sharded_loading.load_weights(model, folder)
 
     refused(tmp_path, r"has neither model.safetensors nor model.safetensors.index.json; found no weights")
     (tmp_path / "pytorch_model.bin").touch()
@@ -337,28 +337,31 @@ def test_what_is_wrong_with_the_files_is_said(folders, tmp_path):
     refused(other, r"model.safetensors: model.norm.weight has the shape \[5\], and the model's model.norm.weight \[32\]")
     cut = rewritten(source, tmp_path / "cut", dict) / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
-    refused(cut.parent, r"cut/model.safetensors: cut, or no safetensors file \(.*\); download or export the model again")
+    refused(
+        cut.parent, r"cut/model.safetensors: truncated, or not a safetensors file \(.*\); download or export the model again"
+    )
     cut.unlink()
     index = {"weight_map": {"model.norm.weight": "model-1.safetensors"}}
     (cut.parent / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(cut.parent, r"cut/model-1.safetensors: no such file; download")
     rewritten(source, tmp_path / "wrong", without("model.norm.weight"))
     (tmp_path / "wrong" / "model.safetensors").rename(cut.parent / "model-1.safetensors")
-    refused(cut.parent, r"model-1.safetensors: holds no model.norm.weight, which model.safetensors.index.json says")
+    refused(cut.parent, r"model-1.safetensors: has no model.norm.weight, which model.safetensors.index.json lists")
 
 
 def test_a_conversion_that_fails_names_the_parameter(folders, tmp_path):
     name = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
     folder = rewritten(folders("mixtral"), tmp_path / "ragged", lambda all_: all_ | {name: all_[name][:5]})
     with pytest.raises(
-        TrainingError, match=r"model.layers.0.mlp.experts.gate_up_proj is made of .*w1.weight.* set sharding to"
+        TrainingError,
+        match=r"transformers cannot build model.layers.0.mlp.experts.gate_up_proj from .*w1.weight.* set sharding to",
     ):
-        sharded_loading.fill(built(folder, "float32"), folder)
+        sharded_loading.load_weights(built(folder, "float32"), folder)
     folder = rewritten(
         folders("mixtral"), tmp_path / "fewer", lambda all_: {key: all_[key] for key in all_ if ".2.w" not in key}
     )
     with pytest.raises(TrainingError, match=r"has the shape \[2, 96, 32\], and not \[3, 96, 32\]"):
-        sharded_loading.fill(built(folder, "float32"), folder)
+        sharded_loading.load_weights(built(folder, "float32"), folder)
 
 
 def test_weights_that_are_quantized_already_are_refused(folders, tmp_path):
@@ -370,7 +373,7 @@ def test_weights_that_are_quantized_already_are_refused(folders, tmp_path):
 
 
 def rows_are_fully_shards():
-    """As rank i of groups of i + 1 to 9 processes that are not there."""
+    """Act as rank i of groups of i + 1 to 9 processes that do not exist."""
     import os
 
     import torch

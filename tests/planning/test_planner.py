@@ -412,7 +412,7 @@ def test_shapes_are_read_strictly(tmp_path):
     row = "- {name: a, accelerator: cpu, processes: 1, cpu: 1, memory_gib: 4"
     row += ", shared_memory_gib: 1, disk_gib: 9, price_per_hour: 0}"
     (tmp_path / "twice.yaml").write_text(f"{row}\n{row}\n")
-    with pytest.raises(RecipeError, match="a: each name may stand once"):
+    with pytest.raises(RecipeError, match="a: each name must be unique"):
         load_shapes(tmp_path / "twice.yaml")
     with pytest.raises(RecipeError, match="no row x; there are cpu-1"):
         shape_named("x")

@@ -22,7 +22,7 @@ from flytune.errors import RecipeError, StorageError
 from flytune.evaluation.harness import tasks
 from flytune.hardware.cluster import Cluster
 from flytune.models.base import local_name
-from flytune.models.remote import fetched
+from flytune.models.remote import fetch_model
 from flytune.planning import uploads
 from flytune.recipe.recipe import Recipe
 from tests.support.laptop import WHERE, pyflyte
@@ -121,7 +121,7 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
-    model = fetched(found.model.name_or_path, weights=True, code=False)
+    model = fetch_model(found.model.name_or_path, weights=True, code=False)
     assert (model / "model.safetensors").read_bytes() == (base / "model.safetensors").read_bytes()
     assert local_name(found.model) == str(model)
     for asked, path in ((["inside", "beside"], "tasks"), (["absolute", "below"], "tasks2")):

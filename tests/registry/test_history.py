@@ -10,7 +10,8 @@ from flytune.cli import main
 from flytune.errors import AcceptedError
 from flytune.registry import history
 from flytune.registry.history import Decision
-from tests.support.decisions import decision, duel
+from flytune.storage import Storage
+from tests.support.decisions import comparison, decision
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -20,13 +21,13 @@ def address(request, tmp_path):
 
 
 def test_what_is_accepted_follows_from_the_history(address):
-    assert history.history(address) == []
+    assert history.decisions_at(address) == []
     assert history.current([]) is None
-    first = history.record(address, decision("a", duel=duel(-0.3)), expected=None)
+    first = history.record(address, decision("a", duel=comparison(-0.3)), expected=None)
     refused = history.record(address, decision("b", "refused"), expected="a")
     second = history.record(address, decision("c"), expected="a")
     assert [first.number, refused.number, second.number] == [1, 2, 3]
-    decisions = history.history(address)
+    decisions = history.decisions_at(address)
     assert decisions == [first, refused, second]
     assert history.current(decisions[:2]) == first
     assert history.current(decisions) == second == pointer(address)
@@ -51,7 +52,7 @@ def test_rollback_goes_one_back_each_time_as_a_new_entry(address):
     assert [history.rollback(address, "x").artifact for _ in range(2)] == ["b", "a"]
     with pytest.raises(AcceptedError, match="only a was ever accepted, so there is nothing to go back to"):
         history.rollback(address, "x")
-    assert len(history.history(address)) == 7
+    assert len(history.decisions_at(address)) == 7
 
 
 def test_a_decision_made_against_another_model_is_not_recorded(address):
@@ -60,9 +61,9 @@ def test_a_decision_made_against_another_model_is_not_recorded(address):
         history.record(address, decision("b"), expected=None)
     with pytest.raises(AcceptedError, match="a is accepted by now, and not z"):
         history.record(address, decision("b"), expected="z")
-    # What is refused changes nothing, whatever it was held against.
+    # A refusal changes nothing, whichever model it was compared with.
     history.record(address, decision("b", "refused"), expected="z")
-    assert [entry.artifact for entry in history.history(address)] == ["a", "b"]
+    assert [entry.artifact for entry in history.decisions_at(address)] == ["a", "b"]
 
 
 def test_of_writers_at_the_same_time_one_wins_and_the_others_know(address):
@@ -83,7 +84,7 @@ def test_of_writers_at_the_same_time_one_wins_and_the_others_know(address):
     for writer in writers:
         writer.join()
     recorded = sorted((entry for entry in told if isinstance(entry, Decision)), key=lambda entry: entry.number)
-    assert history.history(address)[1:] == recorded
+    assert history.decisions_at(address)[1:] == recorded
     assert [entry.outcome for entry in recorded].count("accepted") == 1
     assert [entry.outcome for entry in recorded].count("refused") == 3
     assert [text for text in told if isinstance(text, str)] == [text for text in told if "is accepted by now" in str(text)]
@@ -91,12 +92,12 @@ def test_of_writers_at_the_same_time_one_wins_and_the_others_know(address):
 
 
 def test_a_number_is_taken_once_and_its_content_never_changes(address):
-    assert history._create(address, "history/000001.json", b"one")
-    assert not history._create(address, "history/000001.json", b"two")
-    filesystem, root = history._opened(address)
-    assert filesystem.cat_file(f"{root}/history/000001.json") == b"one"
-    with pytest.raises(AcceptedError, match="history: an entry is no decision"):
-        history.history(address)
+    storage = Storage(address)
+    assert storage.create("history/000001.json", b"one")
+    assert not storage.create("history/000001.json", b"two")
+    assert storage.read("history/000001.json") == b"one"
+    with pytest.raises(AcceptedError, match="history: invalid entry"):
+        history.decisions_at(address)
 
 
 def test_nothing_half_written_is_left_on_a_file_system(tmp_path):
@@ -107,32 +108,32 @@ def test_nothing_half_written_is_left_on_a_file_system(tmp_path):
 
 def test_an_address_that_cannot_be_used_says_so(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(AcceptedError, match="file/x: cannot be (read|written to)"):
+    with pytest.raises(AcceptedError, match="file/x: history cannot be read: NotADirectoryError"):
         history.record(str(tmp_path / "file" / "x"), decision("a"), expected=None)
     with pytest.raises(AcceptedError, match="nosuch://x: cannot be opened"):
-        history.history("nosuch://x")
+        history.decisions_at("nosuch://x")
 
 
-def test_a_duel_is_won_only_beyond_doubt():
-    assert duel(-0.2).is_won
-    assert not duel(-0.01).is_won
-    assert duel(-0.2).words() == (
-        "held-out loss 1.8000 against 2.0000 of its base; the difference -0.2000 (-0.2500 to -0.1500) lies below zero, over 40 "
-        "samples"
+def test_a_comparison_is_won_only_beyond_doubt():
+    assert comparison(-0.2).is_won
+    assert not comparison(-0.01).is_won
+    assert comparison(-0.2).describe() == (
+        "held-out loss 1.8000, compared with 2.0000 of its base model; the interval of the difference -0.2000 (-0.2500 to "
+        "-0.1500) is below zero, over 40 samples"
     )
     assert (
-        "of the accepted one; the difference -0.0100 (-0.0600 to +0.0400) lies on both sides of zero"
-        in duel(-0.01, against="a").words()
+        "of the accepted model; the interval of the difference -0.0100 (-0.0600 to +0.0400) is on both sides of zero"
+        in comparison(-0.01, against="a").describe()
     )
-    assert "lies above zero" in duel(0.2).words()
+    assert "is above zero" in comparison(0.2).describe()
 
 
 def test_the_command_shows_the_history_and_goes_back(tmp_path, capsys):
     address = str(tmp_path)
     assert main(["accepted", address]) == 0
     assert capsys.readouterr().out == f"{address}: no decisions yet\n"
-    history.record(address, decision("s3://bucket/chat-1", duel=duel(-0.3)), expected=None)
-    history.record(address, decision("s3://bucket/chat-2", "refused", duel=duel(0.1), reason="not better"), expected=None)
+    history.record(address, decision("s3://bucket/chat-1", duel=comparison(-0.3)), expected=None)
+    history.record(address, decision("s3://bucket/chat-2", "refused", duel=comparison(0.1), reason="not better"), expected=None)
     history.record(address, decision("s3://bucket/chat-3"), expected="s3://bucket/chat-1")
     assert main(["accepted", address, "--json"]) == 0
     assert [entry["number"] for entry in json.loads(capsys.readouterr().out)] == [1, 2, 3]
@@ -140,7 +141,7 @@ def test_the_command_shows_the_history_and_goes_back(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "chat-1" in said
     assert "-0.3000" in said
-    assert [entry.outcome for entry in history.history(address)] == ["accepted", "refused", "accepted", "rolled back"]
+    assert [entry.outcome for entry in history.decisions_at(address)] == ["accepted", "refused", "accepted", "rolled back"]
     assert Path(address, "accepted.json").read_text().count("chat-1")
     assert main(["accepted", address, "--rollback"]) == 1
     assert "nothing to go back to" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Publish
 from flytune.registry import history
 from flytune.registry import refresh as registry_refresh
-from tests.support.decisions import decision, duel
+from tests.support.decisions import comparison, decision
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
 from tests.support.reports import metrics
@@ -25,7 +25,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def place(tmp_path):
-    """Chats of one day, a held-out file, and a recipe of them."""
+    """Provide chats of one day, a held-out file, and a recipe that uses them."""
     base = tiny_base(tmp_path)
     rows = write_pairs(tmp_path / "pairs.jsonl", 120).read_text().splitlines(keepends=True)
     (tmp_path / "heldout.jsonl").write_text("".join(rows[:24]))
@@ -46,18 +46,22 @@ def decide(place, recipe=None, kickoff=KICKOFF, days=1):
 def test_fresh_data_is_trained_on_and_the_same_again_is_not(place):
     folder, recipe = place
     address = str(folder / "accepted")
-    turn = decide(place, days=2)
-    assert turn.trains
-    assert turn.champion == ""
-    assert [source.path for source in turn.recipe.data.sources] == [str(folder / "2026-03-01.jsonl")]
-    assert turn.reason == (f"fresh data; no model is accepted yet: from the base model; nothing at {folder}/2026-02-28.jsonl")
+    decided = decide(place, days=2)
+    assert decided.trains
+    assert decided.champion == ""
+    assert [source.path for source in decided.recipe.data.sources] == [str(folder / "2026-03-01.jsonl")]
+    assert decided.reason == (
+        f"new data; no model is accepted yet: starts from the base model; nothing at {folder}/2026-02-28.jsonl"
+    )
     for outcome, number in (("refused", 1), ("accepted", 2)):
-        made = decision("a", outcome, fingerprint=turn.fingerprint, recipe=registry_refresh.identity(recipe))
+        made = decision("a", outcome, fingerprint=decided.fingerprint, recipe=registry_refresh.identity(recipe))
         history.record(address, made, expected=None)
         again = decide(place)
         assert (again.trains, again.reason) == (False, f"the data is that of decision {number} ({outcome})")
     # Going back makes no data fresh; another recipe, or another byte, does.
-    history.record(address, decision("b", fingerprint=turn.fingerprint, recipe=registry_refresh.identity(recipe)), expected="a")
+    history.record(
+        address, decision("b", fingerprint=decided.fingerprint, recipe=registry_refresh.identity(recipe)), expected="a"
+    )
     history.rollback(address, "x")
     assert not decide(place).trains
     assert decide(place, recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": 7})})).trains
@@ -67,21 +71,21 @@ def test_fresh_data_is_trained_on_and_the_same_again_is_not(place):
 
 
 def test_a_window_without_data_trains_nothing(place):
-    turn = decide(place, kickoff=KICKOFF + DAY)
-    assert (turn.trains, turn.reason) == (False, f"no data in the window; nothing at {place[0]}/2026-03-02.jsonl")
+    decided = decide(place, kickoff=KICKOFF + DAY)
+    assert (decided.trains, decided.reason) == (False, f"no data in the window; nothing at {place[0]}/2026-03-02.jsonl")
 
 
 def test_it_goes_on_from_the_accepted_model_of_its_method(place):
     folder, recipe = place
     address = str(folder / "accepted")
     history.record(address, decision("/m/1"), expected=None)
-    turn = decide(place)
-    assert (turn.recipe.method.adapter, turn.champion) == ("/m/1", "/m/1")
-    assert "going on from /m/1" in turn.reason
+    decided = decide(place)
+    assert (decided.recipe.method.adapter, decided.champion) == ("/m/1", "/m/1")
+    assert "starts from /m/1" in decided.reason
     history.record(address, decision("/m/2", method="full"), expected="/m/1")
-    turn = decide(place)
-    assert (turn.recipe.method.adapter, turn.champion) == (None, "/m/2")
-    assert "/m/2 is of method full: from the base model" in turn.reason
+    decided = decide(place)
+    assert (decided.recipe.method.adapter, decided.champion) == (None, "/m/2")
+    assert "/m/2 is of method full: starts from the base model" in decided.reason
     full = Recipe.model_validate(recipe.model_dump() | {"method": "full"})
     assert decide(place, full).recipe.model.name_or_path == "/m/2"
     # The person has changed to another base, or to another commit of it.
@@ -90,9 +94,9 @@ def test_it_goes_on_from_the_accepted_model_of_its_method(place):
     assert decide(place, full).recipe.model.name_or_path == "/m/3"
     for change in ({"name_or_path": f"{base}/"}, {"revision": "1" * 40}):
         changed = full.model_copy(update={"model": full.model.model_copy(update=change)})
-        turn = decide(place, changed)
-        assert turn.recipe.model == changed.model
-        assert f"/m/3 was trained from {base}: from the base model" in turn.reason
+        decided = decide(place, changed)
+        assert decided.recipe.model == changed.model
+        assert f"/m/3 was trained from {base}: starts from the base model" in decided.reason
 
 
 def test_an_accepted_adapter_of_another_base_is_refused_before_training(place):
@@ -114,25 +118,25 @@ def test_without_a_frozen_set_nothing_is_compared(place):
 def test_a_challenger_is_accepted_only_beyond_doubt(place):
     address = str(place[0] / "accepted")
 
-    def settle(artifact, champion, difference):
-        return registry_refresh.settle(place[1], address, champion, "f", artifact, duel(difference), [])
+    def record(artifact, champion, difference):
+        return registry_refresh.record_decision(place[1], address, champion, "f", artifact, comparison(difference), [])
 
-    assert settle("a", "", -0.3).outcome == "accepted"
+    assert record("a", "", -0.3).outcome == "accepted"
     for number, difference in enumerate((0.3, 0.0, -0.01), 2):
-        refused = settle(f"m{number}", "a", difference)
+        refused = record(f"m{number}", "a", difference)
         assert (refused.outcome, refused.number, refused.duel.difference) == ("refused", number, difference)
-        assert history.current(history.history(address)).artifact == "a"
-    assert settle("b", "a", -0.1).outcome == "accepted"
+        assert history.current(history.decisions_at(address)).artifact == "a"
+    assert record("b", "a", -0.1).outcome == "accepted"
     with pytest.raises(AcceptedError, match="b is accepted by now, and not a"):
-        settle("c", "a", -0.3)
+        record("c", "a", -0.3)
 
 
 def test_a_broken_guard_refuses_a_challenger_that_won(place):
     address = str(place[0] / "guarded")
-    decision = registry_refresh.settle(place[1], address, "", "f", "a", duel(-0.3), ["mmlu acc fell"])
+    decision = registry_refresh.record_decision(place[1], address, "", "f", "a", comparison(-0.3), ["mmlu acc fell"])
     assert decision.outcome == "refused"
     assert decision.reason.endswith("; mmlu acc fell")
-    assert history.current(history.history(address)) is None
+    assert history.current(history.decisions_at(address)) is None
 
 
 def test_an_adapter_s_base_is_pinned():
@@ -147,23 +151,23 @@ def test_an_artifact_stays_where_it_was_published(place, tmp_path, monkeypatch):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / CONTENTS).write_text("{}")
     made = str(tmp_path / "made")
-    assert registry_refresh.stays_at(made, place[1], metrics()) == made, "publishing has failed"
+    assert registry_refresh.final_address(made, place[1], metrics()) == made, "publishing has failed"
     name = published_name(tmp_path / "made", place[1])
     (tmp_path / "store" / name).mkdir(parents=True)
-    assert registry_refresh.stays_at(made, place[1], metrics()) == made, "publishing broke off"
+    assert registry_refresh.final_address(made, place[1], metrics()) == made, "publishing broke off"
     (tmp_path / "store" / name / CONTENTS).write_text("{}")
-    assert registry_refresh.stays_at(made, place[1], metrics()) == f"{tmp_path}/store/{name}"
+    assert registry_refresh.final_address(made, place[1], metrics()) == f"{tmp_path}/store/{name}"
 
     def refuse(*_):
         raise PermissionError(403, "Forbidden")
 
     with monkeypatch.context() as refusing:
         refusing.setattr("fsspec.implementations.local.LocalFileSystem.exists", refuse)
-        assert registry_refresh.stays_at(made, place[1], metrics()) == made, "publishing was refused, and so is looking"
+        assert registry_refresh.final_address(made, place[1], metrics()) == made, "publishing was refused, and so is looking"
     unpublished = place[1].model_copy(update={"publish": Publish()})
-    assert registry_refresh.stays_at("s3://b/raw/x", unpublished, metrics()) == "s3://b/raw/x"
+    assert registry_refresh.final_address("s3://b/raw/x", unpublished, metrics()) == "s3://b/raw/x"
     with pytest.raises(AcceptedError, match=r"gone: artifact\.json cannot be read"):
-        registry_refresh.stays_at(str(tmp_path / "gone"), place[1], metrics())
+        registry_refresh.final_address(str(tmp_path / "gone"), place[1], metrics())
 
 
 @pytest.fixture
@@ -195,7 +199,7 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
     folder, recipe = place
     address = str(folder / "accepted")
     assert run(place).startswith("accepted: held-out loss ")
-    (first,) = history.history(address)
+    (first,) = history.decisions_at(address)
     assert first.duel.against == "base"
     assert (folder / "store").iterdir().__next__().samefile(first.artifact)
     assert run(place) == "skipped: the data is that of decision 1 (accepted)"
@@ -204,15 +208,15 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
     shutil.copy(folder / "rest.jsonl", folder / "2026-03-02.jsonl")
     ruined = recipe.model_copy(update={"training": recipe.training.model_copy(update={"learning_rate": 1.0, "max_steps": 4})})
     assert run(place, ruined, KICKOFF + DAY).startswith("refused: held-out loss ")
-    refused = history.history(address)[-1]
+    refused = history.decisions_at(address)[-1]
     assert refused.duel.against == first.artifact
     assert refused.duel.champion == pytest.approx(first.duel.challenger, abs=1e-4), "the same model on the same tokens"
     assert refused.duel.difference_low > 0
-    assert history.current(history.history(address)) == first
+    assert history.current(history.decisions_at(address)) == first
 
-    # It goes on from the accepted one, not from the refused one.
+    # It starts from the accepted model, not from the refused one.
     assert run(place, recipe, KICKOFF + DAY).startswith("accepted: held-out loss ")
-    second = history.current(history.history(address))
+    second = history.current(history.decisions_at(address))
     assert Recipe.from_yaml(f"{second.artifact}/recipe.yaml").method.adapter == first.artifact
     assert second.duel.difference_high < 0
     assert rollback(accepted=address, reason="rude") == first.artifact
@@ -229,10 +233,10 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path, untrained):
     dataset, recipe = write_dataset(tmp_path / "dataset", base), recipe_for(base, "lora")
     for name in ("champion", "challenger"):
         write_artifact(tmp_path / name, recipe, dataset, steps=2 if name == "champion" else 8)
-    better = compare.duel(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
+    better = compare.compare_artifacts(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
     assert better.difference == pytest.approx(better.challenger - better.champion)
     assert better.is_won
-    same = compare.duel(recipe, tmp_path / "champion", dataset, str(tmp_path / "champion"))
+    same = compare.compare_artifacts(recipe, tmp_path / "champion", dataset, str(tmp_path / "champion"))
     assert (same.difference, same.difference_high, same.is_won) == (0, 0, False)
     file = tmp_path / "champion" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -241,7 +245,7 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path, untrained):
     tokenizer["model"]["merges"] = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) != last]
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(DataError, match="its tokenizer has another vocabulary than the challenger's"):
-        compare.duel(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
+        compare.compare_artifacts(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
 
 
 def test_the_workflows_are_serialized_with_every_task_they_may_run():

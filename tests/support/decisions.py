@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime
 
-from flytune.registry.history import Decision, Duel
+from flytune.registry.history import Decision, ModelComparison
 
 
-def duel(difference, **changes):
+def comparison(difference, **changes):
     made = {
         "against": "base",
         "champion": 2.0,
@@ -14,7 +14,7 @@ def duel(difference, **changes):
         "samples": 40,
         "tokens": 900,
     }
-    return Duel(**(made | {"difference_low": difference - 0.05, "difference_high": difference + 0.05} | changes))
+    return ModelComparison(**(made | {"difference_low": difference - 0.05, "difference_high": difference + 0.05} | changes))
 
 
 def decision(artifact, outcome="accepted", **changes):

@@ -12,7 +12,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.errors import RecipeError
 from flytune.models import base as models_base
 from flytune.models.geometry import read_geometry
-from flytune.models.remote import needed
+from flytune.models.remote import files_to_fetch
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.sections import Model
 from flytune.records.metrics import Metrics
@@ -237,23 +237,23 @@ def test_files_of_a_model_that_are_fetched():
     files = ["config.json", "tokenizer.model", "original/params.json", "modeling.py", "README.md", "onnx/model.onnx"]
     shards = ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "consolidated.safetensors"]
     index = json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}}).encode()
-    assert needed(files + shards, index, False, "x") == ["config.json", "tokenizer.model", *shards[:2]]
-    assert needed([*files, "model.safetensors", shards[2]], None, True, "x") == [
+    assert files_to_fetch(files + shards, index, False, "x") == ["config.json", "tokenizer.model", *shards[:2]]
+    assert files_to_fetch([*files, "model.safetensors", shards[2]], None, True, "x") == [
         "config.json",
         "modeling.py",
         "tokenizer.model",
         "model.safetensors",
     ]
     with pytest.raises(RecipeError, match=r"x: it has no \*.safetensors, and no other weights are read; it holds README.md"):
-        needed(files, None, False, "x")
+        files_to_fetch(files, None, False, "x")
 
 
 def test_an_unknown_commit_is_refused_by_the_plan(tmp_path):
     model = Model(name_or_path="owner/none")
-    with pytest.raises(RecipeError, match="owner/none: its commit is not known, for the hub did not answer; run again"):
-        models_base.known(models_base.request(model), model)
+    with pytest.raises(RecipeError, match="owner/none: its commit is unknown because the hub did not answer; run again"):
+        models_base.require_commit(models_base.request(model), model)
     folder = Model(name_or_path=str(tiny_base(tmp_path)))
-    assert models_base.known(models_base.request(folder), folder).commit is None
+    assert models_base.require_commit(models_base.request(folder), folder).commit is None
 
 
 def test_the_tokenizer_of_a_folder_is_part_of_the_data_s_key(tmp_path):

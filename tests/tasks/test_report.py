@@ -38,7 +38,7 @@ def recipe(tmp_path, monkeypatch):
 def sent(monkeypatch):
     """List of texts that are sent to the webhook."""
     texts = []
-    monkeypatch.setattr(notify, "tell", lambda recipe, ended, text: texts.append(text))
+    monkeypatch.setattr(notify, "send", lambda recipe, ended, text: texts.append(text))
     return texts
 
 

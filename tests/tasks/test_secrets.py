@@ -37,7 +37,7 @@ def test_no_token_is_in_what_a_run_writes(breaks, tmp_path):
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
     done = pyflyte(recipe, tmp_path, ENVIRONMENT)
     assert (done.returncode != 0) is breaks, done.stderr[-3000:]
-    assert "FLYTUNE_WEBHOOK was not reached: URLError; nobody was told" in done.stderr
+    assert "FLYTUNE_WEBHOOK was not reached: URLError; no message was sent" in done.stderr
     if breaks:
         assert "tiny: failed." in done.stderr
     assert MARK.decode() not in done.stdout + done.stderr

@@ -327,7 +327,8 @@ def test_a_storage_that_fails_is_reported(error, said, monkeypatch):
 
 
 def test_an_address_of_an_unknown_protocol_is_reported():
-    with pytest.raises(StorageError, match="checkpoints.folder: nothing://a: cannot be opened: Protocol not known: nothing"):
+    expected = "checkpoints.folder: nothing://a: cannot be opened: ValueError: Protocol not known: nothing"
+    with pytest.raises(StorageError, match=expected):
         Storage("nothing://a")
 
 

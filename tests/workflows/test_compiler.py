@@ -76,7 +76,12 @@ def running():
         recipe = recipe_of(name=f"p-{number}")
         request = {"model": recipe.model, "data": recipe.data, "fingerprint": str(number % 2)}
         jobs = [Job(task={"name": "choose"}, shard=shard, shards=2) for shard in range(2)] if number == 1 else []
-        addresses = {"dataset": "s3://b/d", "base_files": "s3://b/m", "trained": f"s3://b/{number}", "keep": "s3://b/k"}
+        addresses = {
+            "dataset": "s3://b/d",
+            "base_files": "s3://b/m",
+            "trained": f"s3://b/{number}",
+            "scratch_folder": "s3://b/k",
+        }
         runs.append(
             Run(
                 recipe=recipe,

@@ -71,7 +71,7 @@ def test_sections_may_be_names_or_fields_and_checkpoints_differ():
         (
             {"training.seed": 3, "training.max_steps": [1, 1]},
             [],
-            r"training.seed: a grid has a list .*; found 3\n.*1 stands twice",
+            r"training.seed: a grid has a list .*; found 3\n.*1: duplicate values",
         ),
         ({}, [{}], r"changes\[0\]: fields and their values; found {}"),
         ({}, [{"name": "a"}, {"name": "a", "training.seed": 2}], "points 1, 2 have the name a"),
@@ -105,12 +105,12 @@ def test_invalid_settings_are_refused(concurrency, ratio, message):
 def test_points_that_cannot_run_count_as_failed(inputs):
     recipe = Recipe.model_validate(tiny_recipe(*inputs))
     points = drawn(changes=[{"training.seed": 1}, {"sharding": "device_map"}, {"training.seed": 2}], recipe=recipe)
-    found = results.planned(points, 0.5 / 3)
+    found = results.plan_points(points, 0.5 / 3)
     assert [bool(one.refused) for one in found.points] == [False, True, False]
     assert "method full with sharding device_map" in found.points[1].refused
     assert results.least(points, 2 / 3) == 2
     with pytest.raises(RecipeError, match=r"2 of 3 points can run, 3 must succeed: 1 mistake\n  tiny-2: .*device_map"):
-        results.planned(points, 0.9)
+        results.plan_points(points, 0.9)
 
 
 def compared(losses, field="training.seed", reach=0.1, **reasons):
@@ -138,7 +138,7 @@ def test_the_best_has_the_lowest_loss_and_points_within_its_interval_are_named()
 def test_losses_on_different_samples_cause_a_warning():
     assert compared([1.0, 2.0]).warnings == []
     (warning,) = compared([1.0, 2.0], field="data.max_length").warnings
-    assert warning.startswith("data.max_length: what is scored may differ")
+    assert warning.startswith("data.max_length: points may be scored on different samples or tokens")
 
 
 def test_page_and_table_show_and_escape_every_point():
@@ -170,7 +170,13 @@ def run_of(name):
     recipe = recipe_of(name=name)
     request = {"model": recipe.model, "data": recipe.data, "fingerprint": "1"}
     return Run(
-        recipe=recipe, plan=plan_for(recipe), route="a", shape="a", request=request, base={"name_or_path": "b"}, keep="k"
+        recipe=recipe,
+        plan=plan_for(recipe),
+        route="a",
+        shape="a",
+        request=request,
+        base={"name_or_path": "b"},
+        scratch_folder="k",
     )
 
 
@@ -179,8 +185,8 @@ def test_a_failed_point_leaves_its_reason_and_the_others_continue():
     then = first.after({"p-1": {"trained": "x"}, "p-2": "train: it failed", "p-3": {"trained": "y"}})
     assert [(run.recipe.name, run.trained) for run in then.runs] == [("p-1", "x"), ("p-3", "y")]
     assert (then.reasons, then.spare) == ({"p-2": "train: it failed"}, 0)
-    assert then.unless_hopeless() is then
-    last = then.after({"p-1": "it failed too", "p-3": {}}).unless_hopeless()
+    assert then.stopped_if_too_few() is then
+    last = then.after({"p-1": "it failed too", "p-3": {}}).stopped_if_too_few()
     assert last.runs == []
     assert last.reasons["p-3"] == "not run: 1 points are left, and 2 must succeed (min_success_ratio)"
 

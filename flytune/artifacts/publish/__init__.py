@@ -1,4 +1,4 @@
-"""Publishing: an artifact at an address that outlives the run, a folder, any fsspec address, or the Hugging Face Hub."""
+"""Publishing of artifacts to a folder, any fsspec address, or the Hugging Face Hub."""
 
 import hashlib
 import logging
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def published_name(artifact: Path, recipe: Recipe) -> str:
-    """The recipe's name and 12 hex digits of the artifact's content: each run has its own, an equal artifact the same."""
+    """Return the recipe's name and 12 hex digits of the artifact's content, so that equal artifacts have equal names."""
     return f"{recipe.name}-{hashlib.sha256((artifact / CONTENTS).read_bytes()).hexdigest()[:12]}"
 
 
 def check(recipe: Recipe) -> None:
-    """Refuses what could not be published, before anything is trained.
+    """Check before training that the artifact can be published.
 
     Raises:
         ExportError: the hub does not know the token, or there is none.
@@ -32,10 +32,10 @@ def check(recipe: Recipe) -> None:
 
 
 def attempt(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
-    """Publishes an artifact that Flyte has stored where its recipe says, unless it broke a guard.
+    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard.
 
-    Returns: its address; else what went wrong, which is logged too: the artifact must not be lost for it. Empty where nothing
-        is to be published.
+    Returns: its address; on failure the reason, which is logged too, as a failure must not lose the artifact; empty if nothing
+        is published.
     """
     if not recipe.publish.address:
         return ""
@@ -50,16 +50,16 @@ def attempt(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
 
 
 def publish(artifact: Path, address: str, name: str) -> str:
-    """Publishes a whole artifact under `name`, and returns where it is now. Nothing is ever lost of what was there.
+    """Publish a complete artifact under `name` and return its address. Nothing that exists there is lost.
 
-    Below a folder or fsspec address it is the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name` is a
-    revision, and main is what was published last. The files are the artifact's in both; on the hub the card names the
+    Below a folder or fsspec address it becomes the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name`
+    is a revision, and main is the newest publication. The files are the artifact's in both; on the hub the card names the
     repository.
 
-    An equal artifact that is there already, or the equal part of one, is left as it is.
+    An equal artifact, or files of one that are there already, are left as they are.
 
     Raises:
-        ExportError: something else is there, or the address cannot be written to.
+        ExportError: other files are there, or the address cannot be written to.
     """
     contents = record(Contents, artifact / CONTENTS)
     where = hub if address.startswith(hub_errors.SCHEME) else folder

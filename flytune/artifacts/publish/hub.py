@@ -1,7 +1,7 @@
-"""Publishing to the Hugging Face Hub: one commit to main for a run, and a tag of the run's own.
+"""Publishing to the Hugging Face Hub: one commit to main and one tag per run.
 
-from_pretrained("owner/name") gives the newest run, and with revision=TAG exactly that one. One commit, and not the several of
-huggingface_hub's upload_folder: whoever loads main meets one whole model or another, never half of each.
+from_pretrained("owner/name") loads the newest run, and with revision=TAG a certain one. A run is a single commit, where
+huggingface_hub's upload_folder may make several, so that main always has the files of one model.
 """
 
 import json
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 CARD = "README.md"
 MAIN = "main"
 ATTEMPTS = 3
-"""At a commit: another may have come in between, or the hub was briefly away; what is uploaded is not uploaded again."""
-# What the hub's page makes of a new repository, and what people add to one.
-_NOBODYS = (".gitattributes", ".gitignore", CARD, "LICENSE", "NOTICE")
+"""Number of tries to commit: another commit may come first, or the hub may be away; uploaded files are not sent again."""
+# Files that the hub creates in a new repository, or that people add by hand.
+_NEUTRAL = (".gitattributes", ".gitignore", CARD, "LICENSE", "NOTICE")
 
 
 def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
-    """Publishes an artifact to a repository as revision `name`, and returns the address of that: hf://owner/name@REVISION.
+    """Publish an artifact to a repository as revision `name`, and return its address, hf://owner/name@REVISION.
 
-    A repository that is not there is made, private if the recipe says so; of one that is there, that is never changed. What an
-    earlier run has published and this one has not is removed from main; what people have added stays.
+    A missing repository is created, private if the recipe says so; the visibility of an existing one is never changed. Files of
+    an earlier run that this run does not have are removed from main; files that people added stay.
 
     Raises:
-        ExportError: there is no token, or it may not write there; the hub cannot be reached; main holds another's model.
+        ExportError: there is no token, or it may not write there; the hub cannot be reached; main has another's model.
     """
     recipe = Recipe.from_yaml(artifact / "recipe.yaml")
-    with tempfile.TemporaryDirectory(prefix="flytune-publish-") as made, hub_errors.told(address) as api:
+    with tempfile.TemporaryDirectory(prefix="flytune-publish-") as made, hub_errors.open_api(address) as api:
         repository = Repository(api, address, recipe.publish.private)
         if repository.has(name):
             log.info("%s@%s: already published", address, name)
@@ -51,30 +51,30 @@ def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
     return f"{address}@{name}"
 
 
-def listed(files: Mapping[str, Path], made: Path) -> dict[str, Path]:
-    """`files` and the artifact.json that lists them as they lie in the repository; it is written into the folder `made`."""
+def with_contents(files: Mapping[str, Path], made: Path) -> dict[str, Path]:
+    """Return `files` and an artifact.json that lists them by their names in the repository, written into the folder `made`."""
     entries = [stored_file(path, name) for name, path in sorted(files.items())]
     Contents(files=entries).write(made / CONTENTS)
     return {**files, CONTENTS: made / CONTENTS}
 
 
 class Repository:
-    """One model repository of the hub; made if it is not there."""
+    """Model repository of the hub; created if it does not exist."""
 
     def __init__(self, api: Any, address: str, private: bool) -> None:
         self.api, self.address, self.name = api, address, hub_errors.repository(address)
         api.create_repo(self.name, private=private, exist_ok=True)
 
     def has(self, revision: str) -> bool:
-        """Whether there is a branch or tag of that name."""
+        """Return whether there is a branch or tag of that name."""
         refs = self.api.list_repo_refs(self.name)
         return any(ref.name == revision for ref in [*refs.branches, *refs.tags])
 
     def commit(self, files: Mapping[str, Path], branch: str, message: str) -> str:
-        """Makes `files` what the head of `branch` holds of ours, in one commit, and returns it; none where that is so already.
+        """Replace our files at the head of `branch` by `files` in one commit, and return it; equal files add no commit.
 
         Raises:
-            ExportError: main holds what Flytune has not published.
+            ExportError: main has files that Flytune did not publish.
         """
         title, _, description = message.partition("\n\n")
         for attempt in range(1, ATTEMPTS + 1):
@@ -86,31 +86,31 @@ class Repository:
             except Exception as error:
                 if attempt == ATTEMPTS or not hub_errors.is_passing(error):
                     raise
-                log.info("%s: %s; once more", self.address, type(error).__name__)
+                log.info("%s: %s; trying again", self.address, type(error).__name__)
         raise AssertionError("the last attempt returns or raises")
 
     def tag(self, name: str, commit: str) -> None:
-        """Gives a commit a name that stays."""
+        """Tag a commit."""
         self.api.create_tag(self.name, tag=name, revision=commit, exist_ok=True)
 
     def branch(self, name: str) -> None:
-        """Makes a branch that starts at main's head, unless it is there."""
+        """Create a branch from the head of main, unless it exists."""
         self.api.create_branch(self.name, branch=name, exist_ok=True)
 
     def _operations(self, files: Mapping[str, Path], head: Any) -> list[Any]:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        there = {sibling.rfilename for sibling in head.siblings}
-        ours = self._published(head.sha) if CONTENTS in there else set()
-        foreign = sorted(name for name in there - ours if not name.startswith(_NOBODYS))
-        if CONTENTS not in there and foreign:
-            raise hub_errors.taken(self.address, foreign)
-        # All of them: what is equal is left out by create_commit, by its hash.
+        present = {sibling.rfilename for sibling in head.siblings}
+        ours = self._published(head.sha) if CONTENTS in present else set()
+        foreign = sorted(name for name in present - ours if not name.startswith(_NEUTRAL))
+        if CONTENTS not in present and foreign:
+            raise hub_errors.foreign_files(self.address, foreign)
+        # All files: create_commit skips equal ones, by their hashes.
         added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
-        return [*added, *(CommitOperationDelete(path_in_repo=name) for name in sorted(ours & there - set(files)))]
+        return [*added, *(CommitOperationDelete(path_in_repo=name) for name in sorted(ours & present - set(files)))]
 
     def _published(self, commit: str) -> set[str]:
-        """What the run before has published, by its artifact.json; an older or newer Flytune's may have other keys beside."""
+        """Return the files of the previous run, by its artifact.json, whose other keys depend on the version of Flytune."""
         with tempfile.TemporaryDirectory(prefix="flytune-publish-") as folder:
             file = Path(self.api.hf_hub_download(self.name, CONTENTS, revision=commit, local_dir=folder))
             contents = json.loads(file.read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ class Repository:
 def _files(
     artifact: Path, contents: Contents, recipe: Recipe, repository: Repository, revision: str, made: Path
 ) -> dict[str, Path]:
-    """By their names in the repository: the artifact's, with a card that loads them from there."""
+    """Return the artifact's files by their names in the repository, with a card that loads them from there."""
     metrics = Metrics.read(artifact / "metrics.json")
     text = model_card.render(
         recipe,
@@ -132,16 +132,16 @@ def _files(
         published=model_card.Published(repository.name, revision, base_license(repository.api, recipe)),
     )
     (made / CARD).write_text(text, encoding="utf-8")
-    return listed({**{file.file: artifact / file.file for file in contents.files}, CARD: made / CARD}, made)
+    return with_contents({**{file.file: artifact / file.file for file in contents.files}, CARD: made / CARD}, made)
 
 
 def base_license(api: Any, recipe: Recipe) -> dict[str, str]:
-    """What the card of a base model on the hub says of its license; empty where that is not known."""
+    """Return the license keys of the card of a base model on the hub; empty if they are unknown."""
     if not model_card.is_hub_id(recipe.model.name_or_path):
         return {}
     try:
         data = api.model_info(recipe.model.name_or_path, revision=recipe.model.revision).card_data
-    except Exception as error:  # noqa: BLE001 (a base that is gone, gated or renamed is no reason not to publish)
+    except Exception as error:  # noqa: BLE001 (a base that is deleted, gated or renamed must not prevent publishing)
         log.warning("%s: its license is not known: %s", recipe.model.name_or_path, type(error).__name__)
         return {}
     found = json.loads(json.dumps(data.to_dict() if data else {}, default=str))

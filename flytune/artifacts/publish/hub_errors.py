@@ -1,4 +1,4 @@
-"""What the hub says no with, and what to do about it. A token is never told."""
+"""Errors of the hub, with what to do about them. Messages never contain the token."""
 
 import os
 import re
@@ -18,41 +18,41 @@ _NO_TOKEN = (
 
 
 def check(address: str) -> None:
-    """Whether the hub knows the token that publishing to an address hf://owner/name takes; asked before training.
+    """Check before training that the hub knows the token for an address hf://owner/name.
 
     Raises:
-        ExportError: why not, and what to do.
+        ExportError: it does not, or cannot be asked, and what to do.
     """
-    with told(address) as api:
+    with open_api(address) as api:
         api.whoami()
 
 
 def repository(address: str) -> str:
-    """`owner/name` of an address hf://owner/name.
+    """Return `owner/name` of an address hf://owner/name.
 
     Raises:
-        ExportError: it is none.
+        ExportError: the address has another form.
     """
     if not HUB_ADDRESS.fullmatch(address):
         raise ExportError(f"publish.address: {address}: not a model repository of the hub: write hf://owner/name")
     return address.removeprefix(SCHEME)
 
 
-def taken(address: str, files: list[str]) -> ExportError:
-    """Of a repository that somebody else has filled."""
+def foreign_files(address: str, files: list[str]) -> ExportError:
+    """Return the error for a repository with files that Flytune did not publish."""
     shown = ", ".join(files[:3]) + (" ..." if len(files) > 3 else "")
     return ExportError(
-        f"publish.address: {address}: main holds {shown}, which Flytune has not published; it is left as it is: give a "
-        "repository that is not there yet, an empty one, or one that Flytune has published to"
+        f"publish.address: {address}: main has {shown}, which Flytune did not publish; nothing was changed: give a "
+        "repository that does not exist yet, an empty one, or one that Flytune has published to"
     )
 
 
 @contextmanager
-def told(address: str) -> Iterator[Any]:
-    """Gives huggingface_hub's HfApi, whose refusals come out as ExportErrors.
+def open_api(address: str) -> Iterator[Any]:
+    """Yield huggingface_hub's HfApi; its errors within the block become ExportErrors.
 
     Raises:
-        ExportError: the address is none, there is no token, or what the hub refuses, and what to do.
+        ExportError: the address is invalid, there is no token, or the hub refuses something, and what to do.
     """
     repository(address)
     from huggingface_hub import HfApi, constants, get_token
@@ -61,43 +61,43 @@ def told(address: str) -> Iterator[Any]:
     if not token:
         raise ExportError(f"publish.address: {address}: there is no token: {_NO_TOKEN}")
     api = HfApi(token=token)
-    # Who publishes means the hub, in pods too whose models must not come from there (HF_HUB_OFFLINE).
+    # Publishing needs the hub even in pods that must not load models from it (HF_HUB_OFFLINE).
     offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         yield api
     except ExportError:
         raise
-    except Exception as error:  # noqa: BLE001 (HTTP errors of two libraries, OSErrors and ValueErrors: told apart by _reason)
+    except Exception as error:  # noqa: BLE001 (HTTP errors of two libraries, OSErrors and ValueErrors: _reason distinguishes them)
         reason = _reason(error, api, repository(address)).replace(token, "***")
-        # Without its cause, whose text may hold signed addresses and headers.
+        # Without its cause, whose text may contain signed addresses and headers.
         raise ExportError(f"publish.address: {address}: {reason}") from None
     finally:
         constants.HF_HUB_OFFLINE = offline
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same may work in a moment: another commit came in between, or the hub is briefly away."""
+    """Return whether a retry may succeed: another commit came first, or the hub is briefly unavailable."""
     return _status(error) in _PASSING
 
 
 def _reason(error: Exception, api: Any, name: str) -> str:
     if _is_unreachable(error):
         why = "HF_HUB_OFFLINE is set" if _is_offline() else "no network from here, or HF_ENDPOINT is wrong"
-        return f"the hub cannot be reached ({why}); run it again when it can: what is uploaded is not uploaded again"
-    # Of the hub itself: the storage that files go to has refusals of its own, which huggingface_hub wraps.
+        return f"the hub cannot be reached ({why}); run it again when it can: uploaded files are not sent again"
+    # Errors of the hub itself: huggingface_hub wraps those of the storage that receives the files.
     if (status := getattr(getattr(error, "response", None), "status_code", None)) in (401, 403) or _is_hidden(error):
         return _refused(api, name, int(status or 404))
     if is_passing(error):
-        return f"the hub answers {_status(error)}; run it again: what is uploaded is not uploaded again"
+        return f"the hub answers {_status(error)}; run it again: uploaded files are not sent again"
     text = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))[:300].rstrip(".")
-    return f"cannot be published: {type(error).__name__}: {text}; run again, it goes on with what is not uploaded yet"
+    return f"cannot be published: {type(error).__name__}: {text}; run it again: uploaded files are not sent again"
 
 
 def _refused(api: Any, name: str, status: int) -> str:
     owner = name.partition("/")[0]
     try:
         account = api.whoami()
-    except Exception as error:  # noqa: BLE001 (the question only helps to say why)
+    except Exception as error:  # noqa: BLE001 (this request only serves the message)
         if _status(error) == 401:
             return "the hub does not know the token (revoked, expired or cut short?): " + _NO_TOKEN
         return f"the hub refuses ({status}); is the token one with write access to {name}?"

@@ -1,0 +1,62 @@
+"""Any address: what is missing is an answer, every other failure becomes the caller's error, once."""
+
+import errno
+
+import pytest
+
+from flytune.errors import DataError
+from flytune.storage import Storage, reason
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def address(request, tmp_path):
+    if request.param == "s3":
+        return f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
+    return str(tmp_path / "new") if request.param == "folder" else f"memory://{tmp_path.name}"
+
+
+def test_files_are_written_listed_read_and_deleted(address, tmp_path):
+    storage = Storage(address, retry=False)
+    assert (storage.names(), storage.exists("a"), storage.names("deep")) == ([], False, [])
+    storage.write("a", b"one")
+    storage.write("a", b"two")
+    (tmp_path / "file").write_bytes(b"three")
+    storage.copy(tmp_path / "file", "deep/b")
+    assert (tmp_path / "file").exists()
+    assert storage.names() == ["a", "deep"]
+    assert storage.sizes("") == {"a": 3, "deep/b": 5}
+    assert storage.read_each(["a", "deep/b"]) == {"a": b"two", "deep/b": b"three"}
+    assert isinstance(storage.read_each(["a", "c"])["c"], FileNotFoundError)
+    storage.download("deep/b", tmp_path / "got" / "b")
+    assert (tmp_path / "got" / "b").read_bytes() == b"three"
+    assert storage.get("deep/b") == storage.get("deep/b", tmp_path / "again")
+    assert storage.exists("deep/b")
+    for name in ("a", "deep", "none"):
+        storage.remove(name)
+    assert storage.names() == []
+    with pytest.raises(FileNotFoundError):
+        storage.read("a")
+
+
+def test_every_failure_is_the_callers_error(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError(errno.EACCES, "denied by https://host/key?token=secret now")
+
+    storage = Storage(tmp_path, "data.path", error=DataError, retry=False)
+    monkeypatch.setattr(storage.filesystem, "cat_file", fail)
+    monkeypatch.setattr(storage.filesystem, "find", fail)
+    with pytest.raises(DataError) as caught:
+        storage.read("a.jsonl")
+    assert str(caught.value) == (
+        f"data.path: {tmp_path}: a.jsonl cannot be read: PermissionError: [Errno 13] denied by https://host/key?... now; it "
+        "refuses: check the credentials, and that they may read, write, list and delete there"
+    )
+    reached = Storage(tmp_path, "data.path", error=DataError, failed="cannot be reached", retry=False)
+    with pytest.raises(DataError, match=f"data.path: {tmp_path}: cannot be reached: PermissionError"):
+        reached.files()
+    with pytest.raises(DataError, match="^nosuch://x: cannot be opened: ValueError: Protocol not known: nosuch"):
+        Storage("nosuch://x", key="", error=DataError)
+
+
+def test_reasons_are_one_line():
+    assert reason(OSError("a\n  b")) == "OSError: a b"
