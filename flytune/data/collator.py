@@ -23,7 +23,7 @@ _RECURRENT = {
 
 
 def refusal(model_type: str, trust_remote_code: bool) -> str | None:
-    """Why data.packing would not keep the samples of such a model apart, or is not known to; None where it does."""
+    """Return why data.packing would not keep the samples of such a model apart; None if it is known to."""
     if trust_remote_code:
         return "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
     if model_type in PACKABLE:
