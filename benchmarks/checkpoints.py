@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from flytune import data
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.selftest import tiny_model
 from flytune.training import loop
 from flytune.training.checkpoints import Saver

@@ -15,7 +15,7 @@ from rich.table import Table
 from flytune.hardware.shapes import GIB
 from flytune.models import geometry
 from flytune.planning import dryrun
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 MISTRAL_7B = {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336} | {
     "num_hidden_layers": 32,

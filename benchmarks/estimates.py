@@ -27,8 +27,8 @@ from rich.table import Table
 
 from benchmarks import estimators, measured_runs
 from benchmarks.measured_runs import MeasuredRun
-from flytune.estimates import memory
-from flytune.estimates.memory import GIB, Memory
+from flytune.estimates import Memory, memory
+from flytune.estimates.memory import GIB
 
 BAND = 0.1
 """Distance from the GPU's memory, as a share, within which a verdict is close."""

@@ -5,7 +5,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from flytune.estimates.workload import BYTES, Workload
+from flytune.estimates import Workload
+from flytune.estimates.workload import BYTES
 
 GIB = 2**30
 MIB = 2**20

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flytune.estimates.framework import CHUNKED, FLYTUNE, AdapterKernels, Framework, Loss
+from flytune.estimates import AdapterKernels, Framework, Loss
+from flytune.estimates.framework import CHUNKED, FLYTUNE
 from flytune.sharding import SHARDINGS, Layout
 
 HF = Loss(per_word=2 + 4 + 4, shift_per_word=4, moved_per_word=48)

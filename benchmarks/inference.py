@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import docstrings, inputs
+from flytune.models import Generation
 from flytune.models import generation as models_generation
-from flytune.models.generation import Generation
 
 HOME = Path(".demo")
 LONGEST = 400

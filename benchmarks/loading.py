@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flytune.models import sharded_loading
-from flytune.recipe.sections import Model
+from flytune.recipe import Model
 
 DTYPE = "float32"
 MIB = 2**20

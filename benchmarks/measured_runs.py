@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks import frameworks
 from benchmarks.frameworks import LAYOUTS
 from flytune.errors import DataError
-from flytune.estimates.framework import Framework
-from flytune.estimates.workload import Optimizer, Workload
-from flytune.models.geometry import Geometry, geometry
+from flytune.estimates import Framework, Optimizer, Workload
+from flytune.models import Geometry
+from flytune.models.geometry import geometry
 from flytune.sharding import Layout
 
 MODELS = Path(__file__).with_name("measured_models.json")

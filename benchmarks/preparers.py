@@ -25,8 +25,7 @@ def flytune(job: dict[str, Any]) -> Way:
     """data.prepare: reads, renders, tokenizes, splits off held-out samples, packs, stores, hashes, holds to the contract."""
     from flytune import data
     from flytune.data import contract
-    from flytune.recipe.recipe import DataRequest
-    from flytune.recipe.sections import Data, Model
+    from flytune.recipe import Data, DataRequest, Model
 
     enforce = contract.enforce
 

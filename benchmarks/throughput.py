@@ -19,9 +19,9 @@ from rich.table import Table
 
 from benchmarks.measured_runs import MeasuredRun, read
 from flytune.errors import FlytuneError
-from flytune.estimates.step_time import ENOUGH_TOKENS, StepTime, step
-from flytune.estimates.workload import Workload
-from flytune.hardware.accelerators import Accelerator, load_accelerators
+from flytune.estimates import StepTime, Workload
+from flytune.estimates.step_time import ENOUGH_TOKENS, step
+from flytune.hardware import Accelerator, load_accelerators
 
 WORST = 15
 NAMES = {"A100-80": "A100-80GB", "A100-40": "A100-40GB", "H100-80": "H100", "A6000Ada": "RTX6000-Ada"}

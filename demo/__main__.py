@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import inputs
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 
 RECIPES = [Path("recipes/demo-qlora.yaml"), Path("recipes/demo-full-zero2.yaml")]
 HOME = Path(".demo")

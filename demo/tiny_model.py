@@ -9,7 +9,8 @@ from tqdm import tqdm
 
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.selftest.tiny_model import END_OF_TEXT, random_model, train_tokenizer
+from flytune.selftest import random_model, train_tokenizer
+from flytune.selftest.tiny_model import END_OF_TEXT
 
 if TYPE_CHECKING:
     import torch

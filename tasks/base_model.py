@@ -4,8 +4,8 @@ from flytekit import Cache, FlyteContextManager, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.failures.table import RETRIES
+from flytune.models import BaseRequest
 from flytune.models import base as models_base
-from flytune.models.base import BaseRequest
 from images import LIGHT
 from tasks.runtime.directories import is_local, new_folder
 from tasks.runtime.retries import classify_failures

@@ -3,8 +3,8 @@
 from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
+from flytune.recipe import Recipe
+from flytune.records import Manifest
 from flytune.training.checkpoints import find
 from images import LIGHT
 from tasks.runtime.directories import fetch_file, with_checkpoint_folder

@@ -6,9 +6,9 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.evaluation import score
 from flytune.failures.table import RETRIES
-from flytune.hardware.shapes import load_shapes
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.hardware import load_shapes
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import fetch, unpack_base_model
 from tasks.runtime.pods import declare

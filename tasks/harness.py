@@ -13,9 +13,9 @@ from flytune.evaluation import score
 from flytune.evaluation.harness import run
 from flytune.evaluation.harness.run import Job
 from flytune.failures.table import RETRIES
-from flytune.hardware.shapes import load_shapes
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.hardware import load_shapes
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import fetch, new_folder, unpack_base_model

@@ -17,13 +17,11 @@ from flytune.artifacts import catalog
 from flytune.artifacts.build import CONTENTS
 from flytune.errors import StorageError
 from flytune.failures.table import RETRIES
-from flytune.hardware.shapes import load_shapes
-from flytune.inference import batch, prompts
-from flytune.inference.prompts import Part
+from flytune.hardware import load_shapes
+from flytune.inference import Part, batch, prompts
+from flytune.models import BaseRequest, Generation
 from flytune.models import base as models_base
-from flytune.models.base import BaseRequest
-from flytune.models.generation import Generation
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import fetch, fetch_file, new_folder, shared_address, unpack_base_model, upload

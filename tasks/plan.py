@@ -9,13 +9,13 @@ from flytune import data
 from flytune.artifacts import publish
 from flytune.evaluation.harness.run import Job
 from flytune.failures.table import RETRIES
+from flytune.models import BaseRequest
 from flytune.models import base as models_base
-from flytune.models.base import BaseRequest
 from flytune.planning import evaluation_shape, planner, sample_count, table
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.plan import Plan
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Plan
 from flytune.sharding import route
-from flytune.sweeps.points import Run
+from flytune.sweeps import Run
 from images import LIGHT
 from tasks.runtime.directories import is_local, with_checkpoint_folder
 from tasks.runtime.harness_data import HarnessData

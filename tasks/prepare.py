@@ -9,11 +9,12 @@ from flytekit import Cache, Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import data
-from flytune.data.progress import PROGRESS, Progress, digest_of
+from flytune.data import Progress, digest_of
+from flytune.data.progress import PROGRESS
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.failures.table import RETRIES
-from flytune.recipe.recipe import DataRequest
+from flytune.recipe import DataRequest
 from images import LIGHT
 from tasks.runtime.directories import new_folder
 from tasks.runtime.retries import classify_failures

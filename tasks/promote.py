@@ -10,11 +10,10 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.evaluation import guards
 from flytune.failures.table import RETRIES
-from flytune.hardware.shapes import load_shapes
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
-from flytune.registry import compare, history, refresh
-from flytune.registry.history import ModelComparison
+from flytune.hardware import load_shapes
+from flytune.recipe import Recipe
+from flytune.records import Metrics
+from flytune.registry import ModelComparison, compare, history, refresh
 from images import LIGHT
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import fetch, fetch_file, unpack_base_model

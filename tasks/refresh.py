@@ -7,7 +7,7 @@ from typing import NamedTuple
 from flytekit import Resources, task
 
 from flytune.failures.table import RETRIES
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.registry import refresh
 from images import LIGHT
 from tasks.runtime.retries import classify_failures

@@ -8,11 +8,10 @@ from flytekit import Deck, Resources, task
 from flytekit.types.error.error import FlyteError
 
 from flytune.artifacts import notify
-from flytune.failures.text import FailureText
-from flytune.recipe.recipe import Recipe
-from flytune.training import phase_notes
+from flytune.failures import FailureText
+from flytune.recipe import Recipe
+from flytune.training import PhaseNote, phase_notes
 from flytune.training.checkpoints import find
-from flytune.training.phase_notes import PhaseNote
 from images import LIGHT
 from tasks.runtime import messages
 from tasks.runtime.directories import attempt_notes_addresses, is_local, with_checkpoint_folder

@@ -9,11 +9,8 @@ from flytekit import Deck
 
 from flytune.errors import TrainingError
 from flytune.failures.table import RETRIES
-from flytune.hardware.shapes import Shape, load_shapes
-from flytune.selftest import matrix, table
-from flytune.selftest.matrix import Matrix
-from flytune.selftest.processes import Nodes
-from flytune.selftest.runs import Trials
+from flytune.hardware import Shape, load_shapes
+from flytune.selftest import Matrix, Nodes, Trials, matrix, table
 from images import TRAIN as IMAGE
 from tasks.runtime.directories import new_folder
 from tasks.runtime.elastic import ranks

@@ -11,11 +11,8 @@ from flytekit.types.file import FlyteFile
 
 from flytune.artifacts import build, notify, publish
 from flytune.failures.table import RETRIES
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
 from flytune.training import checkpoints
 from images import LIGHT
 from tasks.runtime.directories import fetch, new_folder, upload, with_checkpoint_folder

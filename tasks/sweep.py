@@ -11,14 +11,11 @@ from flytune.artifacts import notify
 from flytune.errors import FlytuneError, RecipeError
 from flytune.failures import reports
 from flytune.failures.table import RETRIES
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Metrics, TrainingResult
+from flytune.sweeps import Outcome, Points, Run, Running
 from flytune.sweeps import grid as sweeps_grid
 from flytune.sweeps import results as sweeps_results
-from flytune.sweeps.grid import Points
-from flytune.sweeps.points import Run, Running
-from flytune.sweeps.results import Outcome
 from images import LIGHT
 from tasks.plan import plan_run
 from tasks.runtime.directories import new_folder

@@ -10,10 +10,9 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.artifacts.publish.checkpoints import StepPublisher
 from flytune.failures.table import RETRIES
-from flytune.hardware import devices
-from flytune.hardware.shapes import load_shapes, shape_named
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Plan
+from flytune.hardware import devices, load_shapes, shape_named
+from flytune.recipe import Recipe
+from flytune.records import Plan
 from flytune.sharding import ONE_PROCESS
 from flytune.training import loop
 from images import TRAIN as IMAGE

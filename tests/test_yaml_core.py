@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
-from flytune.hardware.accelerators import load_accelerators
-from flytune.hardware.cluster import load_cluster
-from flytune.hardware.shapes import load_shapes
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import load_accelerators, load_cluster, load_shapes
+from flytune.recipe import Recipe
 from tests.support.recipes import content
 
 CORE = {

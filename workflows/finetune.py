@@ -8,7 +8,7 @@ from typing import Any
 from flytekit import workflow
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tasks.base_model import fetch_base_model
 from tasks.evaluate import EVALUATE
 from tasks.harness import EVALUATE_TASKS

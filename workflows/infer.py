@@ -7,7 +7,7 @@ from flytekit import workflow
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.models.generation import Generation
+from flytune.models import Generation
 from tasks.base_model import fetch_base_model
 from tasks.infer import INFER, join_answers, split_prompts
 from workflows.routing import route_to

@@ -25,9 +25,8 @@ from tqdm.utils import CallbackIOWrapper
 
 from flytune import yaml_core
 from flytune.errors import RecipeError, StorageError
-from flytune.planning import uploads
-from flytune.planning.uploads import Local
-from flytune.recipe.recipe import Recipe
+from flytune.planning import Local, uploads
+from flytune.recipe import Recipe
 from flytune.schema import Strict, load_yaml
 
 _CHUNK = 8 * 2**20

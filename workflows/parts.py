@@ -6,9 +6,8 @@ pyflyte run workflows/parts.py plan_only --recipe recipes/demo-qlora.yaml
 from flytekit import workflow
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
+from flytune.recipe import Recipe
+from flytune.records import Metrics, Plan
 from tasks.checkpoint import find_checkpoint
 from tasks.harness import combine_tasks
 from tasks.plan import make_plan

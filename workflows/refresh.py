@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flytekit import conditional, workflow
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tasks.promote import COMPARE, promote_challenger, rollback_accepted
 from tasks.refresh import decide_refresh, skip_refresh
 from tasks.report import report_failure

@@ -11,8 +11,7 @@ from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, 
 from flytekit.core.notification import Notification
 
 from flytune.planning import uploads
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Notify
+from flytune.recipe import Notify, Recipe
 from flytune.registry import refresh as registry_refresh
 from workflows.refresh import refresh
 

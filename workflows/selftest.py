@@ -5,7 +5,7 @@ pyflyte run --remote --copy all workflows/selftest.py selftest --shape t4-8
 
 from flytekit import workflow
 
-from flytune.selftest.matrix import Matrix
+from flytune.selftest import Matrix
 from tasks.selftest import SELFTEST
 from workflows.routing import route_to
 

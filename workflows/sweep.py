@@ -13,9 +13,9 @@ from flytekit import Resources, dynamic, workflow
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
-from flytune.sweeps.points import Running, distinct
+from flytune.recipe import Recipe
+from flytune.records import Metrics
+from flytune.sweeps import Running, distinct
 from images import TRAIN as IMAGE
 from tasks.base_model import fetch_base_model
 from tasks.evaluate import EVALUATE

@@ -4,4 +4,4 @@ from flytune.adapters.combining import combine
 from flytune.adapters.loading import load
 from flytune.adapters.merging import merge
 
-__all__ = ["combine", "load", "merge"]
+__all__ = ["combine", "combining", "load", "loading", "merge", "merging"]

@@ -10,7 +10,8 @@ from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
 from flytune.files import sha256_of, written_atomically
-from flytune.records.contents import CONTENTS, Contents, list_files
+from flytune.records import Contents
+from flytune.records.contents import CONTENTS, list_files
 from flytune.schema import Record, Strict
 
 How = Literal[

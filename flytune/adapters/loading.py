@@ -14,10 +14,9 @@ from flytune.artifacts import fetch
 from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.models import loading
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Model
+from flytune.recipe import Model, Recipe
+from flytune.records import Export
 from flytune.records.contents import record
-from flytune.records.export import Export
 
 BASE = "base"
 """Name of the base model without an adapter, which no adapter can have."""

@@ -13,7 +13,7 @@ from flytune.export.tensors import verify
 from flytune.files import written_atomically
 from flytune.models import base as models_base
 from flytune.models import loading, probe
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.schema import Record, Strict
 
 MERGED = "merge.json"

@@ -1,0 +1,5 @@
+"""Building, fetching, listing and publishing artifacts."""
+
+from flytune.artifacts.catalog import Entry
+
+__all__ = ["Entry", "build", "catalog", "executions", "fetch", "notify", "publish"]

@@ -14,14 +14,11 @@ from flytune.errors import ExportError
 from flytune.evaluation import guards
 from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.models.probe import PROBE
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
+from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingResult
 from flytune.records.comparison import COMPARISON
-from flytune.records.contents import CONTENTS, Contents, list_files, record
-from flytune.records.dataset import Manifest
-from flytune.records.export import Export
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import STEPS, TrainingResult
+from flytune.records.contents import CONTENTS, list_files, record
+from flytune.records.training import STEPS
 from flytune.report import model_card, page, xray
 
 __all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]

@@ -1,10 +1,7 @@
 """Comparison of a plan with what its run measured."""
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.comparison import Comparison
-from flytune.records.dataset import Manifest
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Comparison, Manifest, Plan, TrainingResult
 
 _OUTSIDE = ("CUDA context", "NCCL", "fragmentation")
 """Components of planned GPU memory that torch does not allocate, so that the measured peak does not contain them."""

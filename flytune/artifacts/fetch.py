@@ -12,7 +12,8 @@ from flytune import caches
 from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError
 from flytune.files import sha256_of
-from flytune.records.contents import CONTENTS, Contents
+from flytune.records import Contents
+from flytune.records.contents import CONTENTS
 from flytune.storage import Storage, reason
 
 

@@ -8,9 +8,10 @@ import urllib.request
 from typing import Literal
 
 from flytune.evaluation import guards
-from flytune.failures.text import MOST, shortened, without_secrets
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.failures import shortened, without_secrets
+from flytune.failures.text import MOST
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from flytune import caches
 from flytune.errors import FlytuneError
-from flytune.recipe.recipe import json_schema
+from flytune.recipe import json_schema
+
+__all__ = ["main", "print_error"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

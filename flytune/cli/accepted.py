@@ -8,8 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flytune.console import tables
-from flytune.registry import history
-from flytune.registry.history import Decision
+from flytune.registry import Decision, history
 
 
 def run(options: argparse.Namespace) -> int:

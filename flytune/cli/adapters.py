@@ -7,8 +7,7 @@ import sys
 from rich.markup import escape
 from rich.table import Table
 
-from flytune.artifacts import catalog
-from flytune.artifacts.catalog import Entry
+from flytune.artifacts import Entry, catalog
 from flytune.console import tables
 
 

@@ -9,10 +9,9 @@ from rich.console import Console
 
 from flytune.doctor import Finding, admin, kube, laptop
 from flytune.errors import RecipeError
-from flytune.hardware.cluster import load_cluster
-from flytune.hardware.shapes import Shape, load_shapes, shape_named
+from flytune.hardware import Shape, load_cluster, load_shapes, shape_named
 from flytune.planning import evaluation_shape, planner
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 

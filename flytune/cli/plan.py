@@ -7,7 +7,7 @@ from flytune.console import tables
 from flytune.errors import RecipeError
 from flytune.planning import evaluation_shape, planner, sample_count, table
 from flytune.planning.dryrun import confirm
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 
 def run(options: argparse.Namespace) -> int:

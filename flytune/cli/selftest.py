@@ -10,8 +10,7 @@ from tqdm import tqdm
 from flytune.cli import print_error
 from flytune.console import tables
 from flytune.errors import RecipeError
-from flytune.selftest import matrix, table
-from flytune.selftest.processes import RankFailed
+from flytune.selftest import RankFailed, matrix, table
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import webbrowser
 from pathlib import Path
 
 from flytune.errors import RecipeError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.report import xray
 
 

@@ -4,7 +4,7 @@ import time
 
 from rich.console import Console
 
-from flytune.records.training import Step
+from flytune.records import Step
 
 
 class StepLines:

@@ -20,8 +20,51 @@ order, collator        the order of samples in training, and batches of them
 harness_tasks          a recipe's own tasks of lm-evaluation-harness
 """
 
+from flytune.data.bad_rows import BadRows
+from flytune.data.collator import Collator, tokens_of
+from flytune.data.heldout import heldout_rows, heldout_sources
+from flytune.data.messages import messages_of, text_of, tools_of
+from flytune.data.order import Stream
+from flytune.data.packing import pack
 from flytune.data.preparation import prepare
+from flytune.data.progress import Progress, digest_of
+from flytune.data.readers import read_path
 from flytune.data.shards import load, read_manifest
 from flytune.data.sources import fingerprint
+from flytune.data.stored_samples import Part
+from flytune.data.tokenizer import load_tokenizer, require_chat_template
 
-__all__ = ["fingerprint", "load", "prepare", "read_manifest"]
+__all__ = [
+    "BadRows",
+    "Collator",
+    "Part",
+    "Progress",
+    "Stream",
+    "bad_rows",
+    "collator",
+    "contract",
+    "digest_of",
+    "fingerprint",
+    "formats",
+    "harness_tasks",
+    "heldout_rows",
+    "heldout_sources",
+    "load",
+    "load_tokenizer",
+    "messages_of",
+    "order",
+    "pack",
+    "prepare",
+    "progress",
+    "read_manifest",
+    "read_path",
+    "readers",
+    "require_chat_template",
+    "shards",
+    "sources",
+    "stored_samples",
+    "text_of",
+    "tokens_of",
+    "tools_of",
+    "windows",
+]

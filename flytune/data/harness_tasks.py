@@ -7,7 +7,7 @@ from typing import Any
 from flytune import yaml_core
 from flytune.errors import RecipeError
 from flytune.models import remote
-from flytune.recipe.sections import Evaluation
+from flytune.recipe import Evaluation
 
 ROOT = Path(__file__).resolve().parents[3]
 """Root folder of the code, which is shipped to pods."""

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from flytune.data.shards import read_manifest
 from flytune.errors import DataError
-from flytune.models.scoring import IGNORED, Row
+from flytune.models import Row
+from flytune.models.scoring import IGNORED
 
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.recipe.sections import Source
+from flytune.recipe import Source
 
 
 def resolved_revision(name: str, revision: str | None, key: str = "data") -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from flytune.data.counts import Tally, total
 from flytune.data.mixture import Split
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Bin, Manifest, SourceCounts, SplitCounts
+from flytune.recipe import Data
+from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
 
 _BINS = 12
 

@@ -15,7 +15,7 @@ from flytune.data.readers import Row, read, read_path, strict
 from flytune.data.sources import size
 from flytune.data.workers import Workers
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
+from flytune.recipe import Data
 
 Split = Literal["train", "heldout"]
 

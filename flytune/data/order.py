@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from flytune.recipe.sections import Training
+from flytune.recipe import Training
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from flytune.data.tokenizer import load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.recipe.recipe import DataRequest
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Manifest
+from flytune.recipe import Data, DataRequest
+from flytune.records import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.tokenizer import Encoder, require_chat_template
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
-from flytune.recipe.recipe import DataRequest
+from flytune.recipe import DataRequest
 
 _BATCH_CHARACTERS = 1_000_000
 """Characters of text that are tokenized at a time."""

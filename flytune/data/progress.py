@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.files import sha256_of, written_atomically
-from flytune.recipe.recipe import DataRequest
-from flytune.records.dataset import SplitCounts
+from flytune.recipe import DataRequest
+from flytune.records import SplitCounts
 from flytune.schema import Record, Strict
 
 logger = logging.getLogger(__name__)

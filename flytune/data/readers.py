@@ -14,7 +14,7 @@ from typing import Any
 from flytune.data.hub import hub_rows
 from flytune.data.sources import Files, kind, locate
 from flytune.errors import DataError
-from flytune.recipe.sections import Source
+from flytune.recipe import Source
 
 Row = tuple[dict[str, Any] | DataError, str]
 """Values by column, or the error of a row that cannot be read; and its location: `train.jsonl:4127`."""

@@ -13,7 +13,7 @@ from flytune.data.packing import Window
 from flytune.errors import DataError
 from flytune.files import sha256_of
 from flytune.models.scoring import IGNORED
-from flytune.records.dataset import Manifest, Shard, SplitCounts
+from flytune.records import Manifest, Shard, SplitCounts
 
 MANIFEST = "manifest.json"
 SAMPLES_A_SHARD = 100_000

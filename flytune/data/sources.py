@@ -11,7 +11,7 @@ from tqdm import tqdm
 from flytune.data.hub import resolved_revision
 from flytune.errors import DataError
 from flytune.files import sha256_of
-from flytune.recipe.sections import Data
+from flytune.recipe import Data
 from flytune.storage import Storage
 
 KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "parquet": "parquet"}

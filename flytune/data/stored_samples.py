@@ -8,7 +8,7 @@ from typing import Any
 
 from flytune.data.contract.duplicates import fingerprints
 from flytune.models.scoring import IGNORED
-from flytune.records.dataset import SplitCounts
+from flytune.records import SplitCounts
 
 
 @dataclass(frozen=True)

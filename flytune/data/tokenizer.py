@@ -8,7 +8,7 @@ from flytune.data.hub import advice
 from flytune.data.sources import read_chat_template
 from flytune.errors import DataError, RecipeError
 from flytune.models import base
-from flytune.recipe.sections import Data, Model
+from flytune.recipe import Data, Model
 
 SHIPPED = "chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
 

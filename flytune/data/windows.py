@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from flytune.errors import DataError
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Source
+from flytune.recipe import Recipe, Source
 from flytune.storage import Storage
 
 # Other codes, and %20 in an address, are left unchanged.

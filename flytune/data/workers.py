@@ -19,7 +19,7 @@ from typing import Any, Self
 from flytune.data.process import Chunk, Sampler, Samples
 from flytune.data.tokenizer import Encoder
 from flytune.errors import DataError
-from flytune.recipe.recipe import DataRequest
+from flytune.recipe import DataRequest
 
 logger = logging.getLogger(__name__)
 CHUNKS_BEFORE_START = 16

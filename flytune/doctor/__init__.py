@@ -3,6 +3,6 @@
 laptop.py, admin.py and kube.py collect facts; each is judged separately, in one finding.
 """
 
-from flytune.doctor.finding import Finding, Level
+from flytune.doctor.finding import Finding
 
-__all__ = ["Finding", "Level"]
+__all__ = ["Finding", "admin", "finding", "kube", "laptop"]

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from flytune.doctor.finding import NO_CLUSTER, Finding, fail, ok, warn
-from flytune.hardware.shapes import load_shapes
+from flytune.hardware import load_shapes
 
 PORT = 443
 """Default port of an endpoint."""

@@ -7,8 +7,8 @@ from typing import Any
 from flytune.doctor import nodes as cluster_nodes
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.doctor.nodes import Kubernetes, Node
-from flytune.hardware.cluster import Cluster
-from flytune.hardware.shapes import GIB, Shape
+from flytune.hardware import Cluster, Shape
+from flytune.hardware.shapes import GIB
 
 _REPELLING = ("NoSchedule", "NoExecute")
 _SECONDS = 10.0

@@ -15,9 +15,10 @@ from sys import version_info
 
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.errors import RecipeError
-from flytune.hardware.cluster import CLUSTER_FILE, load_cluster
-from flytune.hardware.shapes import GIB, SHAPES_FILE, load_shapes
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import load_cluster, load_shapes
+from flytune.hardware.cluster import CLUSTER_FILE
+from flytune.hardware.shapes import GIB, SHAPES_FILE
+from flytune.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ((3, 11), (3, 12))

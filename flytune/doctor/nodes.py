@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field
 
 from flytune.doctor.finding import Finding, fail, ok, warn
-from flytune.hardware.cluster import Cluster
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Cluster, Shape
 from flytune.schema import Strict
 
 OPERATOR = "pytorchjobs.kubeflow.org"

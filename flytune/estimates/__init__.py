@@ -1,0 +1,21 @@
+"""Memory, step time and communication of a workload, in closed form."""
+
+from flytune.estimates.framework import AdapterKernels, Framework, Loss
+from flytune.estimates.memory import Memory
+from flytune.estimates.step_time import StepTime
+from flytune.estimates.workload import Optimizer, Workload
+
+__all__ = [
+    "AdapterKernels",
+    "Framework",
+    "Loss",
+    "Memory",
+    "Optimizer",
+    "StepTime",
+    "Workload",
+    "framework",
+    "memory",
+    "model_states",
+    "step_time",
+    "workload",
+]

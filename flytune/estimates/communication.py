@@ -2,7 +2,7 @@
 
 from flytune.estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
 from flytune.estimates.workload import BYTES, Workload
-from flytune.hardware.accelerators import Accelerator
+from flytune.hardware import Accelerator
 
 LINK_SHARE = 0.8
 """Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a

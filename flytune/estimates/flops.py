@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flytune.estimates.workload import Workload
-from flytune.hardware.accelerators import Accelerator
+from flytune.hardware import Accelerator
 
 ATTENTION_LINEARS = frozenset("qkvo")
 """Names of the linear layers that every token passes; those of an MLP may belong to one of several experts."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flytune.estimates.flops import ATTENTION_LINEARS, recomputes
 from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels
 from flytune.estimates.workload import BYTES, Workload
-from flytune.hardware.accelerators import Accelerator
+from flytune.hardware import Accelerator
 
 BANDWIDTH_SHARE = 0.82
 """Fitted. Share of `memory_gbs` that these kernels reach."""

@@ -23,7 +23,7 @@ from flytune.estimates.kernels import (
     memory_seconds,
 )
 from flytune.estimates.workload import Workload
-from flytune.hardware.accelerators import Accelerator
+from flytune.hardware import Accelerator
 
 HIDDEN_SHARE = 0.5
 """Fitted. Share of overlapped communication that costs no time: NCCL's kernels take processors and memory bandwidth from

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flytune.estimates.framework import FLYTUNE, Framework
-from flytune.models.geometry import Geometry
-from flytune.sharding import Layout
-from flytune.sharding.base import Precision
+from flytune.models import Geometry
+from flytune.sharding import Layout, Precision
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 

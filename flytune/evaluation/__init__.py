@@ -1,0 +1,3 @@
+"""Held-out loss, sample answers, guards, lm-evaluation-harness."""
+
+__all__ = ["guards", "harness", "score"]

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flytune.models.scoring import Row, bootstrap
-from flytune.records.metrics import Answer, Part, Wins
+from flytune.models import Row, bootstrap
+from flytune.records import Answer, Part, Wins
 
 LENGTHS = 4
 """Number of ranges of length, with about equally many samples in each."""

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Guard
-from flytune.records.metrics import Metrics, TaskScore
+from flytune.recipe import Guard, Recipe
+from flytune.records import Metrics, TaskScore
 
 # 0.4 - 0.3 is more than 0.1, in floating point.
 _ROUNDING = 1e-9

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flytune.evaluation import breakdown
-from flytune.models import generation
-from flytune.models.scoring import IGNORED, Row
-from flytune.recipe.sections import Evaluation
-from flytune.records.metrics import Answer
+from flytune.models import Row, generation
+from flytune.models.scoring import IGNORED
+from flytune.recipe import Evaluation
+from flytune.records import Answer
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,15 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from flytune.console import step_lines
-from flytune.data.heldout import heldout_rows, heldout_sources
+from flytune.data import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
+from flytune.models import Generation, bootstrap, finite_loss, loading
 from flytune.models import generation as models_generation
-from flytune.models import loading
-from flytune.models.generation import Generation
-from flytune.models.scoring import bootstrap, finite_loss
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics, Score
+from flytune.recipe import Recipe
+from flytune.records import Metrics, Score
 
 _T = TypeVar("_T")
 

@@ -1,0 +1,5 @@
+"""The trained weights as a Hugging Face folder, and the gate that checks it."""
+
+from flytune.export.folder import trained_folder
+
+__all__ = ["folder", "gate", "manifest", "tensors", "trained_folder", "write"]

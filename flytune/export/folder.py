@@ -5,7 +5,7 @@ from typing import Any
 
 from flytune.errors import ExportError
 from flytune.models import loading
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 
 def trained_folder(recipe: Recipe, trained: Path) -> Path:

@@ -12,13 +12,11 @@ from flytune.export.folder import tokenizer, trained_folder
 from flytune.export.manifest import MANIFEST
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
+from flytune.models import Row, finite_loss, loading, probe
 from flytune.models import base as models_base
-from flytune.models import loading, probe
-from flytune.models.scoring import GATE_SAMPLES, Row, finite_loss
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.export import Export
-from flytune.records.training import TrainingResult
+from flytune.models.scoring import GATE_SAMPLES
+from flytune.recipe import Recipe
+from flytune.records import Export, Manifest, TrainingResult
 
 # Nats per token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
 # training and evaluation. Measured on the demo's models: docs/measured.md. A lost tensor costs several nats.

@@ -7,9 +7,9 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from flytune.files import sha256_of, written_atomically
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
+from flytune.records import Export
 from flytune.records.contents import list_files
-from flytune.records.export import Export
 from flytune.schema import Record, Strict
 
 MANIFEST = "export.json"

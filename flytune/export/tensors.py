@@ -9,8 +9,7 @@ from tqdm import tqdm
 
 from flytune.errors import ExportError, FlytuneError
 from flytune.models import loading, safetensors_files, sharded_loading
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Model
+from flytune.recipe import Model, Recipe
 
 _NOT_STORED = "nothing was stored"
 _INDEX = "model.safetensors.index.json"

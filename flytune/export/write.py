@@ -13,7 +13,7 @@ from tqdm import tqdm
 from flytune.export.manifest import Progress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
 from flytune.models import loading
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 
 MAX_FILE_BYTES = 5_000_000_000

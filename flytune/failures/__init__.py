@@ -1,0 +1,18 @@
+"""Kinds of failures, which of them are retried, and how ranks report them."""
+
+from flytune.failures.reports import Failure
+from flytune.failures.table import kind_named, kind_of
+from flytune.failures.text import FailureText, shortened, task_name, without_secrets
+
+__all__ = [
+    "Failure",
+    "FailureText",
+    "kind_named",
+    "kind_of",
+    "reports",
+    "shortened",
+    "table",
+    "task_name",
+    "text",
+    "without_secrets",
+]

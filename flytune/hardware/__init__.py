@@ -1,0 +1,20 @@
+"""Shapes, accelerators, networks, the cluster."""
+
+from flytune.hardware.accelerators import Accelerator, accelerator_named, load_accelerators
+from flytune.hardware.cluster import Cluster, load_cluster
+from flytune.hardware.shapes import Shape, load_shapes, shape_named
+
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "Shape",
+    "accelerator_named",
+    "cluster",
+    "devices",
+    "load_accelerators",
+    "load_cluster",
+    "load_shapes",
+    "pod_memory",
+    "shape_named",
+    "shapes",
+]

@@ -13,14 +13,14 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.adapters import loading as adapters_loading
-from flytune.data.messages import messages_of, tools_of
+from flytune.data import messages_of, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder as export_folder
 from flytune.inference.prompts import BASE, Part, answers_name, read_part
-from flytune.models import loading
-from flytune.models.generation import Answer, Generation, answer, end_markers
-from flytune.recipe.recipe import Recipe
+from flytune.models import Answer, Generation, end_markers, loading
+from flytune.models.generation import answer
+from flytune.recipe import Recipe
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)

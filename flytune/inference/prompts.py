@@ -10,12 +10,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.data.bad_rows import BAD_ROWS, BadRows
-from flytune.data.messages import messages_of, text_of, tools_of
-from flytune.data.readers import read_path
+from flytune.data import BadRows, messages_of, read_path, text_of, tools_of
+from flytune.data.bad_rows import BAD_ROWS
 from flytune.data.sources import kind
 from flytune.errors import DataError, RecipeError
-from flytune.models.generation import Generation
+from flytune.models import Generation
 from flytune.schema import Record, Strict
 from flytune.storage import Storage
 

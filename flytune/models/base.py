@@ -19,7 +19,7 @@ from typing import Any
 from flytune.errors import RecipeError
 from flytune.models import remote
 from flytune.models.remote import INDEX, TEXTS, files_to_fetch
-from flytune.recipe.sections import Model
+from flytune.recipe import Model
 from flytune.schema import Record
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 
 from flytune.errors import OutOfMemory, RecipeError
 from flytune.models.scoring import padded
-from flytune.recipe.sections import Positive
+from flytune.recipe import Positive
 from flytune.schema import Strict, mistakes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flytune.errors import RecipeError
 from flytune.models import base
-from flytune.recipe.sections import Model
+from flytune.recipe import Model
 from flytune.schema import Strict
 
 # Model types whose MLP has two matrices (up, down) instead of Llama's three (gate, up, down).

@@ -5,8 +5,7 @@ import re
 from typing import Any
 
 from flytune.errors import FlytuneError, RecipeError, TrainingError
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Method
+from flytune.recipe import Method, Recipe
 from flytune.storage import Storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

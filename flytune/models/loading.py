@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.models import base, host_memory
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Model
+from flytune.recipe import Model, Recipe
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:

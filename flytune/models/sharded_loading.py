@@ -15,7 +15,7 @@ from typing import Any
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import base as models_base
 from flytune.models import safetensors_files
-from flytune.recipe.sections import Model
+from flytune.recipe import Model
 
 logger = logging.getLogger(__name__)
 

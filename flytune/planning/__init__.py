@@ -1,0 +1,18 @@
+"""The plan of a run: candidates, requirements, ranking, calibration, the dry run."""
+
+from flytune.planning.budget import Budget
+from flytune.planning.uploads import Local
+
+__all__ = [
+    "Budget",
+    "Local",
+    "budget",
+    "calibration",
+    "dryrun",
+    "evaluation_shape",
+    "planner",
+    "sample_count",
+    "save_interval",
+    "table",
+    "uploads",
+]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flytune.recipe.sections import Hardware
+from flytune.recipe import Hardware
 
 
 class Budget(NamedTuple):

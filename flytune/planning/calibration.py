@@ -15,8 +15,8 @@ from flytune import yaml_core
 from flytune.errors import RecipeError
 from flytune.files import written_atomically
 from flytune.hardware.shapes import SHAPES_FILE
-from flytune.records.comparison import COMPARISON, Comparison
-from flytune.records.plan import Calibration
+from flytune.records import Calibration, Comparison
+from flytune.records.comparison import COMPARISON
 from flytune.schema import Strict, load_rows
 
 CALIBRATION_FILE = SHAPES_FILE.parent / "calibration.yaml"

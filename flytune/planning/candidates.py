@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from flytune.data import collator
 from flytune.errors import RecipeError
-from flytune.estimates.step_time import StepTime
-from flytune.estimates.workload import Workload
-from flytune.hardware.shapes import GIB, Shape
-from flytune.models.geometry import Geometry
+from flytune.estimates import StepTime, Workload
+from flytune.hardware import Shape
+from flytune.hardware.shapes import GIB
+from flytune.models import Geometry
 from flytune.planning import requirements, workloads
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import STEP, TIGHT, Need
+from flytune.recipe import Recipe
+from flytune.records import Need
+from flytune.records.plan import STEP, TIGHT
 from flytune.sharding import pair_problem, sharding_of
 
 # Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from flytune.errors import DoesNotFit
 from flytune.estimates.model_states import QUANTIZED
-from flytune.hardware.shapes import GIB, Shape, load_shapes, shape_named
-from flytune.models.geometry import Geometry, read_geometry
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Plan
+from flytune.hardware import Shape, load_shapes, shape_named
+from flytune.hardware.shapes import GIB
+from flytune.models import Geometry, read_geometry
+from flytune.recipe import Recipe
+from flytune.records import Plan
 
 log = logging.getLogger(__name__)
 

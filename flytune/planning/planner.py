@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from flytune.data import order
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import step_time
-from flytune.hardware.shapes import Shape, load_shapes
-from flytune.models import initial_adapter
-from flytune.models.geometry import Geometry, read_geometry
+from flytune.hardware import Shape, load_shapes
+from flytune.models import Geometry, initial_adapter, read_geometry
 from flytune.planning import budget, candidates, ranking, requirements, save_interval, workloads
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Hardware
-from flytune.records.plan import Calibration, Plan
+from flytune.recipe import Hardware, Recipe
+from flytune.records import Calibration, Plan
 from flytune.sharding import sharding_of
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from flytune.hardware.shapes import Shape
-from flytune.models.geometry import Geometry
+from flytune.hardware import Shape
+from flytune.models import Geometry
 from flytune.planning import candidates
 from flytune.planning.candidates import Fit
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import SHARDINGS
 
 A_SHAPE = 2

@@ -7,14 +7,15 @@ import sys
 from functools import cache
 from importlib import metadata
 
+from flytune.estimates import Memory, Workload, model_states
 from flytune.estimates import memory as estimates_memory
-from flytune.estimates import model_states
-from flytune.estimates.memory import GIB, Memory
-from flytune.estimates.workload import BYTES, Workload
-from flytune.hardware.shapes import Shape
+from flytune.estimates.memory import GIB
+from flytune.estimates.workload import BYTES
+from flytune.hardware import Shape
 from flytune.planning.calibration import load_factors
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP, Need
+from flytune.recipe import Recipe
+from flytune.records import Need
+from flytune.records.plan import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP
 from flytune.sharding import sharding_of
 
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,

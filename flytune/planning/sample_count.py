@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flytune.recipe.sections import Data, Source
+from flytune.recipe import Data, Source
 
 # Bytes at the beginning of a file from which the mean length of its lines is computed.
 _LOOKED_AT = 1 << 20

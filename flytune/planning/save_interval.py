@@ -7,9 +7,9 @@ checkpoint interval for restart dumps" (2006), equation 37.
 import math
 from typing import NamedTuple
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Interruptions
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
+from flytune.records import Interruptions
 
 GPU_INTERRUPTIONS_PER_HOUR = 419 / (54 * 24 * 16_384)
 """Rate of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)."""

@@ -12,9 +12,8 @@ from flytune.hardware.shapes import GIB
 from flytune.planning import ranking as planning_ranking
 from flytune.planning.calibration import Factor
 from flytune.planning.ranking import By, Ranking
-from flytune.recipe.recipe import Recipe
-from flytune.records.comparison import Comparison
-from flytune.records.plan import Need, Plan
+from flytune.recipe import Recipe
+from flytune.records import Comparison, Need, Plan
 
 ROWS = 12
 """Number of rows of a ranking that are shown."""

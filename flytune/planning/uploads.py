@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from flytune.data import harness_tasks, sources, windows
 from flytune.errors import DataError, RecipeError
-from flytune.hardware.cluster import load_cluster
+from flytune.hardware import load_cluster
 from flytune.hardware.shapes import GIB
 from flytune.models import base, initial_adapter, remote
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.schema import dotted
 
 LIMIT_GIB = 20.0

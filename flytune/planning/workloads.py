@@ -3,14 +3,11 @@
 from dataclasses import replace
 
 from flytune.errors import RecipeError
-from flytune.estimates import step_time
-from flytune.estimates.step_time import StepTime
-from flytune.estimates.workload import Optimizer, Workload
-from flytune.hardware.accelerators import accelerator_named
-from flytune.hardware.shapes import Shape
-from flytune.models.geometry import Geometry
+from flytune.estimates import Optimizer, StepTime, Workload, step_time
+from flytune.hardware import Shape, accelerator_named
+from flytune.models import Geometry
 from flytune.planning.calibration import load_factors
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import ShardingBase
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")

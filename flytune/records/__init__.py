@@ -1,0 +1,37 @@
+"""One file for each JSON that stages hand on: plan, dataset, training, metrics, export, contents, comparison."""
+
+from flytune.records.comparison import Comparison
+from flytune.records.contents import Contents, StoredFile
+from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
+from flytune.records.export import Export
+from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
+from flytune.records.plan import Calibration, Interruptions, Need, Plan
+from flytune.records.training import Step, TrainingResult
+
+__all__ = [
+    "Answer",
+    "Bin",
+    "Calibration",
+    "Comparison",
+    "Contents",
+    "Export",
+    "Interruptions",
+    "Manifest",
+    "Metrics",
+    "Need",
+    "Part",
+    "Plan",
+    "Score",
+    "Shard",
+    "SourceCounts",
+    "SplitCounts",
+    "Step",
+    "StoredFile",
+    "TaskScore",
+    "TrainingResult",
+    "Wins",
+    "comparison",
+    "contents",
+    "plan",
+    "training",
+]

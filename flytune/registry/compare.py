@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from flytune.artifacts import fetch
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.errors import DataError
 from flytune.evaluation import score
-from flytune.export.folder import trained_folder
-from flytune.models import loading
-from flytune.models.scoring import Row, bootstrap, finite_loss
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.export import trained_folder
+from flytune.models import Row, bootstrap, finite_loss, loading
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from flytune.registry.history import ModelComparison
 
 

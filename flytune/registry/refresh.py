@@ -13,8 +13,8 @@ from flytune.data import windows
 from flytune.errors import AcceptedError, RecipeError
 from flytune.evaluation import guards
 from flytune.models import base
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from flytune.registry import history
 from flytune.registry.history import Decision, ModelComparison
 from flytune.storage import Storage

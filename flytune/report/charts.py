@@ -7,10 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from flytune.hardware.shapes import GIB
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 
 from flytune import yaml_core
 from flytune.errors import StorageError
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
 from flytune.report import page
 from flytune.storage import Storage
 

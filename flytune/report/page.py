@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics, Part, Score
-from flytune.records.plan import Plan
-from flytune.records.training import PARTS, TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, Part, Plan, Score, TrainingResult
+from flytune.records.training import PARTS
 from flytune.report import charts, task_table
 
 TEMPLATES = Path(__file__).parent / "templates"

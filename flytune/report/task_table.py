@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from flytune.records.metrics import TaskScore
+from flytune.records import TaskScore
 from flytune.report import charts
 
 if TYPE_CHECKING:

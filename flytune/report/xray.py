@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from flytune import data
+from flytune.data import Part, read_path
 from flytune.data.contract import CONTRACT, Contract, check
 from flytune.data.formats import CHATS
-from flytune.data.readers import read_path, strict
-from flytune.data.stored_samples import Part, parts
+from flytune.data.readers import strict
+from flytune.data.stored_samples import parts
 from flytune.errors import DataError
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Manifest, SourceCounts
+from flytune.recipe import Data, DataRequest, Recipe
+from flytune.records import Manifest, SourceCounts
 from flytune.report import charts, token_strips
 from flytune.report import page as report_page
 

@@ -11,3 +11,10 @@ table         the matrix as a table
 
 docs/equality.md explains the comparison and its tolerances.
 """
+
+from flytune.selftest.matrix import Matrix
+from flytune.selftest.processes import Nodes, RankFailed
+from flytune.selftest.runs import Trials
+from flytune.selftest.tiny_model import random_model, train_tokenizer
+
+__all__ = ["Matrix", "Nodes", "RankFailed", "Trials", "matrix", "random_model", "table", "tiny_model", "train_tokenizer"]

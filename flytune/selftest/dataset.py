@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 
 from flytune import data
-from flytune.data.packing import pack
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.data import pack
+from flytune.recipe import DataRequest, Recipe
 from flytune.selftest.tiny_model import SENTENCES
 
 

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from flytune.errors import FlytuneError, RecipeError
-from flytune.hardware.shapes import Shape
-from flytune.recipe.sections import Method, Sharding
+from flytune.hardware import Shape
+from flytune.recipe import Method, Sharding
 from flytune.schema import Record, Strict
 from flytune.selftest import compare, shapes
 from flytune.selftest.processes import Nodes, RankFailed

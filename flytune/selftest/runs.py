@@ -5,11 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Shape
 from flytune.planning import planner
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Hardware
-from flytune.records.training import TrainingResult
+from flytune.recipe import Hardware, Recipe
+from flytune.records import TrainingResult
 from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes, tiny_model

@@ -5,8 +5,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from flytune.hardware.shapes import GIB, Shape
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import Shape
+from flytune.hardware.shapes import GIB
+from flytune.recipe import Recipe
 from flytune.selftest import processes as selftest_processes
 from flytune.sharding import sharding_of
 

@@ -4,14 +4,13 @@ import pkgutil
 from importlib import import_module
 from typing import get_args
 
-from flytune.hardware.shapes import shape_named
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Sharding
-from flytune.records.plan import Plan
-from flytune.sharding.base import ShardingBase
+from flytune.hardware import shape_named
+from flytune.recipe import Recipe, Sharding
+from flytune.records import Plan
+from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.layout import Layout
 
-__all__ = ["ONE_PROCESS", "SHARDINGS", "Layout", "ShardingBase", "pair_problem", "route", "sharding_of"]
+__all__ = ["ONE_PROCESS", "SHARDINGS", "Layout", "Precision", "ShardingBase", "pair_problem", "route", "sharding_of"]
 
 
 def _classes() -> dict[str, type[ShardingBase]]:

@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Plan
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
+from flytune.records import Plan
 from flytune.sharding.layout import Layout
 
 Precision = Literal["pure", "autocast", "policy"]

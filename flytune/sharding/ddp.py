@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.layout import Layout
 

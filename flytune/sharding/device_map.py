@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Plan
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
+from flytune.records import Plan
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.layout import Layout
 

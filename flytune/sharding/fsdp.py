@@ -3,8 +3,8 @@
 import functools
 from typing import Any
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
 from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.layout import Layout
 

@@ -1,7 +1,7 @@
 """No sharding: one process on one device holds everything."""
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.layout import Layout
 

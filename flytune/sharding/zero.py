@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from flytune.hardware.shapes import Shape
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Plan
+from flytune.hardware import Shape
+from flytune.recipe import Recipe
+from flytune.records import Plan
 from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.layout import Layout
 

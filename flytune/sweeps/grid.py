@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from flytune.errors import RecipeError
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Checkpoints
+from flytune.recipe import Checkpoints, Recipe
 from flytune.schema import Strict
 
 NAME_LENGTH = 63

@@ -6,10 +6,9 @@ from typing import Any, Self
 from pydantic import Field
 
 from flytune.evaluation.harness.run import Job
-from flytune.models.base import BaseRequest
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
+from flytune.models import BaseRequest
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Metrics, Plan
 from flytune.schema import Strict
 
 

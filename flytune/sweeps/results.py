@@ -15,12 +15,10 @@ from rich.table import Table
 from flytune.console import tables
 from flytune.errors import FlytuneError, RecipeError
 from flytune.evaluation import guards
-from flytune.failures.table import kind_of
+from flytune.failures import kind_of
 from flytune.planning import planner
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics, Score
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Metrics, Plan, Score, TrainingResult
 from flytune.report import page as report_page
 from flytune.schema import Record, Strict
 from flytune.sweeps import parallel_coordinates

@@ -1,0 +1,6 @@
+"""The training loop, its callbacks, and checkpoints."""
+
+from flytune.training.loop import fit
+from flytune.training.phase_notes import PhaseNote, PhaseNotes
+
+__all__ = ["PhaseNote", "PhaseNotes", "attempt_notes", "checkpoints", "fit", "loop", "phase_notes", "preemption"]

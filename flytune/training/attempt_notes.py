@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from flytune.errors import OutOfMemory, TrainingError
-from flytune.records.plan import Plan
+from flytune.records import Plan
 from flytune.schema import Strict
 from flytune.storage import Storage
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune.data.heldout import heldout_rows
-from flytune.models.scoring import IGNORED, Row, heldout_loss
-from flytune.recipe.recipe import Recipe
+from flytune.data import heldout_rows
+from flytune.models import Row, heldout_loss
+from flytune.models.scoring import IGNORED
+from flytune.recipe import Recipe
 
 
 class Scorer:

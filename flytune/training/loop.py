@@ -7,12 +7,11 @@ from pathlib import Path
 
 from flytune.errors import TrainingError
 from flytune.export import write
-from flytune.hardware import devices
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Shape, devices
 from flytune.models import loading, probe, scoring
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import EVALUATE, EXPORT, Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Plan, TrainingResult
+from flytune.records.plan import EVALUATE, EXPORT
 from flytune.training import attempt_notes
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import live_loss, scored_rows

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from flytune.data.order import Stream
+from flytune.data import Stream
 from flytune.errors import BadLoss
-from flytune.recipe.sections import Training
+from flytune.recipe import Training
 from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints.resume import gathered

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flytune.errors import KilledAgain
-from flytune.failures import reports
-from flytune.failures.table import KINDS, kind_of
-from flytune.failures.text import task_name
+from flytune.failures import kind_of, reports, task_name
+from flytune.failures.table import KINDS
 from flytune.hardware.pod_memory import memory
-from flytune.records.plan import LOAD, Plan
+from flytune.records import Plan
+from flytune.records.plan import LOAD
 from flytune.schema import Record
 from flytune.training import attempt_notes
 

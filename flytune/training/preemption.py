@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from flytune.errors import Preempted
-from flytune.hardware.shapes import Shape
-from flytune.planning import save_interval
-from flytune.planning.budget import Budget
-from flytune.recipe.sections import Checkpoints
+from flytune.hardware import Shape
+from flytune.planning import Budget, save_interval
+from flytune.recipe import Checkpoints
 from flytune.training.checkpoints import Saver
 
 log = logging.getLogger(__name__)

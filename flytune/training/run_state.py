@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Self
 
 from flytune import data
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Shape
 from flytune.planning import budget
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import Plan
-from flytune.sharding import sharding_of
-from flytune.sharding.base import ShardingBase
+from flytune.recipe import Recipe
+from flytune.records import Plan
+from flytune.sharding import ShardingBase, sharding_of
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer

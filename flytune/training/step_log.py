@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from flytune.console.step_lines import StepLines
-from flytune.data.collator import tokens_of
+from flytune.data import tokens_of
 from flytune.errors import TrainingError
+from flytune.records import Step
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
-from flytune.records.training import STEPS, Step
+from flytune.records.training import STEPS
 from flytune.sharding import ShardingBase
 from flytune.training import step_timer, trackers
 from flytune.training.eval_loss import Scorer

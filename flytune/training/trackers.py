@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import TrainingError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 
 def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:

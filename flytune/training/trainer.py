@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from flytune import data
-from flytune.data import order
-from flytune.data.collator import Collator
+from flytune.data import Collator, order
 from flytune.errors import TrainingError
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Shape
 from flytune.models import host_memory, initial_adapter, loading, sharded_loading
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import SAVE, Plan
+from flytune.recipe import Recipe
+from flytune.records import Plan
+from flytune.records.plan import SAVE
 from flytune.sharding import sharding_of
 from flytune.training import callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes

@@ -7,8 +7,7 @@ from pathlib import Path
 from flytekit.bin import entrypoint
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
-from flytune.failures import reports
-from flytune.failures.text import FailureText, task_name
+from flytune.failures import FailureText, reports, task_name
 
 LONGEST = 16_000
 """Most characters of a text. flytepropeller cuts the middle out of texts longer than its limit (2,048 or more)."""

@@ -12,7 +12,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune import caches
 from flytune.errors import DataError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.training import attempt_notes
 
 

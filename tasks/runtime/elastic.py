@@ -16,11 +16,9 @@ from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
 from flytune.errors import Preempted, StorageError
-from flytune.failures import reports
-from flytune.failures.reports import Failure
-from flytune.hardware.cluster import Cluster, load_cluster
-from flytune.hardware.shapes import Shape
-from flytune.records.plan import Plan
+from flytune.failures import Failure, reports
+from flytune.hardware import Cluster, Shape, load_cluster
+from flytune.records import Plan
 from flytune.training import phase_notes
 from tasks.runtime import termination
 from tasks.runtime.retries import flyte_error

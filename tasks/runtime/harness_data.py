@@ -9,8 +9,8 @@ from flytekit.types.file import FlyteFile
 from flytune.evaluation.harness import data as harness
 from flytune.evaluation.harness import run
 from flytune.evaluation.harness.run import Job, JobResult
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from tasks.runtime.directories import fetch, is_local, new_folder
 
 _DATASETS = "datasets"

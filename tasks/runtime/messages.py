@@ -8,8 +8,8 @@ import re
 import textwrap
 from typing import NamedTuple
 
-from flytune.failures.table import BUG, kind_named
-from flytune.failures.text import FailureText, shortened
+from flytune.failures import FailureText, kind_named, shortened
+from flytune.failures.table import BUG
 
 # Prefixes that say nothing of the cause; all of them are removed.
 _PREFIX = re.compile(

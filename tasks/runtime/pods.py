@@ -31,9 +31,7 @@ from kubernetes.client import (
     V1WeightedPodAffinityTerm,
 )
 
-from flytune.hardware import devices
-from flytune.hardware.cluster import Cluster, load_cluster
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Cluster, Shape, devices, load_cluster
 from flytune.training.preemption import GRACE_SECONDS
 from tasks.runtime import termination
 from tasks.runtime.retries import classify_failures

@@ -12,11 +12,9 @@ from typing import Any
 from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytune.failures import reports
-from flytune.failures.reports import Failure
+from flytune.failures import Failure, FailureText, reports, task_name
 from flytune.failures.table import RETRIES
-from flytune.failures.text import FailureText, task_name
-from flytune.training.phase_notes import PhaseNotes
+from flytune.training import PhaseNotes
 from tasks.runtime import console
 from tasks.runtime.directories import attempt_notes_address
 

@@ -5,7 +5,7 @@ from typing import Literal
 from flytekit import Secret
 
 from flytune.errors import RecipeError
-from flytune.hardware.cluster import load_cluster
+from flytune.hardware import load_cluster
 
 
 def secrets(kind: Literal["hub", "tracking", "notify"]) -> list[Secret]:

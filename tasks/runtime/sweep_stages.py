@@ -6,8 +6,8 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.records.metrics import Metrics
-from flytune.sweeps.points import Running, distinct
+from flytune.records import Metrics
+from flytune.sweeps import Running, distinct
 from tasks.runtime.mapping import failure_reason
 
 

@@ -13,7 +13,7 @@ from flytune.artifacts import catalog
 from flytune.artifacts.build import CONTENTS, Contents
 from flytune.errors import ExportError
 from flytune.models import loading, probe
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tests.support.stages import copy_tree, write_dataset
 from tests.support.store import stored
 from tests.support.tiny import tiny_base

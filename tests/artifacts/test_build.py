@@ -11,11 +11,8 @@ import yaml
 from flytune.artifacts import build
 from flytune.errors import ExportError
 from flytune.evaluation import score
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
 from flytune.report import model_card
 from tests.support.reports import metrics as made_up
 from tests.support.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained

@@ -10,7 +10,8 @@ from flytekit.configuration.file import get_config_file
 from flytune import cli
 from flytune.artifacts import executions
 from flytune.artifacts.executions import STORE, Execution
-from flytune.records.contents import CONTENTS, Contents, StoredFile
+from flytune.records import Contents, StoredFile
+from flytune.records.contents import CONTENTS
 from tasks.store import store_artifact
 from tests.support.flyteadmin import BUCKET, flyteadmin
 

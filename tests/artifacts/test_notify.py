@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flytune.artifacts import notify
-from flytune.records.metrics import Metrics, Score
+from flytune.records import Metrics, Score
 from tests.support.plans import recipe_of
 
 SECRET = "T0P/S3CRET"

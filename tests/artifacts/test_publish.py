@@ -12,7 +12,7 @@ import yaml
 from flytune.artifacts import build
 from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError, RecipeError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.recipe.sections import Publish
 from tests.support import mock_hub
 from tests.support.mock_hub import ADDRESS, REPOSITORY, Refusal

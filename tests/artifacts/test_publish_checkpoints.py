@@ -8,9 +8,9 @@ import pytest
 from flytune import data
 from flytune.artifacts.publish import checkpoints
 from flytune.artifacts.publish.checkpoints import StepPublisher
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.sharding import pair_problem
 from flytune.training import loop
 from tests.support import ranks

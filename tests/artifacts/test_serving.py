@@ -11,9 +11,9 @@ import pytest
 from flytune import data
 from flytune.artifacts import build
 from flytune.export import write
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.report import model_card
 from flytune.training import loop
 from tests.support import ranks

@@ -7,11 +7,11 @@ from typing import Any
 
 from flytune import data
 from flytune.errors import ExportError
-from flytune.export import gate
-from flytune.export.folder import trained_folder
+from flytune.export import gate, trained_folder
 from flytune.files import sha256_of
-from flytune.recipe.recipe import Recipe
-from flytune.records.training import STEPS, TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import TrainingResult
+from flytune.records.training import STEPS
 from flytune.storage import Storage
 from flytune.training import checkpoints
 from flytune.training.checkpoints.ledger import MANIFEST, Ledger

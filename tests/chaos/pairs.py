@@ -11,9 +11,9 @@ from typing import Any
 
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.schema import Record
 from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes

@@ -2,9 +2,8 @@
 
 import pytest
 
-from flytune.console import step_lines
-from flytune.console.step_lines import StepLines, format_step
-from flytune.records.training import Step
+from flytune.console.step_lines import StepLines, format_step, step_lines
+from flytune.records import Step
 
 
 def step(number, **changes):

@@ -17,12 +17,12 @@ from flytune.console import tables
 from flytune.planning import planner
 from flytune.planning import table as planning_table
 from flytune.planning.calibration import Factor
-from flytune.records.comparison import Comparison
+from flytune.records import Comparison
 from flytune.registry import history
+from flytune.selftest import Matrix
 from flytune.selftest import table as selftest_table
-from flytune.selftest.matrix import Cell, Matrix
-from flytune.sweeps import results
-from flytune.sweeps.results import Outcome
+from flytune.selftest.matrix import Cell
+from flytune.sweeps import Outcome, results
 from tests.support.decisions import comparison, decision
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, plan_of, ranked, recipe_of

@@ -12,8 +12,8 @@ from flytune.data import contract
 from flytune.data.contract import CONTRACT, Contract, duplicates
 from flytune.data.shards import SplitWriter
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Manifest
+from flytune.recipe import Data
+from flytune.records import Manifest
 from tests.support.chats import CHATML, LLAMA2, request, tokenizer_folder, write_rows
 from tests.support.stages import manifest as manifest_of
 

@@ -11,9 +11,8 @@ import pytest
 
 from flytune import data
 from flytune.errors import DataError
-from flytune.recipe.recipe import DataRequest
-from flytune.recipe.sections import Data, Model
-from flytune.records.dataset import Manifest
+from flytune.recipe import Data, DataRequest, Model
+from flytune.records import Manifest
 from tests.support.chats import CHATML, SPECIAL, request, stored, tokenizer_folder, write_rows
 from tests.support.paths import ROOT
 

@@ -10,11 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flytune import data
-from flytune.data.collator import Collator
+from flytune.data import Collator, load_tokenizer
 from flytune.data.formats import Chat, Plain, convert
 from flytune.data.labels import IGNORED, encode
 from flytune.data.render import ChatTemplate, render
-from flytune.data.tokenizer import load_tokenizer
 from flytune.errors import DataError
 from tests.support.chats import request, stored, tokenizer_folder, write_rows
 from tests.support.paths import ROOT

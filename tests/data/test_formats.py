@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from flytune import data
+from flytune.data import load_tokenizer
 from flytune.data.formats import Chat, Tokens, choose, convert
 from flytune.data.labels import IGNORED, encode, validated
 from flytune.data.render import ChatTemplate, render
-from flytune.data.tokenizer import load_tokenizer
 from flytune.errors import DataError
 from tests.support.chats import CHATML, CHATML_MARKED, LLAMA2, request, stored, tokenizer_folder, write_rows
 
@@ -301,7 +301,7 @@ def test_tools_of_parquet_have_no_keys_of_other_tools(tmp_path: Path) -> None:
     rows = [{"messages": [USER, SAID], "tools": [WEATHER]}, {"messages": [USER, SAID], "tools": [other]}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     from flytune.data.readers import read
-    from flytune.recipe.sections import Data
+    from flytune.recipe import Data
 
     found = [row for row, _ in read(Data(path=str(tmp_path / "rows.parquet")))]
     assert found == rows

@@ -13,13 +13,13 @@ import pytest
 from pyarrow import parquet
 
 from flytune import data
+from flytune.data import load_tokenizer
 from flytune.data.formats import CHATS, Tokens, choose, convert
 from flytune.data.labels import encode, validated
 from flytune.data.readers import read
 from flytune.data.render import ChatTemplate, render
-from flytune.data.tokenizer import load_tokenizer
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
+from flytune.recipe import Data
 from tests.support.chats import CHATML, request, stored, tokenizer_folder
 
 CALL = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}

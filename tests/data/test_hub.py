@@ -9,7 +9,7 @@ import pytest
 
 from flytune import data
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
+from flytune.recipe import Data
 from tests.support.chats import request, tokenizer_folder
 from tests.support.data_hub import COMMIT
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from flytune.data import load_tokenizer
 from flytune.data.formats import Chat, Plain
 from flytune.data.labels import IGNORED, encode
 from flytune.data.render import ChatTemplate, render
-from flytune.data.tokenizer import load_tokenizer
 from flytune.errors import DataError
 from tests.support.chats import (
     CHATML,

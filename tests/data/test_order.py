@@ -7,10 +7,9 @@ import pytest
 
 from flytune import data
 from flytune.data import order as data_order
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.recipe.sections import Training
+from flytune.recipe import DataRequest, Recipe, Training
 from flytune.training import loop, step_log
 from tests.support import ranks
 from tests.support.process_kills import kill_once_saved

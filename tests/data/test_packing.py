@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flytune import data
-from flytune.data import packing, shards
-from flytune.data.collator import IGNORED, PACKABLE, Collator, refusal, tokens_of
-from flytune.data.packing import Window, pack
+from flytune.data import Collator, pack, packing, shards, tokens_of
+from flytune.data.collator import IGNORED, PACKABLE, refusal
+from flytune.data.packing import Window
 from flytune.errors import DataError
-from flytune.records.dataset import Manifest, Shard
+from flytune.records import Manifest, Shard
 from flytune.report import model_card, page
 from tests.support import ranks
 from tests.support.chats import CHATML, request, stored, tokenizer_folder, write_rows

@@ -16,7 +16,7 @@ import pytest
 from flytune import data
 from flytune.data import mixture, packing, preparation, progress, shards, workers
 from flytune.errors import DataError
-from flytune.recipe.recipe import DataRequest
+from flytune.recipe import DataRequest
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.chats import request as data_request
 

@@ -13,7 +13,7 @@ from flytune.data.formats import Chat, Plain, check_columns, choose, convert
 from flytune.data.readers import read, strict
 from flytune.data.sources import fingerprint
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
+from flytune.recipe import Data
 
 ROWS = [{"instruction": f"ask {n}", "input": "", "output": f'say {n}, "so"\nön 日本'} for n in range(5)]
 

@@ -16,8 +16,8 @@ from flytune.data.labels import IGNORED
 from flytune.data.process import shares, split, subsample
 from flytune.data.readers import read
 from flytune.errors import DataError, RecipeError
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Manifest
+from flytune.recipe import Data
+from flytune.records import Manifest
 from tests.support.chats import CHATML, request, stored, tokenizer_folder, write_rows
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(200)]
@@ -111,7 +111,7 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
     ],
 )
 def test_sources_that_contradict_the_rest_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    from flytune.recipe.recipe import Recipe
+    from flytune.recipe import Recipe
     from tests.support.tiny import tiny_recipe
 
     recipe = {**tiny_recipe(tmp_path, tmp_path), "data": changes}

@@ -13,8 +13,7 @@ from flytekit.configuration.file import get_config_file
 
 from flytune.cli import main
 from flytune.doctor import admin, kube, laptop, nodes
-from flytune.hardware.cluster import Cluster
-from flytune.hardware.shapes import load_shapes, shape_named
+from flytune.hardware import Cluster, load_shapes, shape_named
 from tests.support.mock_cluster import flyteadmin, http
 from tests.support.recipes import content
 from tests.support.tiny import tiny_base

@@ -9,7 +9,7 @@ import pytest
 
 from demo import base_model, docstrings, inputs, tiny_model
 from flytune.errors import DataError, FlytuneError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tests.support import tiny
 
 needs_wheel = pytest.mark.skipif(

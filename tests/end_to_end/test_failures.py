@@ -13,8 +13,8 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import data
 from flytune.failures.table import RETRIES
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.training import TrainingResult
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import TrainingResult
 from tasks.train import TRAIN
 from tests.support.paths import ROOT
 from tests.support.pods import PodKilled, pod

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytune.records.metrics import Metrics
+from flytune.records import Metrics
 from tests.support import mock_hub
 from tests.support.paths import ROOT
 from tests.support.pyflyte import pyflyte

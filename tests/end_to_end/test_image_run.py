@@ -3,7 +3,7 @@
 import pytest
 
 from flytune import __version__
-from flytune.records.training import TrainingResult
+from flytune.records import TrainingResult
 from flytune.training.checkpoints.ledger import Checkpoint
 from tests.support.flyteadmin import BUCKET, flyteadmin
 from tests.support.image import Image

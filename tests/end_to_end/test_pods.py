@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import TrainingResult
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.train import TRAIN

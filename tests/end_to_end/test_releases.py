@@ -13,19 +13,15 @@ from safetensors.torch import load_file
 from flytune import data
 from flytune.adapters import loading, merging
 from flytune.artifacts import build, catalog, fetch
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.export import gate
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import probe
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.comparison import COMPARISON, Comparison
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Comparison, Export, Manifest, Metrics, Plan, Step, TrainingResult
+from flytune.records.comparison import COMPARISON
 from flytune.records.contents import stored_file
-from flytune.records.dataset import Manifest
-from flytune.records.export import Export
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import Step, TrainingResult
 from flytune.registry import compare, history, refresh
 from flytune.training import loop
 from flytune.training.checkpoints import find

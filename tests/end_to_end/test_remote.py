@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytune.hardware.shapes import load_shapes
-from flytune.records.training import TrainingResult
+from flytune.hardware import load_shapes
+from flytune.records import TrainingResult
 from tests.support.laptop import REST, SECRET, SECRETS, WHERE, pyflyte, submit
 from tests.support.propeller import PodFailed, Run, container_of
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

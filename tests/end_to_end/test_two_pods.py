@@ -5,11 +5,11 @@ import json
 import msgpack
 import pytest
 
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import Recipe
-from flytune.records.training import TrainingResult
-from flytune.selftest.matrix import Matrix
+from flytune.recipe import Recipe
+from flytune.records import TrainingResult
+from flytune.selftest import Matrix
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.flyteadmin import flyteadmin

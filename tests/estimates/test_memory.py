@@ -5,10 +5,9 @@ import pytest
 from benchmarks import frameworks
 from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
-from flytune.estimates import activations, memory
+from flytune.estimates import Optimizer, Workload, activations, memory
 from flytune.estimates.framework import FLYTUNE
 from flytune.estimates.memory import GIB
-from flytune.estimates.workload import Optimizer, Workload
 from flytune.models.geometry import geometry
 
 MISTRAL = model("Mistral-7B")

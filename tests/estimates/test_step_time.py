@@ -9,13 +9,12 @@ from benchmarks import throughput
 from benchmarks.frameworks import COMPOSER, HF, LAYOUTS, TRANSFORMERS
 from benchmarks.measured_runs import MeasuredRun, model
 from flytune.errors import RecipeError
+from flytune.estimates import Optimizer, Workload
 from flytune.estimates.communication import communication_bytes, link_rate
 from flytune.estimates.flops import flops, product_seconds
 from flytune.estimates.framework import FLYTUNE
 from flytune.estimates.step_time import likely, step
-from flytune.estimates.workload import Optimizer, Workload
-from flytune.hardware.accelerators import accelerator_named, load_accelerators
-from flytune.hardware.shapes import load_shapes
+from flytune.hardware import accelerator_named, load_accelerators, load_shapes
 
 A100 = accelerator_named("A100-80GB")
 LLAMA = Workload(

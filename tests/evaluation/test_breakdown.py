@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytune.evaluation import breakdown
-from flytune.records.metrics import Answer, Wins
+from flytune.records import Answer, Wins
 
 
 def rows_of(lengths):

@@ -4,8 +4,7 @@ import pytest
 
 from flytune.errors import RecipeError
 from flytune.evaluation import guards
-from flytune.records.dataset import Shard
-from flytune.records.metrics import TaskScore
+from flytune.records import Shard, TaskScore
 from flytune.report import model_card
 from flytune.report import page as report_page
 from tests.support.reports import Tags, metrics

@@ -17,8 +17,8 @@ from flytune.evaluation.harness import data as harness_data
 from flytune.evaluation.harness import run
 from flytune.evaluation.harness import tasks as harness_tasks
 from flytune.evaluation.harness.run import Job, JobResult
-from flytune.recipe.recipe import Recipe
-from flytune.records.metrics import Metrics
+from flytune.recipe import Recipe
+from flytune.records import Metrics
 from tasks.harness import EVALUATE_TASKS, combine_tasks
 from tasks.runtime.harness_data import HarnessData
 from tests.support.harness import DOCUMENTS, asking

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score as evaluation_score
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate, manifest
 from flytune.models import loading, probe, scoring
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tests.support.process_kills import end_at_once, in_which_process
 from tests.support.stages import copy_tree, recipe_for, write_dataset, write_trained
 from tests.support.tiny import tiny_base

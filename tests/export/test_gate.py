@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from flytune import data
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.errors import ExportError
 from flytune.export import gate, manifest
 from flytune.export import write as export_write
 from flytune.export.tensors import verify
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import loading, probe
 from flytune.models.scoring import GATE_SAMPLES
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.run_state import RunState
@@ -320,7 +320,7 @@ def test_a_bias_that_its_base_has_all_zero_may_stay_so(tmp_path):
     from safetensors.torch import save_file
 
     from flytune.export import tensors
-    from flytune.recipe.sections import Model
+    from flytune.recipe import Model
 
     save_file({"a.bias": torch.zeros(2), "b.bias": torch.ones(2)}, tmp_path / "model.safetensors")
     excused = tensors._zero_in_base({"a.bias": "x", "b.bias": "x"}, Model(name_or_path=str(tmp_path)))

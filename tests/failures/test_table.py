@@ -10,8 +10,7 @@ from multiprocessing.connection import wait as real_wait
 import pytest
 
 from flytune.errors import BadLoss, DataError, DeviceError, Hang, KilledAgain, OutOfMemory, Preempted, TrainingError
-from flytune.failures import reports, table
-from flytune.failures.reports import Failure
+from flytune.failures import Failure, reports, table
 from flytune.selftest import processes as ranks_module
 from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
@@ -314,7 +313,7 @@ def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batc
 
 def test_the_plan_keeps_its_global_batch(tmp_path):
     from flytune.planning import planner
-    from flytune.recipe.recipe import Recipe
+    from flytune.recipe import Recipe
     from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
     changes = {"training.global_batch_size": 12, "hardware.shape": "cpu-2", "sharding": "ddp"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flytune.failures.text import FailureText, shortened, without_secrets
+from flytune.failures import FailureText, shortened, without_secrets
 
 TRACE = "Traceback (most recent call last):\n" + "".join(f"  File {number}\n" for number in range(900)) + "KeyError: 'last'"
 TEXT = FailureText("out of GPU memory: at step 3", "a smaller micro batch", "train_l4_1", ("final", "log: kubectl logs"), TRACE)

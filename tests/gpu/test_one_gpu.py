@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from flytune import data
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.export import gate
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Shape
 from flytune.models import loading, scoring
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

@@ -1,7 +1,7 @@
 import pytest
 
 from flytune.errors import RecipeError
-from flytune.hardware.cluster import load_cluster
+from flytune.hardware import load_cluster
 
 
 def test_the_shipped_cluster_asks_for_no_secret_and_no_queue():

@@ -9,8 +9,8 @@ import torch
 
 from flytune.errors import DeviceError
 from flytune.failures import reports
-from flytune.hardware import devices
-from flytune.hardware.shapes import GIB, load_shapes, shape_named
+from flytune.hardware import devices, load_shapes, shape_named
+from flytune.hardware.shapes import GIB
 from tasks.runtime import pods
 from tasks.runtime.retries import AttemptFailed
 from tests.support.paths import ROOT

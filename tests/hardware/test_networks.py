@@ -6,9 +6,8 @@ from typing import get_args
 import pytest
 
 from flytune.estimates.communication import link_rate
-from flytune.hardware.accelerators import accelerator_named
+from flytune.hardware import accelerator_named, load_shapes, shape_named
 from flytune.hardware.networks import NETWORKS, NetworkName
-from flytune.hardware.shapes import load_shapes, shape_named
 from flytune.planning import workloads
 from flytune.planning.candidates import each
 from tests.support.plans import GEOMETRY, recipe_of, workload_of

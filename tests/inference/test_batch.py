@@ -19,12 +19,11 @@ from transformers import AutoTokenizer
 
 from flytune.artifacts import catalog
 from flytune.errors import DataError, ExportError, OutOfMemory, RecipeError
-from flytune.hardware.shapes import load_shapes
+from flytune.hardware import load_shapes
 from flytune.inference import batch, prompts
+from flytune.models import Generation, loading
 from flytune.models import generation as models_generation
-from flytune.models import loading
-from flytune.models.generation import Generation
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tasks.infer import INFER
 from tests.support.paths import ROOT
 from tests.support.registration import SETTINGS

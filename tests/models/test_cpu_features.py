@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from flytune import data
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

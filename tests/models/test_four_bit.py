@@ -8,10 +8,10 @@ import pytest
 
 from flytune import data
 from flytune.adapters import merging
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import loading, probe
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.stages import recipe_for

@@ -7,10 +7,10 @@ import pytest
 
 from flytune import data
 from flytune.estimates import activations
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import host_memory, loading
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.records.plan import STEP
 from flytune.training import loop
 from flytune.training.memory_peaks import Peaks

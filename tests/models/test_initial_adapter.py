@@ -7,10 +7,10 @@ import pytest
 
 from flytune import data
 from flytune.errors import RecipeError, TrainingError
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import initial_adapter
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.storage import Storage
 from flytune.training import loop
 from tests.support import ranks

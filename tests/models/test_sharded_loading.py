@@ -8,7 +8,7 @@ from hypothesis import strategies as draw
 
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import sharded_loading
-from flytune.recipe.sections import Model
+from flytune.recipe import Model
 from tests.support import ranks
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from flytune import data
-from flytune.data.heldout import heldout_rows
-from flytune.hardware.shapes import shape_named
+from flytune.data import heldout_rows
+from flytune.hardware import shape_named
 from flytune.models import geometry as models_geometry
-from flytune.models import loading
-from flytune.models.scoring import heldout_loss
+from flytune.models import heldout_loss, loading
 from flytune.planning import budget as planning_budget
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.recipe.sections import Checkpoints, Hardware
-from flytune.records.training import TrainingResult
+from flytune.recipe import Checkpoints, DataRequest, Hardware, Recipe
+from flytune.records import TrainingResult
 from flytune.training import checkpoints, loop, preemption
 from flytune.training.checkpoints.ledger import Checkpoint
 from flytune.training.preemption import Stopper

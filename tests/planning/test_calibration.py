@@ -5,12 +5,11 @@ import pytest
 from flytune.artifacts.comparison import compare
 from flytune.cli import main
 from flytune.errors import RecipeError
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import geometry
 from flytune.planning import calibration, candidates, planner
 from flytune.planning.calibration import Factor
-from flytune.records.comparison import Comparison
-from flytune.records.plan import Calibration
+from flytune.records import Calibration, Comparison
 from tests.support import stages
 from tests.support.plans import LLAMA_8B, recipe_of
 

@@ -12,13 +12,13 @@ import pytest
 
 from flytune import data
 from flytune.errors import RecipeError
-from flytune.hardware.shapes import load_shapes
+from flytune.hardware import load_shapes
 from flytune.models import geometry
 from flytune.planning import dryrun, planner
 from flytune.planning.dryrun import trace
 from flytune.planning.dryrun.allocations import Ledger
 from flytune.planning.dryrun.case import Case, Profile
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training.attempt_notes import Notes
 from flytune.training.run_state import RunState
 from flytune.training.trainer import build

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import model_states
-from flytune.hardware.shapes import GIB, load_shapes, shape_named
+from flytune.hardware import load_shapes, shape_named
+from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
 from flytune.models import geometry as models_geometry
 from flytune.planning import candidates, planner, requirements
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.records.plan import STEP
 from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, sharding_of
 from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of

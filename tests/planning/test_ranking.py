@@ -9,7 +9,7 @@ from rich.console import Console
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit
-from flytune.hardware.shapes import load_shapes, shape_named
+from flytune.hardware import load_shapes, shape_named
 from flytune.models import geometry as models_geometry
 from flytune.planning import candidates, planner, table
 from flytune.planning import ranking as planning_ranking

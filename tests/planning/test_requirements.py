@@ -8,12 +8,14 @@ import pytest
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.hardware.shapes import GIB, shape_named
+from flytune.hardware import shape_named
+from flytune.hardware.shapes import GIB
 from flytune.models import geometry
 from flytune.planning import planner, requirements, sample_count
 from flytune.planning.dryrun import confirm
-from flytune.recipe.sections import Data
-from flytune.records.plan import EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, Need, verdict
+from flytune.recipe import Data
+from flytune.records import Need
+from flytune.records.plan import EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, verdict
 from tests.support.paths import ROOT
 from tests.support.plans import LLAMA_8B, SMALL, recipe_of, shape_of, workload_of
 

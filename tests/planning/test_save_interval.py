@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import save_interval
 from flytune.planning.save_interval import best_interval, expected_loss, interruptions_per_hour, young
 from tests.support.plans import recipe_of

@@ -20,11 +20,11 @@ from flytune import data
 from flytune.data.sources import read_chat_template
 from flytune.errors import RecipeError, StorageError
 from flytune.evaluation.harness import tasks
-from flytune.hardware.cluster import Cluster
+from flytune.hardware import Cluster
 from flytune.models.base import local_name
 from flytune.models.remote import fetch_model
 from flytune.planning import uploads
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tests.support.laptop import WHERE, pyflyte
 from tests.support.recipes import content
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.frameworks import LAYOUTS
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import geometry as models_geometry
 from flytune.planning import planner, table, workloads
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 from tests.support.paths import ROOT
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytune.errors import RecipeError
-from flytune.recipe.recipe import Recipe, json_schema
+from flytune.recipe import Recipe, json_schema
 from tests.support.paths import ROOT
 from tests.support.recipes import RECIPES, content
 

@@ -11,8 +11,7 @@ from pydantic import BaseModel, Field
 
 from flytune import yaml_core
 from flytune.planning import planner
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import HarnessTask, Training
+from flytune.recipe import HarnessTask, Recipe, Training
 from tests.support.paths import ROOT
 from tests.support.recipes import RECIPES, content
 

@@ -8,8 +8,7 @@ import pytest
 
 from flytune.cli import main
 from flytune.errors import AcceptedError
-from flytune.registry import history
-from flytune.registry.history import Decision
+from flytune.registry import Decision, history
 from flytune.storage import Storage
 from tests.support.decisions import comparison, decision
 

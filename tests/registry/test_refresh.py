@@ -9,7 +9,7 @@ from flytekit.tools.translator import get_serializable
 
 from flytune.artifacts.build import CONTENTS, published_name
 from flytune.errors import AcceptedError, DataError, RecipeError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.recipe.sections import Publish
 from flytune.registry import history
 from flytune.registry import refresh as registry_refresh

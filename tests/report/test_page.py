@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune.records.dataset import Shard, SourceCounts
-from flytune.records.metrics import Answer
+from flytune.records import Answer, Shard, SourceCounts
 from flytune.report import charts, model_card
 from flytune.report import page as report_page
 from tests.support.reports import EVIL, Tags, metrics

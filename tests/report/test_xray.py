@@ -10,7 +10,7 @@ import pytest
 from flytune import cli, data
 from flytune.data.contract import CONTRACT
 from flytune.errors import DataError
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.report import token_strips, xray
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.reports import EVIL, Tags

@@ -157,7 +157,7 @@ def test_the_recipes_of_the_pages_are_right():
     import yaml
 
     from flytune.evaluation.harness import run
-    from flytune.recipe.recipe import Recipe
+    from flytune.recipe import Recipe
 
     complete = Recipe.from_yaml(ROOT / "recipes" / "demo-qlora.yaml").model_dump(exclude_defaults=True)
     found = 0

@@ -16,7 +16,7 @@ from flytekit.tools.ignore import DockerIgnore, FlyteIgnore, IgnoreGroup
 import flytune
 import images
 from flytune.errors import FlytuneError
-from flytune.hardware.shapes import load_shapes
+from flytune.hardware import load_shapes
 from images import check_train
 
 CAPABILITY = {"T4": "7.5", "L4": "8.9", "A10G": "8.6", "A100-80GB": "8.0", "H100": "9.0"}

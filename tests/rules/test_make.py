@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
 
-from flytune.hardware.shapes import load_shapes
+from flytune.hardware import load_shapes
 from tests.support.paths import ROOT
 
 

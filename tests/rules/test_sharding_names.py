@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from flytune.recipe.sections import Sharding
+from flytune.recipe import Sharding
 from tests.support.paths import ROOT
 
 NAMES = set(get_args(Sharding.model_fields["name"].annotation))

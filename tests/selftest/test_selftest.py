@@ -13,13 +13,13 @@ import pytest
 
 from flytune.cli import main
 from flytune.errors import ExportError, RecipeError, TrainingError
-from flytune.hardware.shapes import load_shapes
-from flytune.recipe.recipe import Recipe
-from flytune.selftest import compare, matrix, table
+from flytune.hardware import load_shapes
+from flytune.recipe import Recipe
+from flytune.selftest import Matrix, Trials, compare, matrix, table
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
-from flytune.selftest.matrix import Cell, Distance, Matrix
-from flytune.selftest.runs import STEPS, Pair, Run, Trials
+from flytune.selftest.matrix import Cell, Distance
+from flytune.selftest.runs import STEPS, Pair, Run
 from flytune.sharding import SHARDINGS, pair_problem
 from tests.support.paths import ROOT
 from tests.support.stages import training_result

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from flytune.training import phase_notes
-from flytune.training.phase_notes import PhaseNotes
+from flytune.training import PhaseNotes, phase_notes
 
 
 @pytest.fixture(autouse=True)

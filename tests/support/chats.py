@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune.recipe.recipe import DataRequest
-from flytune.recipe.sections import Data, Model
+from flytune.recipe import Data, DataRequest, Model
 
 SPECIAL = [
     "<unk>",

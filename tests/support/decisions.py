@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from flytune.registry.history import Decision, ModelComparison
+from flytune.registry import Decision, ModelComparison
 
 
 def comparison(difference, **changes):

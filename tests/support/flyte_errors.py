@@ -1,6 +1,6 @@
 """Sample messages of Flyte about failed executions, with the expected texts."""
 
-from flytune.failures.text import FailureText
+from flytune.failures import FailureText
 
 TRACE = """Trace:
 

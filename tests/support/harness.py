@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from tests.support.stages import recipe_for
 from tests.support.tiny import tiny_base
 

@@ -1,9 +1,9 @@
 """Plans, workloads and shapes made from sample recipes."""
 
-from flytune.hardware.shapes import Shape, shape_named
+from flytune.hardware import Shape, shape_named
 from flytune.models import geometry as models_geometry
 from flytune.planning import planner, workloads
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 from tests.support.recipes import content
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.failures.table import RETRIES
-from flytune.hardware.shapes import Shape
+from flytune.hardware import Shape
 from tasks.runtime.directories import new_folder
 from tasks.runtime.elastic import ranks
 from tasks.runtime.pods import declare

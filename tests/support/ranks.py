@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from flytune.selftest.processes import RankFailed, run
+from flytune.selftest import RankFailed
+from flytune.selftest.processes import run
 
 __all__ = ["ALONE", "NOTHING_SAVED", "RankFailed", "run"]
 

@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 from flytune.evaluation import score
-from flytune.records.metrics import Answer, Metrics, Part, Wins
+from flytune.records import Answer, Metrics, Part, Wins
 
 EVIL = "<script>alert('a')</script> & \"quotes\""
 

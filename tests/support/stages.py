@@ -7,13 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.export import manifest as export_manifest
 from flytune.models import loading, probe, scoring
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
-from flytune.records.plan import Need, Plan
-from flytune.records.training import Step, TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Bin, Manifest, Need, Plan, Shard, SourceCounts, SplitCounts, Step, TrainingResult
 from tests.support.tiny import tiny_recipe
 
 

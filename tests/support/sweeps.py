@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from flytune.records.metrics import Score
+from flytune.records import Score
 from flytune.sweeps import grid as sweeps_grid
 from tests.support.plans import recipe_of
 

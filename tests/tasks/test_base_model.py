@@ -11,11 +11,10 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.errors import RecipeError
 from flytune.models import base as models_base
-from flytune.models.geometry import read_geometry
+from flytune.models import read_geometry
 from flytune.models.remote import files_to_fetch
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Model
-from flytune.records.metrics import Metrics
+from flytune.recipe import Model, Recipe
+from flytune.records import Metrics
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data

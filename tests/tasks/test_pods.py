@@ -12,8 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from kubernetes.client import ApiClient
 
 from flytune.errors import RecipeError
-from flytune.hardware.cluster import Cluster
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import Cluster, shape_named
 from flytune.sharding.zero import Zero3
 from flytune.training.preemption import GRACE_SECONDS
 from tasks.runtime import elastic, pods, secrets

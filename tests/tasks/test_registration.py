@@ -13,9 +13,8 @@ from google.protobuf import json_format
 
 from flytune.errors import RecipeError
 from flytune.failures.table import RETRIES
-from flytune.hardware.cluster import load_cluster
-from flytune.hardware.shapes import load_shapes
-from flytune.recipe.recipe import Recipe
+from flytune.hardware import load_cluster, load_shapes
+from flytune.recipe import Recipe
 from flytune.sharding import ONE_PROCESS
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan

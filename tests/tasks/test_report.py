@@ -7,7 +7,7 @@ import pytest
 from flytekit.types.error.error import FlyteError
 
 from flytune.artifacts import notify
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.training import phase_notes
 from flytune.training.checkpoints import paths
 from tasks import report

@@ -12,10 +12,8 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import data
 from flytune.data import mixture, progress, shards
 from flytune.errors import DataError
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Metrics, Plan, TrainingResult
 from tasks.prepare import prepare_data
 from tasks.runtime.directories import fetch
 from tests.support.pyflyte import pyflyte

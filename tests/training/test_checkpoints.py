@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from flytune import storage
 from flytune.errors import StorageError, TrainingError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.storage import Storage
 from flytune.training.checkpoints import paths, resume, staging
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger, kept

@@ -3,7 +3,7 @@
 import pytest
 
 from flytune.errors import TrainingError
-from flytune.records.contents import StoredFile
+from flytune.records import StoredFile
 from flytune.training.checkpoints import find, paths
 from flytune.training.checkpoints.ledger import Checkpoint
 from tests.support.plans import recipe_of

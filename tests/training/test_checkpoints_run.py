@@ -10,9 +10,9 @@ import pytest
 
 from flytune import data
 from flytune.errors import StorageError
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training import checkpoints, loop, step_log
 from flytune.training.checkpoints import saver
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger

@@ -5,14 +5,14 @@ import shutil
 import pytest
 
 from flytune import data
-from flytune.data.heldout import heldout_rows
+from flytune.data import heldout_rows
 from flytune.export import gate, write
 from flytune.export.tensors import verify
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import loading, scoring
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.training import TrainingResult
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import TrainingResult
 from flytune.sharding import SHARDINGS, pair_problem
 from flytune.training import loop, step_log, trainer
 from flytune.training.attempt_notes import Notes

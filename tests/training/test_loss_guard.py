@@ -1,12 +1,11 @@
 import pytest
 
 from flytune import data
-from flytune.data.order import Stream
+from flytune.data import Stream
 from flytune.errors import BadLoss
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.recipe.sections import Training
+from flytune.recipe import DataRequest, Recipe, Training
 from flytune.training import attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard

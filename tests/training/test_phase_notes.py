@@ -11,9 +11,9 @@ import pytest
 
 from flytune.errors import DataError, KilledAgain, Preempted
 from flytune.hardware import pod_memory
-from flytune.records.plan import EXPORT, Need, Plan
-from flytune.training import attempt_notes, phase_notes
-from flytune.training.phase_notes import PhaseNotes
+from flytune.records import Need, Plan
+from flytune.records.plan import EXPORT
+from flytune.training import PhaseNotes, attempt_notes, phase_notes
 from tasks.runtime import directories, retries
 from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from flytune.errors import Preempted
-from flytune.hardware.shapes import shape_named
-from flytune.recipe.sections import Checkpoints
+from flytune.hardware import shape_named
+from flytune.recipe import Checkpoints
 from flytune.training import preemption
 from flytune.training.preemption import Stopper
 from tests.support import ranks

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from flytune import data
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.models import scoring
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Step
 from flytune.records.plan import EVALUATE, EXPORT, SAVE, STEP
-from flytune.records.training import Step
 from flytune.training import eval_loss, loop, memory_peaks, step_log, step_timer
 from tests.support import ranks
 from tests.support.process_kills import kill_once_saved

@@ -7,9 +7,9 @@ import pytest
 
 from flytune import data
 from flytune.errors import TrainingError
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
+from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop, trackers
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

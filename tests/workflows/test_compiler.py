@@ -17,7 +17,7 @@ from flytekit.types.file import FlyteFile
 
 import workflows
 from flytune.evaluation.harness.run import Job
-from flytune.sweeps.points import Run, Running
+from flytune.sweeps import Run, Running
 from tests.support import compiler
 from tests.support.dynamics import errors, future
 from tests.support.plans import recipe_of

@@ -13,10 +13,8 @@ from flytekit.core.data_persistence import FileAccessProvider
 from flytune.artifacts import notify
 from flytune.data import order
 from flytune.errors import TrainingError
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, TrainingResult
 from flytune.training.checkpoints import find
 from tests.support.registration import SETTINGS
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

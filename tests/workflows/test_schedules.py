@@ -10,8 +10,7 @@ from flytekit.models.core.execution import WorkflowExecutionPhase
 from flytekit.tools.translator import get_serializable
 
 from flytune.errors import RecipeError
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Notify
+from flytune.recipe import Notify, Recipe
 from tests.support.recipes import content
 from tests.support.registration import SETTINGS
 from workflows.schedules import nightly, notifications, scheduled, weekly

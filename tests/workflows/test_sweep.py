@@ -14,12 +14,11 @@ from rich.console import Console
 
 from flytune.errors import DataError, RecipeError
 from flytune.planning import planner
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.registry import history
+from flytune.sweeps import Outcome, Run, Running, results
 from flytune.sweeps import grid as sweeps_grid
-from flytune.sweeps import results
-from flytune.sweeps.points import Run, Running
-from flytune.sweeps.results import Outcome, Sweep
+from flytune.sweeps.results import Sweep
 from tasks.promote import rollback_accepted
 from tasks.runtime.mapping import failure_reason, map_points
 from tests.chaos.pods import fill_command, write_inputs

@@ -7,11 +7,11 @@ from pathlib import Path
 from flytune.artifacts.publish import folder, hub, hub_errors
 from flytune.errors import ExportError
 from flytune.evaluation import guards
-from flytune.recipe.recipe import Recipe
-from flytune.records.contents import CONTENTS, Contents, record
-from flytune.records.metrics import Metrics
+from flytune.recipe import Recipe
+from flytune.records import Contents, Metrics
+from flytune.records.contents import CONTENTS, record
 
-__all__ = ["attempt", "check", "publish", "published_name"]
+__all__ = ["attempt", "check", "checkpoints", "publish", "published_name"]
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flytune.artifacts.publish import hub, hub_errors
 from flytune.errors import ExportError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from tqdm import tqdm
 
 from flytune.errors import ExportError
 from flytune.files import is_temporary
-from flytune.records.contents import CONTENTS, Contents
+from flytune.records import Contents
+from flytune.records.contents import CONTENTS
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)

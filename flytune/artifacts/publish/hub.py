@@ -13,12 +13,9 @@ from typing import Any
 
 from flytune.artifacts.publish import hub_errors
 from flytune.evaluation import guards
-from flytune.recipe.recipe import Recipe
-from flytune.records.contents import CONTENTS, Contents, stored_file
-from flytune.records.dataset import Manifest
-from flytune.records.metrics import Metrics
-from flytune.records.plan import Plan
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Contents, Manifest, Metrics, Plan, TrainingResult
+from flytune.records.contents import CONTENTS, stored_file
 from flytune.report import model_card
 
 log = logging.getLogger(__name__)

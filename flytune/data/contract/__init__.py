@@ -10,8 +10,8 @@ from flytune.data.contract import checks as contract_checks
 from flytune.data.contract.checks import Check, Verdict
 from flytune.data.contract.statistics import Statistics
 from flytune.errors import DataError
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Manifest
+from flytune.recipe import Data
+from flytune.records import Manifest
 from flytune.schema import Record
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from typing import Literal
 
 from flytune.data.contract.statistics import Statistics
 from flytune.data.formats import CHATS
-from flytune.recipe.sections import Data
-from flytune.records.dataset import Manifest
+from flytune.recipe import Data
+from flytune.records import Manifest
 from flytune.schema import Strict
 
 SYSTEMATIC = 0.01

@@ -10,7 +10,7 @@ from flytune.data.contract.duplicates import Hashes, below, earlier, firsts, sig
 from flytune.data.formats import CHATS
 from flytune.data.render import ChatTemplate
 from flytune.data.stored_samples import Part, parts
-from flytune.records.dataset import Manifest
+from flytune.records import Manifest
 
 HASHES = 5_000_000
 """Samples whose hashes are kept, 8 bytes each; of more, a share is drawn by content, so that equal ones are drawn together."""

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from flytune.data.tokenizer import load_tokenizer, require_chat_template
+from flytune.data import load_tokenizer, require_chat_template
 from flytune.errors import RecipeError
 from flytune.evaluation import guards
 from flytune.evaluation.harness import tasks
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 
 
 def download(recipe: Recipe, folder: Path | None) -> None:

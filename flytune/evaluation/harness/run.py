@@ -18,9 +18,8 @@ from pydantic import ConfigDict
 from flytune.evaluation import score
 from flytune.evaluation.harness import tasks as harness_tasks
 from flytune.models import loading
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import HarnessTask
-from flytune.records.metrics import TaskScore
+from flytune.recipe import HarnessTask, Recipe
+from flytune.records import TaskScore
 from flytune.schema import Record, Strict
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from flytune.data import harness_tasks
 from flytune.errors import RecipeError
-from flytune.recipe.recipe import Recipe
-from flytune.recipe.sections import Evaluation, HarnessTask
+from flytune.recipe import Evaluation, HarnessTask, Recipe
 
 SEED, OTHER_SEED = 0, 1234
 """The harness's default seeds: for `random`; for numpy, torch and the choice of few-shot examples."""

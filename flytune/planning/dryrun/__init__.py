@@ -13,10 +13,10 @@ from pathlib import Path
 
 from flytune.errors import RecipeError
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import SHARDINGS, sharding_of
 
-__all__ = ["Case", "DryRun", "Profile", "Storage", "refusal", "run"]
+__all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "refusal", "run"]
 
 
 def refusal(recipe: Recipe) -> str | None:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.schema import Record, Strict
 
 

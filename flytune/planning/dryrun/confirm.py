@@ -2,13 +2,14 @@
 
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates.memory import GIB
-from flytune.hardware.shapes import shape_named
-from flytune.models.geometry import config_file, read_geometry
+from flytune.hardware import shape_named
+from flytune.models import config_file, read_geometry
 from flytune.planning import candidates, dryrun
 from flytune.planning.candidates import Fit
 from flytune.planning.dryrun import DryRun
-from flytune.recipe.recipe import Recipe
-from flytune.records.plan import FIRST_STEP, LOAD, STEP, Need, Plan
+from flytune.recipe import Recipe
+from flytune.records import Need, Plan
+from flytune.records.plan import FIRST_STEP, LOAD, STEP
 
 _NOT_ALLOCATED = ("CUDA context", "NCCL", "fragmentation")
 

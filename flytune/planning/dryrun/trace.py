@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from flytune.data.collator import Collator
+from flytune.data import Collator
 from flytune.models import host_memory, loading, sharded_loading
 from flytune.planning.dryrun import cuda_kernels
 from flytune.planning.dryrun.allocations import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger, local

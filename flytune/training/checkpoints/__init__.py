@@ -8,4 +8,4 @@ processes. find: the newest checkpoint, looked up outside of a run.
 from flytune.training.checkpoints.paths import clear
 from flytune.training.checkpoints.saver import Saver
 
-__all__ = ["Saver", "clear"]
+__all__ = ["Saver", "clear", "find"]

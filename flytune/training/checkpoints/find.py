@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from flytune.errors import StorageError, TrainingError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.storage import Storage
 from flytune.training.checkpoints import paths
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger

@@ -19,7 +19,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError
 
-from flytune.records.contents import StoredFile
+from flytune.records import StoredFile
 from flytune.schema import Record
 from flytune.storage import Storage
 

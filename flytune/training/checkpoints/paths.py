@@ -3,9 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
-from flytune.recipe.recipe import Recipe
-from flytune.records.dataset import Manifest
-from flytune.records.training import TrainingResult
+from flytune.recipe import Recipe
+from flytune.records import Manifest, TrainingResult
 from flytune.storage import Storage
 from flytune.training import attempt_notes, phase_notes
 from flytune.training.checkpoints import staging

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from flytune import __version__
 from flytune.errors import StorageError
-from flytune.recipe.recipe import Recipe
+from flytune.recipe import Recipe
 from flytune.records.training import STEPS
 from flytune.sharding import sharding_of
 from flytune.storage import failure

@@ -14,10 +14,10 @@ from typing import Any
 from flytune import data
 from flytune.artifacts import build
 from flytune.evaluation import score
-from flytune.hardware.shapes import shape_named
+from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe.recipe import DataRequest, Recipe
-from flytune.records.training import TrainingResult
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import TrainingResult
 from flytune.selftest import tiny_model
 from flytune.training import loop
 from tests.support import ranks
