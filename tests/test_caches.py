@@ -83,7 +83,7 @@ def test_a_cached_task_runs_on_a_laptop_without_a_home(tmp_path):
         "from flytune.recipe.recipe import DataRequest, Recipe; from tasks.prepare import prepare_data\n"
         f"recipe = Recipe.model_validate({tiny_recipe(base, rows)!r})\n"
         "request = DataRequest(model=recipe.model, data=recipe.data, fingerprint='x')\n"
-        f"print(prepare_data(request=request, keep={str(tmp_path / 'keep')!r}).path)"
+        f"print(prepare_data(request=request, scratch_folder={str(tmp_path / 'keep')!r}).path)"
     )
     (folder,), _ = ran(code, tmp_path, HOME=NOWHERE)
     assert folder

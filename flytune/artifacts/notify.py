@@ -44,9 +44,9 @@ def send(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bo
 def success_message(recipe: Recipe, metrics: Metrics, address: str) -> str:
     """Return the message about a stored artifact."""
     low, high = metrics.loss_difference_low, metrics.loss_difference_high
-    verdict = "better beyond doubt" if metrics.is_better else "not better beyond doubt"
+    verdict = "significantly better" if metrics.is_better else "not significantly better"
     broken = "".join(f"\nNot published or promoted: {sentence}" for sentence in guards.broken(recipe, metrics))
     return (
         f"{recipe.name}: done. Held-out perplexity {metrics.base.perplexity:.2f} -> {metrics.tuned.perplexity:.2f}; loss "
-        f"{metrics.loss_difference:+.4f} nats a token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}{broken}"
+        f"{metrics.loss_difference:+.4f} nats per token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}{broken}"
     )

@@ -80,7 +80,7 @@ def _show_time(plan: Plan, console: Console) -> None:
     tables.show(table, console)
     low, rate, high = plan.tokens_per_second
     console.print(
-        f"{rate:,.0f} tokens a second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
+        f"{rate:,.0f} tokens per second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
         f"{1e9 / rate / 3600:,.1f} hours and cost {_dollars(plan.price_per_billion_tokens or 0.0)}",
         highlight=False,
     )

@@ -211,7 +211,7 @@ def test_card_front_matter(stored, recipe, dataset, whole, tmp_path):
 
 def test_card_text(stored):
     text = (stored / "README.md").read_text()
-    for shown in ("Adds numbers.", "39.6", "21.3 (19.9 to 22.9)", "−0.620 (−0.660 to −0.580)", "32 trained on, 12 held out"):
+    for shown in ("Adds numbers.", "39.6", "21.3 (19.9 to 22.9)", "−0.620 (−0.660 to −0.580)", "32 for training, 12 held out"):
         assert shown in text
     assert "pyflyte run workflows/finetune.py finetune --recipe recipe.yaml" in text
     assert "{{" not in text

@@ -98,7 +98,7 @@ def test_what_is_told_of_an_artifact():
         samples=5, tokens=9, loaded_as="nf4", answers=[], seconds=1,
     )  # fmt: skip
     said = notify.success_message(recipe_of(), metrics, "s3://bucket/x")
-    assert "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats a token (-0.7000 to -0.5000): better beyond doubt." in said
+    assert "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats per token (-0.7000 to -0.5000): significantly better." in said
     assert said.endswith("Artifact: s3://bucket/x")
     unclear = notify.success_message(recipe_of(), metrics.model_copy(update={"loss_difference_high": 0.1}), str(Path("x")))
-    assert "not better beyond doubt" in unclear
+    assert "not significantly better" in unclear

@@ -2,7 +2,8 @@
 
 import pytest
 
-from flytune.console.step_lines import StepLines, format_step, step_lines
+from flytune.console import step_lines
+from flytune.console.step_lines import StepLines
 from flytune.records import Step
 
 

@@ -242,7 +242,7 @@ def test_an_incomplete_trained_folder(missing, name, base, dataset, tmp_path):
 
 
 def test_a_damaged_dataset(base, dataset, tmp_path):
-    with pytest.raises(DataError, match=r"no manifest.json, so preparing it never finished; prepare the data again"):
+    with pytest.raises(DataError, match=r"no manifest.json, so the preparation never finished; prepare the data again"):
         heldout_rows(tmp_path, 5)
     copy = copy_tree(dataset, tmp_path / "copy")
     (copy / "heldout" / "00001.parquet").write_bytes(b"PAR1")

@@ -75,7 +75,7 @@ def test_the_command_line_shows_time_and_price():
     shown = io.StringIO()
     table.show(planner.make(recipe, geometry=geometry_of(recipe)), Console(file=shown, width=200))
     assert "forecast of one step" in shown.getvalue()
-    assert "tokens a second on all GPUs (likely" in shown.getvalue()
+    assert "tokens per second on all GPUs (likely" in shown.getvalue()
     assert "a billion tokens take" in shown.getvalue()
 
 

@@ -87,5 +87,5 @@ def test_a_recipe_that_cannot_be_compared_is_refused_before_it_is_registered(tmp
     import yaml
 
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content()))
-    with pytest.raises(RecipeError, match=r"data\.heldout_path is missing: champion and challenger are held"):
+    with pytest.raises(RecipeError, match=r"data\.heldout_path is missing: champion and challenger are compared"):
         scheduled("mine", tmp_path / "recipe.yaml", "0 2 * * *", "s3://b/accepted", days=1)
