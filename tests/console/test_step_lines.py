@@ -3,7 +3,7 @@
 import pytest
 
 from flytune.console import step_lines
-from flytune.console.step_lines import StepLines
+from flytune.console.step_lines import StepLines, format_step
 from flytune.records import Step
 
 
