@@ -90,7 +90,7 @@ def test_a_pod_that_is_killed_twice_in_the_same_phase_is_not_retried(attempt, mo
     first, second, *_ = error.message.splitlines()
     assert first.startswith("train_cpu_1 failed: ")
     assert "attempts 5 and 6 were killed without a report in the same phase, steady step, at " in first
-    assert re.search(r"at \d+\.\d and \d+\.\d of the \d+\.\d GiB .* \(the plan had counted \d+\.\d GiB\)", first)
+    assert re.search(r"at \d+\.\d and \d+\.\d of the \d+\.\d GiB .* \(the plan had \d+\.\d GiB\)", first)
     assert second.startswith("what to do: a shape with more memory_gib")
     # Another execution may try again.
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "def")
@@ -113,7 +113,7 @@ def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attem
     auto = {"training.auto_find_batch_size": True}
     error = attempt("memory 1 2", **auto)
     assert error.kind == RECOVERABLE
-    assert "2 x 2 x 2 processes is the same global batch of 8, and the next attempt takes it" in error.message
+    assert "2 x 2 x 2 processes is the same global batch of 8, and the next attempt uses it" in error.message
     halved, whole = attempt(**auto), attempt(**auto, **{"training.seed": 42, "name": "whole"})
     assert [step.loss for step in halved.steps] == pytest.approx([step.loss for step in whole.steps], abs=1e-5)
 
