@@ -12,6 +12,7 @@ import tqdm
 from rich.console import Console
 from rich.table import Table
 
+from flytune.console import tables
 from flytune.errors import RecipeError
 from flytune.selftest.runs import Pair
 from tests.chaos.pairs import DisturbedPair, Report, make_inputs, pairs_on_cpu
@@ -95,20 +96,20 @@ def show(reports: list[Report], console: Console) -> None:
     """Print the table, the faults by kind, and the differences."""
     table = Table(title="Runs with faults, compared with an undisturbed run", title_justify="left")
     for name in ("pair", "faults", "runs (on S3)", "pods", "steps", "repeated", "s to next step", "verdict"):
-        table.add_column(name, justify="left" if name in ("pair", "verdict") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("pair", "verdict") else "right")
     for report in reports:
         median = f"{report.median:.1f}" if report.median is not None else ""
         verdict = "[red]LOST[/]" if report.problems else "[green]equal, bit for bit[/]"
         numbers = (sum(report.faults.values()), f"{report.runs} ({report.on_s3})", report.pods, report.steps)
         table.add_row(report.pair, *map(str, numbers), str(sum(report.repeated.values())), median, verdict)
-    console.print(table)
+    tables.show(table, console)
     kinds = Table(title="Faults by kind", title_justify="left")
     for name in ("fault", "times", "repeated steps"):
         kinds.add_column(name, justify="left" if name == "fault" else "right")
     for kind in sorted({kind for report in reports for kind in report.faults}):
         sides = [one.faults for one in reports], [one.repeated for one in reports]
         kinds.add_row(kind, *(str(sum(found.get(kind, 0) for found in side)) for side in sides))
-    console.print(kinds)
+    tables.show(kinds, console)
     total, problems = (
         sum(sum(one.faults.values()) for one in reports),
         [(one.pair, text) for one in reports for text in one.problems],

@@ -3,10 +3,11 @@
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import ThreadingHTTPServer
 
 import pytest
+
+from tests.support.json_server import JsonHandler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = [{"instruction": f"ask {n}", "output": f"say {n}"} for n in range(50)]
@@ -18,7 +19,7 @@ INFO = {
 }  # fmt: skip
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(JsonHandler):
     """Mock hub with owner/pairs (one file at one commit) and the gated owner/closed."""
 
     def do_GET(self) -> None:
@@ -44,18 +45,6 @@ class Hub(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
-    def _send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        """Write no log."""
 
 
 @pytest.fixture(scope="module")

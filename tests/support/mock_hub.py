@@ -14,11 +14,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.support.json_server import JsonHandler
 
 ADDRESS = "hf://ada/sums"
 REPOSITORY = "ada/sums"
@@ -94,7 +96,7 @@ class Hub(ThreadingHTTPServer):
         """Ignore connections that were cut on purpose."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
@@ -278,18 +280,6 @@ class Handler(BaseHTTPRequestHandler):
         if not self._may_write(name.partition("/")[0]):
             raise Refusal(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
         return found
-
-    def _send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        """Silent."""
 
 
 NAME = "([^/]+/[^/]+)"
