@@ -1,4 +1,4 @@
-"""Base of the HTTP handlers of servers that stand in for a hub."""
+"""Base of the HTTP handlers of mock hubs."""
 
 import json
 from http.server import BaseHTTPRequestHandler
