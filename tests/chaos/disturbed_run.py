@@ -68,7 +68,7 @@ class DisturbedRun:
             self.problems.append(str(error))
         finally:
             for pod in [*self.alive, *(pod for _, pod in self._orphaned)]:
-                self.leaves_files |= bool(self.done) and not pod.has_outputs()
+                self._note_files_left_by(pod)
                 pod.kill()
 
     def _step(self, bag: Bag, limit: int, report: Callable[[str | None], None]) -> None:
@@ -165,8 +165,14 @@ class DisturbedRun:
             elif error and not error[0]:
                 self.by_hand += 1
 
+    def _note_files_left_by(self, pod: Pod) -> None:
+        # Outputs of a pod that has not been looked at since it stored them count too.
+        others = [*self.alive, *(other for _, other in self._orphaned)]
+        is_stored = bool(self.done) or any(other.has_outputs() for other in others if other is not pod)
+        self.leaves_files |= is_stored and not pod.has_outputs()
+
     def _clean_up(self, pod: Pod) -> None:
-        self.leaves_files |= bool(self.done) and not pod.has_outputs()
+        self._note_files_left_by(pod)
         pod.kill()
         # The pod's disk is lost with it.
         shutil.rmtree(pod.temporary, ignore_errors=True)
