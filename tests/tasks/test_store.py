@@ -32,7 +32,7 @@ def test_a_pod_s_output_says_what_it_is(tmp_path):
     metrics = score.score(recipe, trained, dataset)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "tasks.json").write_text("[]")
-    folders = {"dataset": dataset, "trained": trained, "data": tmp_path / "data"}
+    folders = {"dataset": dataset, "trained": trained, "harness_data": tmp_path / "data"}
     inputs = {"metrics": metrics, "answers": [], **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
     made = pod(store_artifact, tmp_path / "store", recipe=recipe, plan=plan_for(recipe), **inputs)
     assert isinstance(made, dict), made.error.message
