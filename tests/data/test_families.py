@@ -22,7 +22,7 @@ FOLDER = ROOT / "tests" / "support" / "templates"
 
 
 class Family(NamedTuple):
-    """What a chat template in tests/support/templates does with an answer."""
+    """Treatment of an answer by a chat template in tests/support/templates."""
 
     end: str
     """What ends it, spaces before the marker included."""
