@@ -7,6 +7,7 @@ outputs, as in flytepropeller (nodes/task/handler.go: ValidateOutput).
 
 import socket
 import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,7 +183,10 @@ def run_pods(admin, task, inputs, folder, environment, execution, **disturbed):
     Raises:
         PodFailed: the pods wrote an error document, or neither that nor outputs.
     """
-    *_, last = attempts(admin, task, inputs, folder, environment, execution, **disturbed)
+    *failed, last = attempts(admin, task, inputs, folder, environment, execution, **disturbed)
+    for attempt in failed:
+        codes, logs = [pod.code for pod in attempt.pods], [pod.log_text()[-1000:] for pod in attempt.pods]
+        warnings.warn(f"attempt failed: {attempt.condition}, {attempt.error}, exit codes {codes}, logs {logs}", stacklevel=2)
     if last.error is not None:
         raise PodFailed(last.error.message)
     if last.outputs is None:
