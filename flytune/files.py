@@ -43,6 +43,14 @@ def written_atomically(path: Path, *, keep_existing: bool = False) -> Iterator[P
             temporary.unlink(missing_ok=True)
 
 
+def link_or_copy(file: Path, path: Path) -> None:
+    """Hard-link a large file that nobody edits; copy it to another file system."""
+    try:
+        os.link(file.resolve(), path)
+    except OSError:
+        shutil.copy(file, path)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Write a file atomically; once this returns, it survives a crash of the machine."""
     with written_atomically(path) as temporary:

@@ -6,6 +6,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.failures.table import RETRIES
 from flytune.models import BaseRequest
 from flytune.models import base as models_base
+from flytune.planning import pod_disk
 from images import LIGHT
 from tasks.runtime.directories import is_local, new_folder
 from tasks.runtime.retries import classify_failures
@@ -14,8 +15,7 @@ from tasks.runtime.secrets import secrets
 
 # Raise it when the same request would store other files.
 CACHE_VERSION = "1"
-# The pod's disk holds one file of weights at a time.
-_PODS = Resources(cpu="2", mem="4Gi", ephemeral_storage="24Gi")
+_PODS = Resources(cpu="2", mem="4Gi", ephemeral_storage=f"{pod_disk.FETCH_BASE_GIB}Gi")
 
 
 @without_schema

@@ -14,6 +14,7 @@ from flytune.data.progress import PROGRESS
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.failures.table import RETRIES
+from flytune.planning import pod_disk
 from flytune.recipe import DataRequest
 from images import LIGHT
 from tasks.runtime.directories import new_folder
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 # Raise it when the same request would prepare other bytes.
 CACHE_VERSION = "4"
 # Requests and limits: the task starts one process for each core of the container, and each process holds a tokenizer.
-_PODS = Resources(cpu="4", mem="16Gi")
+_PODS = Resources(cpu="4", mem="16Gi", ephemeral_storage=f"{pod_disk.PREPARE_GIB}Gi")
 
 
 @without_schema

@@ -11,11 +11,13 @@ from flytekit.types.file import FlyteFile
 
 from flytune.artifacts import build, notify, publish
 from flytune.failures.table import RETRIES
+from flytune.planning import pod_disk
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.storage import Storage
 from flytune.training import checkpoints
 from images import LIGHT
-from tasks.runtime.directories import fetch, new_folder, upload, with_checkpoint_folder
+from tasks.runtime.directories import fetch, fetch_without, new_folder, upload, with_checkpoint_folder
 from tasks.runtime.harness_data import combine_scores
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
@@ -46,7 +48,7 @@ class Facts:
 @without_schema
 @task(
     container_image=LIGHT,
-    requests=Resources(cpu="2", mem="8Gi"),
+    requests=Resources(cpu="2", mem="8Gi", ephemeral_storage=f"{pod_disk.STORE_GIB}Gi"),
     retries=RETRIES,
     secret_requests=[*secrets("hub"), *secrets("notify")],
     enable_deck=True,
@@ -67,11 +69,13 @@ def store_artifact(
     """
     with classify_failures():
         metrics, results = combine_scores(recipe, metrics, answers, harness_data)
-        folder = build.store(recipe, plan, fetch(dataset), fetch(trained), metrics, new_folder() / recipe.name, results)
+        small, model = fetch_without(build.WEIGHTS, trained)
+        folder = build.store(recipe, plan, fetch(dataset), small, metrics, new_folder() / recipe.name, results, model)
     Deck("Report", (folder / "report.html").read_text(encoding="utf-8"))
     with classify_failures():
-        stored = upload(folder)
-    published = publish.attempt(folder, recipe, metrics)
+        # 405B parameters are 811 GB: no weight passes through this pod, unless a hub is to get it.
+        stored = upload(folder, build.weight_files(folder, model) if model else None, model)
+    published = publish.attempt(folder, recipe, metrics, Storage(stored.path, "") if model else None)
     records = Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json")
     try:
         checkpoints.clear(with_checkpoint_folder(recipe), *records)

@@ -78,25 +78,12 @@ def untrained(monkeypatch):
 
 
 @pytest.fixture
-def bucket(monkeypatch):
+def bucket():
     """An S3 bucket on this machine."""
-    import boto3
-    import s3fs
-    from moto.server import ThreadedMotoServer
+    from tests.support.s3 import counted_bucket
 
-    from tasks.runtime.termination import close_file_systems
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
-    for name, value in {**settings, "DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    boto3.client("s3").create_bucket(Bucket="models")
-    yield "s3://models"
-    close_file_systems()
-    server.stop()
+    with counted_bucket():
+        yield "s3://models"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from flytune.errors import DataError
+from flytune.errors import DataError, StorageError
 from flytune.storage import Storage, reason
 
 
@@ -60,3 +60,34 @@ def test_every_failure_is_the_callers_error(tmp_path, monkeypatch):
 
 def test_reasons_are_one_line():
     assert reason(OSError("a\n  b")) == "OSError: a b"
+
+
+def test_copies_between_all_kinds_of_storage(bucket, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.safetensors").write_bytes(bytes(range(256)) * 64)
+    here, there, other = Storage(tmp_path / "here"), Storage(f"{bucket}/there"), Storage(f"{bucket}/other")
+    folder = Storage(tmp_path / "folder")
+    names = {"deep/b.safetensors": "a.safetensors"}
+    there.copy_from(here, {"a.safetensors": "a.safetensors"})  # uploaded
+    other.copy_from(there, names)  # by the store
+    folder.copy_from(other, {"c.safetensors": "deep/b.safetensors"})  # downloaded
+    folder.copy_from(here, names)  # linked
+    digest = here.get("a.safetensors")
+    assert [other.get("deep/b.safetensors"), folder.get("c.safetensors"), folder.get("deep/b.safetensors")] == [digest] * 3
+    assert (tmp_path / "folder/deep/b.safetensors").samefile(tmp_path / "here/a.safetensors")
+
+
+def test_a_copy_that_is_not_complete_yet_is_awaited(bucket, monkeypatch):
+    """As on Azure, which answers before it has copied."""
+    there, other = Storage(f"{bucket}/there"), Storage(f"{bucket}/other")
+    there.write("a", b"new")
+    other.write("a", b"old")
+    waited = []
+    monkeypatch.setattr("flytune.storage.time.sleep", lambda seconds: waited.append(seconds) or other.write("a", b"new"))
+    monkeypatch.setattr(other.filesystem, "copy", lambda *arguments, **named: None)
+    other.copy_from(there, {"a": "a"})
+    assert waited == [1]
+    other.write("a", b"old")
+    monkeypatch.setattr("flytune.storage.time.sleep", lambda seconds: None)
+    with pytest.raises(StorageError, match=r"s3://models/other/a: the copy of s3://models/there/a is incomplete; run again"):
+        other.copy_from(there, {"a": "a"})

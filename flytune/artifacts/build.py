@@ -1,11 +1,10 @@
 """The artifact: one folder with weights, tokenizer and everything that a rerun needs; stored completely or not at all."""
 
 import json
-import logging
-import os
+import re
 import shutil
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
@@ -13,42 +12,61 @@ from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError
 from flytune.evaluation import guards
 from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.files import link_or_copy
 from flytune.models.probe import PROBE
 from flytune.recipe import Recipe
 from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingResult
 from flytune.records.comparison import COMPARISON
-from flytune.records.contents import CONTENTS, list_files, record
+from flytune.records.contents import CONTENTS, StoredFile, list_files, record
 from flytune.records.training import STEPS
 from flytune.report import model_card, page, xray
+from flytune.storage import Storage
 
 __all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
-
-log = logging.getLogger(__name__)
 
 # Pickles run code when they are loaded; the rest is state that only training needs.
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
 STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step", "checkpoint-")
+WEIGHTS = re.compile(r"(model|adapter)/[^/]+\.safetensors")
+"""Name of a file of weights in a trained folder."""
 CACHES = {"__pycache__", ".cache", ".git"}
 
 
 def store(
-    recipe: Recipe, plan: Plan, dataset: Path, trained: Path, metrics: Metrics, out: Path, harness: Path | None = None
+    recipe: Recipe,
+    plan: Plan,
+    dataset: Path,
+    trained: Path,
+    metrics: Metrics,
+    out: Path,
+    harness: Path | None = None,
+    weights: Storage | None = None,
 ) -> Path:
     """Assemble the artifact in `out`, a new or empty folder, and return it. Weights are hard-linked if possible.
 
-    `harness` is the folder with the results of the harness's tasks, base.json and tuned.json, if any were run.
+    Args:
+        recipe: the run's recipe.
+        plan: its plan.
+        dataset: folder of the prepared data.
+        trained: folder of the trained model.
+        metrics: its metrics.
+        out: folder of the artifact.
+        harness: folder with the results of the harness's tasks, base.json and tuned.json, if any were run.
+        weights: storage of all files of `trained`, if the folder lacks the weights. They are checked there, listed in
+            artifact.json, and not in `out`: `weight_files` names them.
 
     Raises:
         ExportError: `out` is not empty; `trained` has no weights, or has pickles, optimizer state, empty or truncated files.
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
-    weights = _checked_weights(trained)
+    stored = weights or Storage(trained, "", error=ExportError)
+    kind = _checked_weights(stored, trained)
     manifest = record(Manifest, dataset / "manifest.json")
     training = record(TrainingResult, trained / "training.json")
 
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(weights, out, copy_function=_link, dirs_exist_ok=True)
+    shutil.copytree(trained / kind, out, copy_function=_link, dirs_exist_ok=True)
     if harness:
         shutil.copytree(harness, out / "harness")
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
@@ -65,8 +83,18 @@ def store(
     records, broken = (recipe, plan, manifest, training, metrics), guards.broken(recipe, metrics)
     (out / "report.html").write_text(page.render(*records, broken=broken, xray=xray.section(dataset)), encoding="utf-8")
     (out / "README.md").write_text(model_card.render(*records, broken=broken), encoding="utf-8")
-    Contents(files=list_files(out, label="hashing the artifact")).write(out / CONTENTS)
+    exported = _listed_weights(trained, kind, stored)
+    here = list_files(out, {file.file: file.sha256 for file in exported}, "hashing the artifact")
+    elsewhere = [file for file in exported if not (out / file.file).is_file()]
+    Contents(files=sorted([*here, *elsewhere], key=lambda file: file.file)).write(out / CONTENTS)
     return out
+
+
+def weight_files(artifact: Path, trained: Storage) -> dict[str, str]:
+    """Return the weights that a stored artifact lists and lacks: their names in `trained` by their names in the artifact."""
+    kind = _kind(trained.sizes(""))
+    listed = record(Contents, artifact / CONTENTS).files
+    return {file.file: f"{kind}/{file.file}" for file in listed if not (artifact / file.file).is_file()}
 
 
 def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | float | None]:
@@ -83,53 +111,73 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
     }
 
 
-def _checked_weights(trained: Path) -> Path:
-    """Return `model/` or `adapter/` below `trained`, after a check of its files."""
-    found = [trained / name for name in ("model", "adapter") if list((trained / name).glob("*.safetensors"))]
-    if len(found) != 1:
-        what = "both model/ and adapter/" if found else "neither model/ nor adapter/ with *.safetensors"
+def _kind(names: Iterable[str]) -> str | None:
+    """Return `model` or `adapter`, the folder with the weights; None if there are none, or both."""
+    found = {name.partition("/")[0] for name in names if WEIGHTS.fullmatch(name)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _checked_weights(stored: Storage, trained: Path) -> str:
+    """Return `model` or `adapter`, the folder with the weights, after a check of all files."""
+    sizes = stored.sizes("")
+    if (kind := _kind(sizes)) is None:
+        both = any(name.startswith("model/") and name.endswith(".safetensors") for name in sizes)
+        what = "both model/ and adapter/" if both else "neither model/ nor adapter/ with *.safetensors"
         raise ExportError(f"{trained}: has {what}; nothing was stored")
-    for path in sorted(path for path in trained.rglob("*") if path.is_file()):
-        if reason := _unfit(path, path.relative_to(trained)):
-            raise ExportError(f"{path.relative_to(trained)}: {reason}; nothing was stored")
-    for index in found[0].glob("*.safetensors.index.json"):
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if missing := sorted(name for name in named if not (found[0] / name).is_file()):
-            raise ExportError(f"{found[0].name}/{missing[0]}: listed in {index.name} but missing; nothing was stored")
-    return found[0]
+    for name in sorted(sizes):
+        if reason := _unfit(stored, name, sizes[name]):
+            raise ExportError(f"{name}: {reason}; nothing was stored")
+    for index in [name for name in sizes if name.startswith(f"{kind}/") and name.endswith(".safetensors.index.json")]:
+        named = set(json.loads(stored.read(index))["weight_map"].values())
+        if missing := sorted(name for name in named if f"{kind}/{name}" not in sizes):
+            raise ExportError(f"{kind}/{missing[0]}: listed in {index.partition('/')[2]} but missing; nothing was stored")
+    return kind
 
 
-def _unfit(path: Path, relative: Path) -> str | None:
+def _unfit(stored: Storage, name: str, size: int) -> str | None:
     """Return the reason why a file may not be in an artifact; None if it may."""
+    path = PurePosixPath(name)
     if path.suffix in PICKLES:
         return "a pickle; weights are stored as safetensors alone"
-    if any(part.startswith(STATE) for part in relative.parts):
+    if any(part.startswith(STATE) for part in path.parts):
         return "training state, which is no part of a model"
-    if CACHES.intersection(relative.parts):
+    if CACHES.intersection(path.parts):
         return "a cache"
-    if not path.stat().st_size:
+    if not size:
         return "empty"
-    if path.suffix == ".safetensors" and (expected := _safetensors_size(path)) != path.stat().st_size:
-        return f"truncated or damaged: its header says {expected:,} bytes, it has {path.stat().st_size:,}"
+    if path.suffix == ".safetensors" and (expected := _safetensors_size(stored, name)) != size:
+        return f"truncated or damaged: its header says {expected:,} bytes, it has {size:,}"
     return None
 
 
-def _safetensors_size(path: Path) -> int:
+def _safetensors_size(stored: Storage, name: str) -> int:
     """Return the bytes of a safetensors file by its header (8 bytes of length, JSON header, tensors); 0 if it is unreadable."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(length) if length < 2**27 else b"")
-            return 8 + length + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
-        except (ValueError, KeyError, TypeError):
-            return 0
+    length = int.from_bytes(stored.read_part(name, 0, 8), "little")
+    try:
+        header = json.loads(stored.read_part(name, 8, 8 + length) if length < 2**27 else b"")
+        return 8 + length + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
-def _link(source: str, target: str) -> Any:
-    """Hard-link weights, gigabytes that nobody edits; copy other files, and weights on another file system."""
+def _listed_weights(trained: Path, kind: str, stored: Storage) -> list[StoredFile]:
+    """Return the files of weights with their hashes: those of export.json, which the gate has compared; others are read."""
+    listed = record(Export, trained / EXPORT).files if (trained / EXPORT).is_file() else []
+    known, found = {file.file: file for file in listed}, []
+    for name, size in sorted(stored.sizes(kind).items()):
+        if not name.endswith(".safetensors"):
+            continue
+        if (file := known.get(name)) is None:
+            file = StoredFile(file=name, size=size, sha256=stored.get(f"{kind}/{name}"))
+        if file.size != size:
+            raise ExportError(f"{kind}/{name}: has {size:,} bytes, {file.size:,} by {EXPORT}; nothing was stored")
+        found.append(file)
+    return found
+
+
+def _link(source: str, target: str) -> None:
+    """Link weights, gigabytes that nobody edits; copy other files."""
     if source.endswith(".safetensors"):
-        try:
-            return os.link(os.path.realpath(source), target)
-        except OSError:
-            log.debug("%s: cannot be linked, so it is copied", source)
-    return shutil.copy(source, target)
+        link_or_copy(Path(source), Path(target))
+    else:
+        shutil.copy(source, target)

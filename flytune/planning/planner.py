@@ -7,7 +7,7 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import step_time
 from flytune.hardware import Shape, load_shapes
 from flytune.models import Geometry, initial_adapter, read_geometry
-from flytune.planning import budget, candidates, ranking, requirements, save_interval, workloads
+from flytune.planning import budget, candidates, pod_disk, ranking, requirements, save_interval, workloads
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe
@@ -79,6 +79,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     steps = recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples)
     hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
+    disk = pod_disk.shortage(recipe, samples)
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
@@ -112,6 +113,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *([save_interval.describe(lost)] if lost else []),
+            *([disk] if disk else []),
             *([short] if short else []),
             *([_calibrated(calibration)] if calibration else []),
         ],

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from flytekit import FlyteContextManager, current_context
@@ -13,6 +15,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import caches
 from flytune.errors import DataError
 from flytune.recipe import Recipe
+from flytune.storage import Storage
 from flytune.training import attempt_notes
 
 
@@ -40,18 +43,44 @@ def fetch(directory: FlyteDirectory) -> Path:
     return folder
 
 
+def fetch_without(weights: re.Pattern[str], directory: FlyteDirectory) -> tuple[Path, Storage | None]:
+    """Return a directory's local folder without the files whose names match `weights`, and the storage of all its files.
+
+    A folder of this machine has everything, and there is no such storage.
+
+    Raises:
+        DataError: the folder is empty or gone.
+    """
+    if directory.remote_source is None:
+        return fetch(directory), None
+    stored, folder = Storage(directory.remote_source, ""), new_folder() / "trained"
+    folder.mkdir()
+    names = [name for name in stored.sizes("") if not weights.fullmatch(name)]
+    if not names:
+        raise DataError(f"{directory.remote_source}: the stored folder is empty or gone; run again with --overwrite-cache")
+    for name in names:
+        stored.download(name, folder / name)
+    return folder, stored
+
+
 def is_local() -> bool:
     """Return True if tasks' outputs stay on this machine: a run without a cluster."""
     scheme, _, path = FlyteContextManager.current_context().file_access.raw_output_prefix.partition("://")
     return not path or scheme == "file"
 
 
-def upload(folder: Path) -> FlyteDirectory:
-    """Store a folder's content now, so that its address is known before the task returns; return it as Flyte's directory."""
+def upload(folder: Path, others: Mapping[str, str] | None = None, source: Storage | None = None) -> FlyteDirectory:
+    """Store a folder's content now, so that its address is known before the task returns; return it as Flyte's directory.
+
+    The storage copies `others` from `source`, by their names in the folder, before it gets the folder's own files.
+    """
     files = FlyteContextManager.current_context().file_access
     if is_local():
         return FlyteDirectory(str(folder))
-    return FlyteDirectory(files.put_data(str(folder), files.get_random_remote_directory(), is_multipart=True))
+    address = files.get_random_remote_directory()
+    if source is not None and others:
+        Storage(address, "").copy_from(source, others, "copying the weights")
+    return FlyteDirectory(files.put_data(str(folder), address, is_multipart=True))
 
 
 def fetch_file(directory: FlyteDirectory, name: str) -> Path:

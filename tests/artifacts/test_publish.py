@@ -14,11 +14,12 @@ from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError, RecipeError
 from flytune.recipe import Recipe
 from flytune.recipe.sections import Publish
+from flytune.storage import Storage
 from tests.support import mock_hub
 from tests.support.mock_hub import ADDRESS, REPOSITORY, Refusal
 from tests.support.paths import ROOT
 from tests.support.reports import metrics as made_up
-from tests.support.stages import plan_for, recipe_for, write_dataset, write_trained
+from tests.support.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
 from tests.support.tiny import tiny_base
 
 # How huggingface_hub hands a file to httpx.
@@ -86,6 +87,18 @@ def test_its_artifact_json_lists_it_as_it_lies_there(hub, adapter):
         for name, content in files.items()
         if name not in (".gitattributes", "artifact.json")
     }
+
+
+def test_weights_that_are_elsewhere_are_uploaded_from_there_one_at_a_time(hub, model, tmp_path):
+    publish(model, "here")
+    small = copy_tree(model, tmp_path / "small")
+    (small / "model.safetensors").unlink()
+    repository = hub.repositories[REPOSITORY]
+    expected = repository.files()
+    build.publish(small, ADDRESS, "elsewhere", Storage(model))
+    assert repository.files("elsewhere").keys() == expected.keys()
+    assert repository.files("elsewhere")["model.safetensors"] == expected["model.safetensors"]
+    assert json.loads(repository.files("elsewhere")["artifact.json"]).keys() == json.loads(expected["artifact.json"]).keys()
 
 
 def test_again_makes_no_commit(hub, adapter):

@@ -24,11 +24,9 @@ from flyteidl.admin import (
 )
 from flyteidl.core import identifier_pb2, literals_pb2
 from flyteidl.service import admin_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-from werkzeug.serving import make_server
 
 from tests.support import compiler
+from tests.support.s3 import ObservedS3
 
 BUCKET = "flyte"
 PAGE = 3
@@ -207,29 +205,23 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return dataproxy_pb2.CreateUploadLocationResponse(signed_url=address, native_url=f"s3://{BUCKET}/{key}")
 
 
-class _Storage(ThreadedMotoServer):
-    """Mock S3 (moto's) whose writes below ab/ (raw data) are recorded and limited to the Admin's rate."""
+class _Storage(ObservedS3):
+    """Mock S3 whose writes below ab/ (raw data) are recorded and limited to the Admin's rate."""
 
     admin = None
 
-    def _server_entry(self):
-        moto = DomainDispatcherApplication(create_backend_app)
-
-        def application(environ, start):
-            key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}/")
-            if environ["REQUEST_METHOD"] != "PUT" or not key.startswith("ab/"):
-                return moto(environ, start)
-            self.admin.arriving.append(key)
-            try:
-                if self.admin.bytes_per_second is not None:
-                    time.sleep(int(environ.get("CONTENT_LENGTH") or 0) / self.admin.bytes_per_second)
-                return moto(environ, start)
-            finally:
-                self.admin.arriving.remove(key)
-
-        self._server = make_server(self._ip_address, self._port, application, True, request_handler=MotoRequestHandler)
-        self._server_ready_event.set()
-        self._server.serve_forever()
+    def answer(self, moto, environ, start):
+        """Answer a request; writes of raw data take their time."""
+        key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}/")
+        if environ["REQUEST_METHOD"] != "PUT" or not key.startswith("ab/"):
+            return moto(environ, start)
+        self.admin.arriving.append(key)
+        try:
+            if self.admin.bytes_per_second is not None:
+                time.sleep(int(environ.get("CONTENT_LENGTH") or 0) / self.admin.bytes_per_second)
+            return moto(environ, start)
+        finally:
+            self.admin.arriving.remove(key)
 
 
 def _register(entities, request, context):

@@ -10,6 +10,7 @@ from flytune.evaluation import guards
 from flytune.recipe import Recipe
 from flytune.records import Contents, Metrics
 from flytune.records.contents import CONTENTS, record
+from flytune.storage import Storage
 
 __all__ = ["attempt", "check", "checkpoints", "publish", "published_name"]
 
@@ -31,8 +32,8 @@ def check(recipe: Recipe) -> None:
         hub_errors.check(str(recipe.publish.address))
 
 
-def attempt(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
-    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard.
+def attempt(artifact: Path, recipe: Recipe, metrics: Metrics, weights: Storage | None = None) -> str:
+    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard; `weights` as in `publish`.
 
     Returns: its address; on failure the reason, which is logged too, as a failure must not lose the artifact; empty if nothing
         is published.
@@ -43,14 +44,16 @@ def attempt(artifact: Path, recipe: Recipe, metrics: Metrics) -> str:
         log.error("%s: stored, but not published: %s", recipe.name, "; ".join(found))
         return ""
     try:
-        return publish(artifact, recipe.publish.address, published_name(artifact, recipe))
+        return publish(artifact, recipe.publish.address, published_name(artifact, recipe), weights)
     except ExportError as error:
         log.error("%s: stored, but not published: %s", recipe.name, error)
         return f"(stored by Flyte, but not published: {error})"
 
 
-def publish(artifact: Path, address: str, name: str) -> str:
+def publish(artifact: Path, address: str, name: str, weights: Storage | None = None) -> str:
     """Publish a complete artifact under `name` and return its address. Nothing that exists there is lost.
+
+    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights.
 
     Below a folder or fsspec address it becomes the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name`
     is a revision, and main is the newest publication. The files are the artifact's in both; on the hub the card names the
@@ -63,4 +66,4 @@ def publish(artifact: Path, address: str, name: str) -> str:
     """
     contents = record(Contents, artifact / CONTENTS)
     where = hub if address.startswith(hub_errors.SCHEME) else folder
-    return where.publish(artifact, contents, address, name)
+    return where.publish(artifact, contents, address, name, weights)

@@ -14,8 +14,10 @@ from flytune.storage import Storage
 log = logging.getLogger(__name__)
 
 
-def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
+def publish(artifact: Path, contents: Contents, address: str, name: str, weights: Storage | None = None) -> str:
     """Copy an artifact to `address`/`name` and return that address; artifact.json comes last. Nothing is overwritten.
+
+    Files that the folder `artifact` lacks are copied from the storage `weights`.
 
     Raises:
         ExportError: another artifact or other files are there, or the address cannot be written to.
@@ -33,6 +35,10 @@ def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
         if storage.get(f"{name}/{file}") != wanted.get(file):
             raise _taken(target, f"{file}, which is not this artifact's")
     missing = [file for file in wanted if file not in present]
+    if weights is not None:
+        elsewhere = [file for file in missing if not (artifact / file).is_file()]
+        storage.copy_from(weights, {f"{name}/{file}": file for file in elsewhere}, "publishing the weights")
+        missing = [file for file in missing if file not in elsewhere]
     for file in tqdm([*missing, CONTENTS], desc="publishing", unit=" files", delay=2):
         storage.copy(artifact / file, f"{name}/{file}")
     return target

@@ -4,19 +4,23 @@ from_pretrained("owner/name") loads the newest run, and with revision=TAG a cert
 huggingface_hub's upload_folder may make several, so that main always has the files of one model.
 """
 
+import copy
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from flytune.artifacts.publish import hub_errors
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
 from flytune.records import Contents, Manifest, Metrics, Plan, TrainingResult
-from flytune.records.contents import CONTENTS, stored_file
+from flytune.records.contents import CONTENTS, StoredFile, stored_file
 from flytune.report import model_card
+from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +32,10 @@ ATTEMPTS = 3
 _NEUTRAL = (".gitattributes", ".gitignore", CARD, "LICENSE", "NOTICE")
 
 
-def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
+def publish(artifact: Path, contents: Contents, address: str, name: str, weights: Storage | None = None) -> str:
     """Publish an artifact to a repository as revision `name`, and return its address, hf://owner/name@REVISION.
+
+    Files that the folder `artifact` lacks are read from the storage `weights`, one at a time.
 
     A missing repository is created, private if the recipe says so; the visibility of an existing one is never changed. Files of
     an earlier run that this run does not have are removed from main; files that people added stay.
@@ -43,15 +49,22 @@ def publish(artifact: Path, contents: Contents, address: str, name: str) -> str:
         if repository.has(name):
             log.info("%s@%s: already published", address, name)
         else:
+            elsewhere = [file for file in contents.files if not (artifact / file.file).is_file()]
+            uploaded = repository.upload(weights, elsewhere, Path(made)) if weights else []
             files = _files(artifact, contents, recipe, repository, name, Path(made))
-            repository.tag(name, repository.commit(files, MAIN, f"{name}\n\nPublished by Flytune"))
+            repository.tag(name, repository.commit(files, MAIN, f"{name}\n\nPublished by Flytune", uploaded))
     return f"{address}@{name}"
 
 
-def with_contents(files: Mapping[str, Path], made: Path) -> dict[str, Path]:
-    """Return `files` and an artifact.json that lists them by their names in the repository, written into the folder `made`."""
-    entries = [stored_file(path, name) for name, path in sorted(files.items())]
-    Contents(files=entries).write(made / CONTENTS)
+def with_contents(files: Mapping[str, Path], made: Path, known: Sequence[StoredFile] = ()) -> dict[str, Path]:
+    """Return `files` and an artifact.json that lists them by their names in the repository, written into the folder `made`.
+
+    `known` are files with known hashes: these are not read, and those that are not in `files` are listed too.
+    """
+    hashes = {file.file: file for file in known}
+    entries = [hashes.get(name) or stored_file(path, name) for name, path in files.items()]
+    entries += [file for name, file in hashes.items() if name not in files]
+    Contents(files=sorted(entries, key=lambda entry: entry.file)).write(made / CONTENTS)
     return {**files, CONTENTS: made / CONTENTS}
 
 
@@ -67,8 +80,29 @@ class Repository:
         refs = self.api.list_repo_refs(self.name)
         return any(ref.name == revision for ref in [*refs.branches, *refs.tags])
 
-    def commit(self, files: Mapping[str, Path], branch: str, message: str) -> str:
+    def upload(self, weights: Storage, files: Sequence[StoredFile], scratch: Path) -> list[Any]:
+        """Upload large files of a storage before a commit, one at a time, and return what the commit needs of them.
+
+        The disk holds one of them at a time, in the folder `scratch`.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        added = []
+        for file in tqdm(files, desc="publishing the weights", unit=" files", delay=2):
+            path = scratch / "weights" / file.file
+            weights.download(file.file, path)
+            addition = CommitOperationAdd(path_in_repo=file.file, path_or_fileobj=str(path))
+            self.api.preupload_lfs_files(self.name, [addition])
+            if addition.path_or_fileobj:  # too small for the hub's large files: the commit contains it
+                addition.path_or_fileobj = path.read_bytes()
+            path.unlink()
+            added.append(addition)
+        return added
+
+    def commit(self, files: Mapping[str, Path], branch: str, message: str, uploaded: Sequence[Any] = ()) -> str:
         """Replace our files at the head of `branch` by `files` in one commit, and return it; equal files add no commit.
+
+        `uploaded` are files that `upload` has returned.
 
         Raises:
             ExportError: main has files that Flytune did not publish.
@@ -76,7 +110,7 @@ class Repository:
         title, _, description = message.partition("\n\n")
         for attempt in range(1, ATTEMPTS + 1):
             head = self.api.repo_info(self.name, revision=branch)
-            operations = self._operations(files, head)
+            operations = self._operations(files, head, uploaded)
             try:
                 arguments = {"commit_description": description, "revision": branch, "parent_commit": head.sha}
                 return str(self.api.create_commit(self.name, operations, commit_message=title, **arguments).oid)
@@ -94,7 +128,7 @@ class Repository:
         """Create a branch from the head of main, unless it exists."""
         self.api.create_branch(self.name, branch=name, exist_ok=True)
 
-    def _operations(self, files: Mapping[str, Path], head: Any) -> list[Any]:
+    def _operations(self, files: Mapping[str, Path], head: Any, uploaded: Sequence[Any]) -> list[Any]:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         present = {sibling.rfilename for sibling in head.siblings}
@@ -104,7 +138,9 @@ class Repository:
             raise hub_errors.foreign_files(self.address, foreign)
         # All files: create_commit skips equal ones, by their hashes.
         added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
-        return [*added, *(CommitOperationDelete(path_in_repo=name) for name in sorted(ours & present - set(files)))]
+        kept = {*files, *(addition.path_in_repo for addition in uploaded)}
+        removed = [CommitOperationDelete(path_in_repo=name) for name in sorted(ours & present - kept)]
+        return [*added, *copy.deepcopy(uploaded), *removed]
 
     def _published(self, commit: str) -> set[str]:
         """Return the files of the previous run, by its artifact.json, whose other keys depend on the version of Flytune."""
@@ -129,7 +165,8 @@ def _files(
         published=model_card.Published(repository.name, revision, base_license(repository.api, recipe)),
     )
     (made / CARD).write_text(text, encoding="utf-8")
-    return with_contents({**{file.file: artifact / file.file for file in contents.files}, CARD: made / CARD}, made)
+    here = {file.file: artifact / file.file for file in contents.files if (artifact / file.file).is_file()}
+    return with_contents({**here, CARD: made / CARD}, made, [file for file in contents.files if file.file != CARD])
 
 
 def base_license(api: Any, recipe: Recipe) -> dict[str, str]:

@@ -1,0 +1,80 @@
+"""moto's S3 server with a look at each request, and one that counts the bytes of each object that cross the network."""
+
+import os
+from contextlib import contextmanager
+
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+
+class ObservedS3(ThreadedMotoServer):
+    """moto's server, each of whose requests passes `answer`."""
+
+    def answer(self, moto, environ, start):
+        """Return the response to a request; `moto` is the application that makes it."""
+        return moto(environ, start)
+
+    def _server_entry(self):
+        moto = DomainDispatcherApplication(create_backend_app)
+
+        def application(environ, start):
+            return self.answer(moto, environ, start)
+
+        self._server = make_server(self._ip_address, self._port, application, True, request_handler=MotoRequestHandler)
+        self._server_ready_event.set()
+        self._server.serve_forever()
+
+
+class CountedS3(ObservedS3):
+    """Server that adds up the bytes of the objects' contents, sent and received, in `traffic` by their paths."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.traffic = {}
+
+    def answer(self, moto, environ, start):
+        """Count the body of the request and that of the response."""
+        path = environ["PATH_INFO"]
+        received = int(environ.get("CONTENT_LENGTH") or 0) if environ["REQUEST_METHOD"] in ("PUT", "POST") else 0
+        self.traffic[path] = self.traffic.get(path, 0) + received
+        for chunk in moto(environ, start):
+            if environ["REQUEST_METHOD"] == "GET":
+                self.traffic[path] += len(chunk)
+            yield chunk
+
+    def bytes_of(self, suffix):
+        """Return the bytes of all objects whose names end so."""
+        return sum(count for path, count in self.traffic.items() if path.endswith(suffix))
+
+
+@contextmanager
+def counted_bucket(name="models"):
+    """Serve a bucket on this machine, with its address and credentials in the environment; yield the server."""
+    import boto3
+    import s3fs
+
+    from tasks.runtime.termination import close_file_systems
+
+    server = CountedS3(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "ENDPOINT_URL": f"http://{host}:{port}",
+        "ACCESS_KEY_ID": "a",
+        "SECRET_ACCESS_KEY": "b",
+        "DEFAULT_REGION": "us-east-1",
+    }
+    before = dict(os.environ)
+    os.environ.update({f"AWS_{key}": value for key, value in settings.items()})
+    os.environ.update({f"FLYTE_AWS_{key}": value for key, value in settings.items() if key != "DEFAULT_REGION"})
+    os.environ["FLYTE_AWS_ENDPOINT"] = settings["ENDPOINT_URL"]
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        boto3.client("s3").create_bucket(Bucket=name)
+        yield server
+    finally:
+        close_file_systems()
+        server.stop()
+        os.environ.clear()
+        os.environ.update(before)
