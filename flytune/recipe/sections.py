@@ -162,8 +162,9 @@ class Sharding(Strict):
     name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map"]
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe disk."""
-    config: dict[str, Any] | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
-    """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of the one in deepspeed_configs."""
+    # Flyte's type for any JSON object.
+    config: dict | None = Field(default=None, json_schema_extra={"since": "0.2.0"})  # type: ignore[type-arg]
+    """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in deepspeed_configs."""
 
     @field_validator("config", mode="before")
     @classmethod

@@ -80,7 +80,7 @@ _ELSEWHERE = {
         _UNPLANNED,
     ),
     **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), _TRACKERS),
-    "activation_checkpointing": "DeepSpeed uses it only for models that call its own checkpointing; write training.activation_checkpointing",
+    "activation_checkpointing": "only models that call DeepSpeed's own use it; write training.activation_checkpointing",
     "checkpoint": f"{_OURS}: write checkpoints into the recipe",
     "data_efficiency": f"{_OURS}: the recipe's data section says which samples are read",
     "autotuning": "run `flytune plan --rank` instead",
@@ -95,7 +95,7 @@ _ELSEWHERE = {
 
 
 class OffloadOptimizer(Strict):
-    """Where optimizer states are kept."""
+    """Offload of optimizer states."""
 
     device: Device = "none"
     nvme_path: str | None = None
@@ -107,7 +107,7 @@ class OffloadOptimizer(Strict):
 
 
 class OffloadParam(Strict):
-    """Where parameters are kept, of stage 3."""
+    """Offload of parameters, of stage 3."""
 
     device: Device = "none"
     nvme_path: str | None = None
@@ -254,8 +254,8 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         found.append(f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; write auto")
     if zero.stage == 3 and zero.stage3_gather_16bit_weights_on_model_save is False and recipe.checkpoints.save_steps:
         found.append(
-            "zero_optimization.stage3_gather_16bit_weights_on_model_save: false, but checkpoints.save_steps writes checkpoints, "
-            "which need the weights; write true, or leave it out"
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save: false, but checkpoints.save_steps writes checkpoints "
+            "that need the weights; write true, or leave it out"
         )
     return [
         f"sharding.config: {line}" for line in [*found, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
@@ -318,8 +318,8 @@ def _scheduler(config: DeepSpeedConfig, recipe: Recipe) -> list[str]:
     warms = training.warmup_steps > 0 and training.lr_scheduler_type != "constant"
     if warms and params.get("warmup_type", "log") != "linear":
         found.append(
-            f"scheduler.params.warmup_type: {params.get('warmup_type', 'log')} (log is DeepSpeed's default), but the recipe has "
-            f'training.warmup_steps: {training.warmup_steps:g}, which are linear; write "warmup_type": "linear"'
+            f"scheduler.params.warmup_type: {params.get('warmup_type', 'log')} (log is DeepSpeed's default), but the recipe "
+            f'has training.warmup_steps: {training.warmup_steps:g}, which are linear; write "warmup_type": "linear"'
         )
     steps = {"warmup_num_steps": training.warmup_steps, "total_num_steps": training.max_steps}
     ours = {"warmup_min_lr": 0, "warmup_max_lr": training.learning_rate, "warmup_min_ratio": 0, "cos_min_ratio": 0} | steps

@@ -41,7 +41,7 @@ class Zero(ShardingBase):
         own = [path for path in _nvme_paths(self.content(recipe)) if path is not None]
         reached = ("/tmp", *(str(mount) for mount in load_cluster().mounted))
         if foreign := [path for path in own if shape.is_gpu and not any(Path(path).is_relative_to(mount) for mount in reached)]:
-            return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out (the pod's scratch disk is used), or mount it"
+            return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out for the scratch disk, or mount it"
         return None
 
     def batch_problem(self, recipe: Recipe, micro_batch: int, accumulation: int) -> str | None:
