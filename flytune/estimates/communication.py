@@ -39,6 +39,13 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     return 0.0, part * 2 * gradients
 
 
+def reduced_bytes(workload: Workload) -> float:
+    """Return the bytes of sharded gradients among those that one GPU sends in each micro batch."""
+    if workload.gpus == 1 or not workload.layout.shards_gradients:
+        return 0.0
+    return (workload.gpus - 1) / workload.gpus * workload.trained * _gradient_bytes(workload)
+
+
 def _weight_bytes(workload: Workload) -> float:
     """Return bytes of the full model, as it is gathered and as a host holds it."""
     geometry = workload.geometry
@@ -72,7 +79,8 @@ def host_bytes(workload: Workload) -> float:
     """Return bytes that one GPU exchanges with its host in each micro batch."""
     geometry, moved = workload.geometry, 0.0
     if workload.offload != "none":
-        times = 2 if workload.layout.gathers_in_backward else 0
+        kept = workload.layout.deepspeed and workload.layout.parameters_on == "none"
+        times = 2 if workload.layout.gathers_in_backward and not kept else 0
         moved += (times * _weight_bytes(workload) + 2 * workload.trained) / shards(workload)
     if workload.checkpointing == "offloaded":
         moved += 2 * 2.0 * workload.tokens * geometry.hidden_size * geometry.num_hidden_layers
@@ -81,7 +89,7 @@ def host_bytes(workload: Workload) -> float:
 
 def optimizer_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds of the update, on the GPU or on the host."""
-    if workload.offload == "none":
+    if workload.optimizer_on == "none":
         seconds = memory_seconds(optimizer_bytes(workload, shards(workload)), accelerator)
         states = workload.trained / shards(workload) * (workload.optimizer.state_bytes or 8)
         weights = 2 * workload.geometry.parameters / shards(workload)
@@ -92,4 +100,4 @@ def optimizer_seconds(workload: Workload, accelerator: Accelerator) -> float:
     node = workload.trained / shards(workload) * workload.gpus / workload.nodes
     held = 4 if workload.layout.deepspeed else BYTES[workload.weight_dtype]
     seconds = node * ADAMW_NUMBERS["fused"] * held / (HOST_MEMORY_GBS * 1e9)
-    return seconds + (node * 2 * 12 / (NVME_GBS * 1e9) if workload.offload == "nvme" else 0.0)
+    return seconds + (node * 2 * 12 / (NVME_GBS * 1e9) if workload.optimizer_on == "nvme" else 0.0)

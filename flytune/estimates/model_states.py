@@ -15,10 +15,6 @@ QUANTIZED = {"nf4": (4 + 32 / 64) / 8, "nf4_double": (4 + 8 / 64 + 32 / (64 * 25
 ADAPTER = 4
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
 ZERO_MASTER, ZERO_MOMENTS = 4, 8
-# Elements: DeepSpeed's reduce_bucket_size and allgather_bucket_size (5e8 by default, 2e8 in the configs in use), of which
-# overlap_comm has two; the parameters that ZeRO-3 may hold gathered (stage3_max_live_parameters); those of one step of it
-# (sub_group_size).
-ZERO_BUCKET, ZERO_LIVE, ZERO_SUB_GROUP = 200_000_000, 1_000_000_000, 1_000_000_000
 # Layers whose parameters FSDP holds gathered: in forward the one that computes and one in flight (limit_all_gathers), in
 # backward the one that computes and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
 UNITS_AT_WORK = 2
@@ -45,7 +41,11 @@ class States:
     load: float
     """Bytes beside the resident ones while the model is loaded."""
     offloaded: float
-    """Bytes of one process in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
+    """Bytes of one process in host memory or on the NVMe disk instead of on its GPU."""
+    on_disk: float = 0.0
+    """Bytes of them on the NVMe disk."""
+    buffers: float = 0.0
+    """Bytes of one process in host memory for copies to and from the NVMe disk."""
 
 
 def stored_bytes(workload: Workload) -> int:
@@ -164,20 +164,29 @@ def _zero(workload: Workload) -> States:
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)
     adapters = 0.0 if full else trained * width
     part = shards if layout.shards_parameters else 1
-    on_device = workload.offload == "none"
+    on_device = workload.optimizer_on == "none"
     resident = {"weights": base / part, "adapters": adapters / part}
-    if workload.offload != "none" and layout.shards_parameters and workload.framework.offloads_parameters:
+    if workload.parameters_on != "none":
         resident["weights"] = 0.0
+    if layout.shards_parameters and layout.persistent:
+        resident["parameters that are not sharded"] = _persistent(workload) * width * (1 - 1 / shards)
     if on_device:
         resident["master copies"] = ZERO_MASTER * trained / shards
-    resident["buckets"] = 2.0 * min(ZERO_BUCKET, trained) * width
+    resident["buckets"] = (2.0 if layout.overlaps else 1.0) * min(layout.bucket, trained) * width
     gradients = trained * width / (shards if layout.shards_gradients else 1)
     # Embedding and head are gathered completely, whatever their size.
     table = workload.geometry.vocab_size * workload.geometry.hidden_size
-    live = min(max(ZERO_LIVE, 2 * table) * width, base) if layout.shards_parameters else 0.0
+    live = min(max(layout.live, 2 * table) * width, base) if layout.shards_parameters else 0.0
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
-    update = 4.0 * min(trained / shards, ZERO_SUB_GROUP if layout.shards_parameters else trained) if on_device else 0.0
+    update = 4.0 * min(trained / shards, layout.sub_group if layout.shards_parameters else trained) if on_device else 0.0
     update *= 2 if workload.optimizer.implementation == "foreach" else 1
+    # Gradients wait for the optimizer where its states are; parameters are sharded under stage 3 alone.
+    away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
+    away[workload.optimizer_on] += trained * (width + ZERO_MASTER + ZERO_MOMENTS) / shards
+    away[workload.parameters_on] += base / part
+    buffers = 4.0 * layout.optimizer_buffers * min(layout.sub_group, trained / shards)
+    if workload.parameters_on == "nvme":
+        buffers += width * (layout.parameter_buffers + min(layout.parameters_in_host, workload.geometry.parameters / shards))
     return States(
         resident=resident,
         optimizer={"optimizer": ZERO_MOMENTS * trained / shards if on_device else 0.0},
@@ -187,8 +196,16 @@ def _zero(workload: Workload) -> States:
         unit_gradients=0.0,
         update=update,
         load=base * (1 - 1 / part) if workload.quantization != "none" else 0.0,
-        # Gradients wait there for the optimizer; parameters do under stage 3 alone.
-        offloaded=0.0
-        if on_device
-        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if layout.shards_parameters else 0.0)) / shards,
+        offloaded=away["cpu"] + away["nvme"],
+        on_disk=away["nvme"],
+        buffers=buffers,
+    )
+
+
+def _persistent(workload: Workload) -> float:
+    """Return parameters of the linear layers that are too small to be sharded."""
+    geometry = workload.geometry
+    return float(
+        geometry.num_hidden_layers
+        * sum(rows * columns for rows, columns in geometry.linears if rows * columns < workload.layout.persistent)
     )

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from flytune.estimates.communication import communication_bytes, host_bytes, link_rate, optimizer_seconds, pcie_rate
+from flytune.estimates.communication import (
+    communication_bytes,
+    host_bytes,
+    link_rate,
+    optimizer_seconds,
+    pcie_rate,
+    reduced_bytes,
+)
 from flytune.estimates.flops import (
     ATTENTION_BACKWARD,
     attention_seconds,
@@ -91,7 +98,10 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
     repeated, once = communication_bytes(workload)
     link, host = repeated / link_rate(workload, accelerator), host_bytes(workload) / pcie_rate(accelerator)
     beside = link + host
-    exposed = max(0.0, beside - micro) + (1 - HIDDEN_SHARE) * min(beside, micro)
+    # Without overlap_comm, backward waits for the reduction of its gradients.
+    waited = 0.0 if workload.layout.overlaps else reduced_bytes(workload) / link_rate(workload, accelerator)
+    hidden = beside - waited
+    exposed = waited + max(0.0, hidden - micro) + (1 - HIDDEN_SHARE) * min(hidden, micro)
     share = link / beside if beside else 0.0
 
     times = workload.accumulation

@@ -73,6 +73,18 @@ class Workload:
         return self.micro_batch * self.sequence_length
 
     @property
+    def optimizer_on(self) -> Literal["none", "cpu", "nvme"]:
+        """Device that optimizer states are offloaded to."""
+        return self.offload if self.layout.optimizer_on is None else self.layout.optimizer_on
+
+    @property
+    def parameters_on(self) -> Literal["none", "cpu", "nvme"]:
+        """Device that DeepSpeed offloads parameters to."""
+        if self.layout.parameters_on is not None:
+            return self.layout.parameters_on
+        return self.offload if self.layout.shards_parameters and self.framework.offloads_parameters else "none"
+
+    @property
     def lora_parameters(self) -> int:
         """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021, §4.1)."""
         wide = sum(rows + columns for name, rows, columns in self.geometry.named_linears if name in self.lora_targets)

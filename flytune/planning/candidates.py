@@ -79,8 +79,12 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     sharding = sharding_of(recipe)
     share = recipe.training.global_batch_size // (sharding.processes(shape) * shape.nodes)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
+    sizes = sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True)
+    reasons = {size: sharding.batch_problem(recipe, size, share // size) for size in sizes}
+    if all(reasons.values()):
+        return next(reason for reason in reasons.values() if reason)
     fits = []
-    for micro_batch in sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True):
+    for micro_batch in (size for size in sizes if not reasons[size]):
         work = workloads.workload(recipe, geometry, sharding, shape, micro_batch, share // micro_batch)
         fits.append(Fit(recipe, shape, work, requirements.of(recipe, shape, work), workloads.time_of(work, shape)))
     return fits
@@ -91,6 +95,7 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     problems = []
     if pair := pair_problem(recipe):
         problems.append(pair)
+    problems += sharding_of(recipe).problems(recipe)
     if "8bit" in recipe.training.optim and (reason := sharding_of(recipe).no_8bit_optimizer):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
     if geometry.quantized and recipe.method.name == "full":

@@ -112,6 +112,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             "largest that fits"
             + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
+            *sharding_of(recipe).reasons(recipe),
             *([save_interval.describe(lost)] if lost else []),
             *([disk] if disk else []),
             *([short] if short else []),

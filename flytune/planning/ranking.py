@@ -76,12 +76,18 @@ def _layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
         changed = _changed(
             recipe,
             {
-                "sharding": {"name": name, "offload": offload},
+                "sharding": _sharding(recipe, name, offload),
                 "training": {"activation_checkpointing": checkpointing},
             },
         )
         if not candidates.impossible(changed, geometry):
             yield changed
+
+
+def _sharding(recipe: Recipe, name: str, offload: str) -> Mapping[str, Any]:
+    """Return a sharding; the recipe's own with its options."""
+    own = recipe.sharding
+    return own.model_dump() if (name, offload) == (own.name, own.offload) else {"name": name, "offload": offload}
 
 
 def changes(recipe: Recipe, other: Recipe) -> str:

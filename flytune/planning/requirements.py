@@ -91,8 +91,8 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     sharding, lasting = sharding_of(recipe), model_states.of(workload)
     own = sharding.processes(shape)
     always = {"processes": own * process_gib(shape) * GIB}
-    if workload.offload == "cpu":
-        always["offloaded"] = own * lasting.offloaded
+    always["offloaded"] = own * (lasting.offloaded - lasting.on_disk)
+    always["offload buffers"] = own * lasting.buffers
     states = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
     phases = {
         LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
@@ -127,8 +127,7 @@ def _shared(shape: Shape) -> Need:
 def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
     running = dict(base)
-    if workload.offload == "nvme":
-        running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).offloaded
+    running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).on_disk
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = CHECKPOINT * workload.trained * copies

@@ -190,6 +190,12 @@ def _template(path: str, key: str) -> dict[str, Path]:
     return {"": _place(path)}
 
 
+def _config(path: str, key: str) -> dict[str, Path]:
+    if not (file := _place(path)).is_file():
+        raise RecipeError(f"{key}: {path}: no such file")
+    return {"": file}
+
+
 def _adapter(path: str, key: str) -> dict[str, Path]:
     folder = _place(path)
     files = {name: folder / name for name in (initial_adapter.CONFIG, initial_adapter.WEIGHTS)}
@@ -225,6 +231,7 @@ _FIELDS: dict[str, Callable[[str, str], dict[str, Path]]] = {
     "data.heldout_path": _data,
     "data.chat_template": _template,
     "method.adapter": _adapter,
+    "sharding.config": _config,
     "evaluation.include_path": _tasks,
 }
 """Fields that name local files, without positions in lists, and how the files are found."""

@@ -27,7 +27,7 @@ def workload(
     return Workload(
         geometry=geometry,
         method=method,
-        layout=sharding.estimated_as,
+        layout=sharding.layout(recipe),
         gpus=shape.world_size,
         nodes=shape.nodes,
         gpu_memory_gib=shape.gpu_memory_gib,

@@ -31,8 +31,10 @@ from flytune.schema import Strict, dotted, load_yaml, mistakes
 
 _PLANNED = "the planner computes it; write training.global_batch_size"
 _SHARDED = "write sharding: NAME; the rest follows from it"
+_DEEPSPEED = "write sharding: NAME; for a DeepSpeed JSON of your own, sharding: {name: NAME, config: FILE}"
 ELSEWHERE = {
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "device_map"), _SHARDED),
+    **dict.fromkeys(("fsdp", "fsdp_config", "device_map"), _SHARDED),
+    "deepspeed": _DEEPSPEED,
     "gradient_accumulation_steps": _PLANNED,
     "max_memory": "remove it; it follows from the shape",
     "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
@@ -173,4 +175,5 @@ def json_schema() -> str:
         schema["properties"][section] = {"anyOf": [schema["properties"][section], {"enum": names}]}
     tasks = schema["$defs"]["Evaluation"]["properties"]["tasks"]
     tasks["items"] = {"anyOf": [tasks["items"], {"type": "string"}]}
+    schema["$defs"]["Sharding"]["properties"]["config"]["anyOf"].append({"type": "string"})
     return json.dumps(schema, indent=2) + "\n"

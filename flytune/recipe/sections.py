@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from flytune.recipe import json_files
 from flytune.schema import Strict
 
 Positive = Annotated[int, Field(gt=0)]
@@ -161,6 +162,27 @@ class Sharding(Strict):
     name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map"]
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe disk."""
+    # Flyte's type for any JSON object.
+    config: dict | None = Field(default=None, json_schema_extra={"since": "0.2.0"})  # type: ignore[type-arg]
+    """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in deepspeed_configs."""
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _read_config(cls, value: Any) -> Any:
+        return json_files.read(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _offload_of_config(self) -> Self:
+        """Take `offload` from the configuration, where it says what is offloaded, and where to."""
+        if self.config is None:
+            return self
+        zero = self.config.get("zero_optimization")
+        parts = [zero.get(part) for part in ("offload_optimizer", "offload_param")] if isinstance(zero, dict) else []
+        devices = [part.get("device") for part in parts if isinstance(part, dict)]
+        offload: Literal["none", "cpu", "nvme"] = "nvme" if "nvme" in devices else "cpu" if "cpu" in devices else "none"
+        if "offload" in self.model_fields_set and self.offload != offload:
+            raise ValueError(f"offload: {self.offload}, but config offloads to {offload}; leave offload out")
+        return self if self.offload == offload else self.model_copy(update={"offload": offload})
 
 
 class Training(Strict):

@@ -43,6 +43,24 @@ class ShardingBase:
         """Return why it cannot run on `shape`; None if it can."""
         return None
 
+    def problems(self, recipe: Recipe) -> list[str]:
+        """List what no shape solves: options of the recipe that contradict each other or cannot be used, a line each."""
+        if recipe.sharding.config is None:
+            return []
+        return [f"sharding.config: {self.name} reads no DeepSpeed configuration; remove it, or name zero1, zero2 or zero3"]
+
+    def batch_problem(self, recipe: Recipe, micro_batch: int, accumulation: int) -> str | None:
+        """Return why it cannot run with these batches; None if it can."""
+        return None
+
+    def layout(self, recipe: Recipe) -> Layout:
+        """Return the layout that memory and time are estimated of, with the recipe's options."""
+        return self.estimated_as
+
+    def reasons(self, recipe: Recipe) -> list[str]:
+        """List the options that the plan names, a line each."""
+        return []
+
     def processes(self, shape: Shape) -> int:
         """Return the number of processes on a node."""
         return shape.processes

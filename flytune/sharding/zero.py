@@ -2,13 +2,17 @@
 
 import json
 import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flytune.hardware import Shape
+from flytune.hardware import Shape, load_cluster
 from flytune.recipe import Recipe
 from flytune.records import Plan
+from flytune.sharding import deepspeed_config
 from flytune.sharding.base import Precision, ShardingBase
+from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from flytune.sharding.layout import Layout
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
@@ -22,12 +26,48 @@ class Zero(ShardingBase):
     no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
     resizes = False
 
+    def problems(self, recipe: Recipe) -> list[str]:
+        if recipe.sharding.config is None:
+            return []
+        return deepspeed_config.problems(recipe.sharding.config, recipe, self.optimizer(recipe), self.stage)
+
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         if shape.world_size < 2:
             return "partitions over processes, and the shape has one"
-        if recipe.sharding.offload == "nvme" and not shape.nvme:
+        if recipe.sharding.offload != "nvme":
+            return None
+        if not shape.nvme:
             return "offloads to NVMe, and the shape's disk is none"
+        own = [path for path in _nvme_paths(self.content(recipe)) if path is not None]
+        reached = ("/tmp", *(str(mount) for mount in load_cluster().mounted))
+        if foreign := [path for path in own if shape.is_gpu and not any(Path(path).is_relative_to(mount) for mount in reached)]:
+            return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out for the scratch disk, or mount it"
         return None
+
+    def batch_problem(self, recipe: Recipe, micro_batch: int, accumulation: int) -> str | None:
+        config = recipe.sharding.config or {}
+        planned = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": accumulation}
+        for name, ours in planned.items():
+            if config.get(name, "auto") not in ("auto", ours):
+                return f"sharding.config has {name}: {config[name]}, and the plan {ours}"
+        return None
+
+    def layout(self, recipe: Recipe) -> Layout:
+        return _layout(self.estimated_as, json.dumps(self.content(recipe)))
+
+    def reasons(self, recipe: Recipe) -> list[str]:
+        if recipe.sharding.config is None:
+            return []
+        layout = self.layout(recipe)
+        parts = [f"buckets of {layout.bucket:,} elements" + (", two of them (overlap_comm)" if layout.overlaps else "")]
+        if layout.shards_parameters:
+            parts.append(f"{layout.live:,} parameters gathered at most, {layout.sub_group:,} updated at a time")
+        offload = recipe.sharding.offload
+        devices = {"optimizer": layout.optimizer_on or offload}
+        if layout.shards_parameters:
+            devices["parameters"] = layout.parameters_on or offload
+        parts += [f"{what} offloaded to {device}" for what, device in devices.items() if device != "none"]
+        return [f"sharding.config: stage {self.stage}, {', '.join(parts)}"]
 
     def load_dtype(self, recipe: Recipe) -> str:
         # DeepSpeed makes the float32 master weights itself.
@@ -37,14 +77,19 @@ class Zero(ShardingBase):
         # DeepSpeed computes in the dtype of its own 16-bit weights.
         return "pure"
 
+    def content(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the DeepSpeed configuration as it is written: the recipe's own, or the one in deepspeed_configs/."""
+        if recipe.sharding.config is not None:
+            return recipe.sharding.config
+        return _shipped(f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json")
+
     def config(self, recipe: Recipe) -> dict[str, Any]:
         """Return the DeepSpeed configuration; the Trainer fills in `auto` values."""
-        name = f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json"
-        config = dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+        config = deepspeed_config.filled(self.content(recipe), recipe)
         for part in config["zero_optimization"].values():
             if isinstance(part, dict) and part.get("device") == "nvme":
-                # Not in the file: TMPDIR is the scratch disk, whose path only the pod knows.
-                part["nvme_path"] = f"{tempfile.gettempdir()}/flytune-nvme"
+                # TMPDIR is the scratch disk, whose path only the pod knows.
+                part.setdefault("nvme_path", f"{tempfile.gettempdir()}/flytune-nvme")
         return config
 
     def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
@@ -68,6 +113,42 @@ class Zero(ShardingBase):
     def check(self, trainer: Any) -> str | None:
         stage = trainer.model_wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0
         return None if stage == self.stage else f"DeepSpeed runs at stage {stage}"
+
+
+@cache
+def _shipped(name: str) -> dict[str, Any]:
+    return dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+
+
+def _nvme_paths(content: dict[str, Any]) -> list[str | None]:
+    parts = [content["zero_optimization"].get(part, {}) for part in ("offload_optimizer", "offload_param")]
+    return [part.get("nvme_path") for part in parts if part.get("device") == "nvme"]
+
+
+@cache
+def _layout(of: Layout, config: str) -> Layout:
+    zero = DeepSpeedConfig.model_validate_json(config).zero_optimization
+    optimizer, parameters = zero.offload_optimizer, zero.offload_param
+    furthest = max(("none", "cpu", "nvme").index(part.device) for part in (optimizer, parameters))
+    offload = ("none", "cpu", "nvme")[furthest]
+    # `auto` is the square of the hidden size, which is less than the default of a Layout for models below 14,142.
+    bucket, persistent = zero.reduce_bucket_size, zero.stage3_param_persistence_threshold
+    layout = replace(
+        of,
+        bucket=of.bucket if bucket == "auto" else bucket,
+        overlaps=zero.overlaps,
+        live=zero.stage3_max_live_parameters,
+        sub_group=zero.sub_group_size,
+        persistent=0 if persistent == "auto" or not of.shards_parameters else persistent,
+        optimizer_on=None if optimizer.device == offload else optimizer.device,
+        parameters_on=None if not of.shards_parameters or parameters.device == offload else parameters.device,
+    )
+    if optimizer.device == "nvme":
+        layout = replace(layout, optimizer_buffers=optimizer.buffer_count)
+    if parameters.device == "nvme":
+        buffers = parameters.buffer_count * parameters.buffer_size
+        layout = replace(layout, parameter_buffers=buffers, parameters_in_host=parameters.max_in_cpu)
+    return layout
 
 
 class Zero1(Zero):

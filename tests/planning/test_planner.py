@@ -132,7 +132,7 @@ def test_checkpoints_on_the_disk():
 
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
     recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
-    shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=64)
+    shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=256)
     said = candidates.best_fit(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
     assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
 

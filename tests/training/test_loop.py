@@ -1,5 +1,6 @@
 """Real training of a tiny model, for every pair of method and sharding that the table allows."""
 
+import json
 import shutil
 
 import pytest
@@ -328,3 +329,62 @@ def unsharded(recipe, inputs, out):
 def test_a_sharding_that_did_not_take_effect_is_an_error(sharding, message, inputs, tmp_path):
     with pytest.raises(ranks.RankFailed, match=f"sharding {sharding} did not take effect: {message}"):
         ranks.run(2, unsharded, recipe_for(inputs, "full", sharding), inputs, tmp_path / "trained")
+
+
+OWN = {
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": False,
+        "reduce_bucket_size": 5e4,
+        "stage3_max_live_parameters": 1e5,
+        "sub_group_size": 1e5,
+        "stage3_param_persistence_threshold": "auto",
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+    },
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "steps_per_print": 2000,
+}
+
+
+def fit_noting_deepspeed(recipe, inputs, out):
+    """Run once; return the result, and what DeepSpeed's engine made of its configuration."""
+    noted, built = {}, trainer.trainer_class()
+    train = built.train
+
+    def train_and_note(self, *args, **kwargs):
+        ended, found = train(self, *args, **kwargs), self.model_wrapped._config
+        zero = found.zero_config
+        noted.update(
+            stage=int(zero.stage), bucket=zero.reduce_bucket_size, overlap=zero.overlap_comm, live=zero.max_live_parameters
+        )
+        noted.update(sub_group=zero.sub_group_size, optimizer=zero.offload_optimizer.device, parameters=zero.offload_param)
+        noted.update(threshold=zero.param_persistence_threshold, gathers=zero.gather_16bit_weights_on_model_save)
+        noted.update(clipping=found.gradient_clipping, batch=found.train_batch_size, bf16=found.bfloat16_config.enabled)
+        return ended
+
+    built.train = train_and_note
+    return fit(recipe, inputs, out), noted
+
+
+def test_a_deepspeed_configuration_of_ones_own_is_what_deepspeed_runs_with(inputs, runs, tmp_path):
+    (tmp_path / "my.json").write_text(json.dumps(OWN))
+    own = {"sharding": {"name": "zero3", "config": str(tmp_path / "my.json")}}
+    recipe = Recipe.model_validate(recipe_for(inputs, "full", "zero3").model_dump() | own)
+    result, noted = ranks.run(2, fit_noting_deepspeed, recipe, inputs, tmp_path / "trained")
+    assert noted == {
+        "stage": 3,
+        "bucket": 50_000,
+        "overlap": False,
+        "live": 100_000,
+        "sub_group": 100_000,
+        "optimizer": "cpu",
+        "parameters": None,
+        "threshold": 10 * 128,
+        "gathers": True,
+        "clipping": 1.0,
+        "batch": 8,
+        "bf16": False,
+    }
+    alone = runs("full", "none")[1]
+    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
+    assert gate.check_files(recipe, tmp_path / "trained", inputs / "dataset").is_dir()

@@ -1,0 +1,357 @@
+"""DeepSpeed configurations: the keys that Flytune plans and passes on, with DeepSpeed's own defaults (0.19.8).
+
+DeepSpeed refuses unknown keys of `zero_optimization`, `fp16` and `bf16`, ignores them everywhere else, and drops every `auto`
+that nothing has filled in. A key that is not here is therefore refused: nothing would use it, or the plan would not count it.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, StrictBool, ValidationError
+
+from flytune.recipe import Recipe
+from flytune.schema import Strict, mistakes
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str) and value != "auto":
+        raise ValueError(f"must be a number, found {value!r}")
+    return value
+
+
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+Real = Annotated[float, Field(ge=0), BeforeValidator(_number)]
+Device = Literal["none", "cpu", "nvme"]
+
+_UNPLANNED = "the plan does not count what it changes; remove it"
+_REMOVED = "DeepSpeed 0.19 has removed it; delete the key"
+_OURS = "Flytune does this itself"
+_TRACKERS = "write tracking.report_to into the recipe"
+_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "nebula",
+            "compression_training",
+            "amp",
+            "quantize_training",
+            "sparse_gradients",
+            "eigenvalue",
+            "sparse_attention",
+            "elasticity",
+            "graph_harvesting",
+            "curriculum_learning",
+            "progressive_layer_drop",
+            "mics_shard_size",
+            "mics_hierarchical_params_gather",
+            "zeropp_loco_param",
+        ),
+        _REMOVED,
+    ),
+    **dict.fromkeys(
+        (
+            "zenflow",
+            "zero_hpz_partition_size",
+            "zero_quantized_weights",
+            "zero_quantized_nontrainable_weights",
+            "zero_quantized_gradients",
+            "super_offload",
+            "cpuadam_cores_perc",
+            "ratio",
+            "legacy_stage1",
+            "elastic_checkpoint",
+            "bf16_master_weights_and_grads",
+            "bf16_optimizer_states",
+            "fp16_master_weights_and_grads",
+            "immediate_grad_update",
+            "data_types",
+            "torch_autocast",
+            "tensor_parallel",
+            "expert_parallel",
+            "hybrid_engine",
+            "pipeline",
+            "weight_quantization",
+            "compile",
+            "stage3_model_persistence_threshold",
+            "pipeline_loading_checkpoint",
+            "save_muon_momentum_buffer_in_memory",
+            "leaf_module",
+            "use_gds",
+        ),
+        _UNPLANNED,
+    ),
+    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), _TRACKERS),
+    "activation_checkpointing": "only models that call DeepSpeed's own use it; write training.activation_checkpointing",
+    "checkpoint": f"{_OURS}: write checkpoints into the recipe",
+    "data_efficiency": f"{_OURS}: the recipe's data section says which samples are read",
+    "autotuning": "run `flytune plan --rank` instead",
+    "dataloader_drop_last": "no batch is short: the plan's batches divide the samples",
+    "bfloat16": "write bf16",
+    "cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
+    "cpu_offload_param": 'write "offload_param": {"device": "cpu"}',
+    "cpu_offload_use_pin_memory": "write pin_memory into offload_optimizer and offload_param",
+    "stage3_gather_fp16_weights_on_model_save": "write stage3_gather_16bit_weights_on_model_save",
+    "auto_cast": "the Trainer casts inputs itself; remove it",
+}
+
+
+class OffloadOptimizer(Strict):
+    """Offload of optimizer states."""
+
+    device: Device = "none"
+    nvme_path: str | None = None
+    buffer_count: Count = 4
+    pin_memory: StrictBool = True
+    pipeline_read: StrictBool = False
+    pipeline_write: StrictBool = False
+    fast_init: StrictBool = False
+
+
+class OffloadParam(Strict):
+    """Offload of parameters, of stage 3."""
+
+    device: Device = "none"
+    nvme_path: str | None = None
+    buffer_count: Count = 5
+    buffer_size: Count = 100_000_000
+    max_in_cpu: Count = 1_000_000_000
+    pin_memory: StrictBool = True
+
+
+class ZeroOptimization(Strict):
+    """ZeRO's stage and its sizes, in elements."""
+
+    stage: Literal[1, 2, 3]
+    contiguous_gradients: StrictBool = True
+    reduce_scatter: StrictBool = True
+    reduce_bucket_size: Annotated[Count, Field(gt=0)] | Auto = 500_000_000
+    use_multi_rank_bucket_allreduce: StrictBool = True
+    allgather_partitions: StrictBool = True
+    allgather_bucket_size: Count = 500_000_000
+    overlap_comm: StrictBool | None = None
+    compute_grad_norm: StrictBool = True
+    load_from_fp32_weights: StrictBool = True
+    offload_param: OffloadParam = OffloadParam()
+    offload_optimizer: OffloadOptimizer = OffloadOptimizer()
+    sub_group_size: Count = 1_000_000_000
+    stage3_prefetch_bucket_size: Count | Auto = 50_000_000
+    stage3_param_persistence_threshold: Count | Auto = 100_000
+    stage3_max_live_parameters: Count = 1_000_000_000
+    stage3_max_reuse_distance: Count = 1_000_000_000
+    stage3_gather_16bit_weights_on_model_save: StrictBool | None = None
+    stage3_module_granularity_threshold: Count = 0
+    stage3_use_all_reduce_for_fetch_params: StrictBool = False
+    stage3_allgather_sequential: StrictBool = False
+    ignore_unused_parameters: StrictBool = True
+    round_robin_gradients: StrictBool = False
+    parameter_alignment: StrictBool = False
+    memory_efficient_linear: StrictBool = True
+    override_module_apply: StrictBool = True
+    log_trace_cache_warnings: StrictBool = False
+    enable_sanity_checks: StrictBool = False
+
+    @property
+    def overlaps(self) -> bool:
+        """True if gradients are reduced while backward computes; DeepSpeed's default is stage 3 alone."""
+        return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
+
+
+class Bf16(Strict):
+    """Computation in bfloat16."""
+
+    enabled: StrictBool | Auto = "auto"
+    check_grad_overflow: StrictBool = True
+
+
+class Fp16(Strict):
+    """Computation in float16, with loss scaling."""
+
+    enabled: StrictBool | Auto = "auto"
+    loss_scale: Real = 0
+    initial_scale_power: Count = 16
+    loss_scale_window: Count = 1000
+    hysteresis: Count = 2
+    consecutive_hysteresis: StrictBool = False
+    min_loss_scale: Count = 1
+
+
+class Block(Strict):
+    """An optimizer or a schedule: its name and parameters."""
+
+    type: str
+    params: dict[str, Any] = Field(default={})
+
+
+class Aio(Strict):
+    """Asynchronous reads and writes of the NVMe disk."""
+
+    block_size: Count = 1_048_576
+    queue_depth: Count = 8
+    intra_op_parallelism: Count = 1
+    single_submit: StrictBool = False
+    overlap_events: StrictBool = True
+
+
+class DeepSpeedConfig(Strict):
+    """A DeepSpeed configuration. Keys that it leaves out and the recipe decides have the recipe's values."""
+
+    elsewhere: ClassVar = _ELSEWHERE
+    train_batch_size: Count | Auto = "auto"
+    train_micro_batch_size_per_gpu: Count | Auto = "auto"
+    gradient_accumulation_steps: Count | Auto = "auto"
+    gradient_clipping: Real | Auto = "auto"
+    zero_optimization: ZeroOptimization
+    bf16: Bf16 = Bf16()
+    fp16: Fp16 = Fp16()
+    optimizer: Block | None = None
+    scheduler: Block | None = None
+    aio: Aio = Aio()
+    communication_data_type: Literal["fp16", "bf16", "fp32"] | None = None
+    prescale_gradients: StrictBool = False
+    gradient_predivide_factor: Real = 1.0
+    zero_allow_untested_optimizer: StrictBool = True
+    zero_force_ds_cpu_optimizer: StrictBool = True
+    steps_per_print: Count | None = None
+    wall_clock_breakdown: StrictBool = False
+    memory_breakdown: StrictBool = False
+    dump_state: StrictBool = False
+    comms_logger: dict[str, Any] = Field(default={})
+    flops_profiler: dict[str, Any] = Field(default={})
+
+
+def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int) -> list[str]:
+    """List what is unknown, wrong or contradicts the recipe in a configuration, a line each.
+
+    Args:
+        optimizer: the optimizer of the run, in transformers' spelling.
+        stage: the stage that the recipe's sharding names.
+    """
+    # DeepSpeed and accelerate take an `auto` that nothing fills in as its default.
+    try:
+        config = DeepSpeedConfig.model_validate(content)
+    except ValidationError as error:
+        return [f"sharding.config: {line}" for line in dict.fromkeys(map(_short, mistakes(error, DeepSpeedConfig)))]
+    training, zero, dtype = recipe.training, config.zero_optimization, recipe.model.dtype
+    pairs: list[tuple[str, Any, str, Any]] = [
+        ("zero_optimization.stage", zero.stage, f"sharding: {recipe.sharding.name}", stage),
+        ("train_batch_size", config.train_batch_size, "training.global_batch_size", training.global_batch_size),
+        ("gradient_clipping", config.gradient_clipping, "training.max_grad_norm", training.max_grad_norm),
+        ("bf16.enabled", config.bf16.enabled, f"model.dtype: {dtype}", dtype == "bfloat16"),
+        ("fp16.enabled", config.fp16.enabled, f"model.dtype: {dtype}", dtype == "float16"),
+    ]
+    found = [
+        f"{key}: {_json(theirs)}, but the recipe has {name}"
+        + ("" if ": " in name else f": {_json(ours)}")
+        + f'; write "auto" for {key}, or change one of them'
+        for key, theirs, name, ours in pairs
+        if theirs not in ("auto", ours)
+    ]
+    if zero.stage < 3 and zero.offload_param.device != "none":
+        found.append(f"zero_optimization.offload_param: stage {zero.stage} ignores it; only stage 3 shards parameters")
+    if zero.stage != 3 and not zero.compute_grad_norm:
+        found.append("zero_optimization.compute_grad_norm: false turns clipping off, and training.max_grad_norm asks for it")
+    fixed = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"} & set(_set(config))
+    if training.auto_find_batch_size and fixed - {"train_batch_size"}:
+        found.append(f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; write auto")
+    if zero.stage == 3 and zero.stage3_gather_16bit_weights_on_model_save is False and recipe.checkpoints.save_steps:
+        found.append(
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save: false, but checkpoints.save_steps writes checkpoints "
+            "that need the weights; write true, or leave it out"
+        )
+    return [
+        f"sharding.config: {line}" for line in [*found, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
+    ]
+
+
+def _short(line: str) -> str:
+    """Return a mistake without pydantic's names of the alternatives of a union."""
+    for part in (".constrained-int", ".function-before[_number(), constrained-int]", ".literal['auto']", ".bool"):
+        line = line.replace(part, "")
+    return line
+
+
+def _json(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _set(config: DeepSpeedConfig) -> list[str]:
+    """List the keys of batch sizes that are numbers."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return [name for name in names if getattr(config, name) != "auto"]
+
+
+def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[str]:
+    """List how the optimizer contradicts the recipe's, which trains: the Trainer makes it, and DeepSpeed shards its states."""
+    if (block := config.optimizer) is None:
+        return []
+    training = recipe.training
+    # The values of transformers' TrainingArguments that no recipe changes.
+    ours = {"lr": training.learning_rate, "weight_decay": training.weight_decay, "betas": [0.9, 0.999], "eps": 1e-8}
+    names = {"lr": "training.learning_rate", "weight_decay": "training.weight_decay"}
+    found = []
+    if block.type.lower() != "adamw" or "adamw" not in optimizer:
+        found.append(f"optimizer.type: {block.type}, but the recipe's training.optim is {optimizer}; remove one of them")
+    for key, value in block.params.items():
+        if key not in ours:
+            found.append(f"optimizer.params.{key}: unknown; known are {', '.join(ours)}")
+        elif value not in ("auto", ours[key]):
+            where = f"the recipe has {names[key]}" if key in names else "the run has"
+            found.append(f'optimizer.params.{key}: {value}, but {where}: {ours[key]}; write "auto"')
+    return found
+
+
+_SCHEDULES = {"WarmupLR": ("constant_with_warmup", "constant"), "WarmupDecayLR": ("linear",), "WarmupCosineLR": ("cosine",)}
+"""Schedules of transformers that DeepSpeed's are, with a linear warm-up."""
+
+
+def _scheduler(config: DeepSpeedConfig, recipe: Recipe) -> list[str]:
+    """List how the schedule contradicts the recipe's, which trains."""
+    if (block := config.scheduler) is None:
+        return []
+    training, params = recipe.training, block.params
+    same = _SCHEDULES.get(block.type)
+    has = f"the recipe has training.lr_scheduler_type: {training.lr_scheduler_type}"
+    if same is None:
+        return [f"scheduler.type: {block.type}, but {has}; remove one of them (known are {', '.join(_SCHEDULES)})"]
+    found = []
+    if training.lr_scheduler_type not in same:
+        found.append(f"scheduler.type: {block.type}, but {has}; write {same[0]}, or remove the scheduler")
+    warms = training.warmup_steps > 0 and training.lr_scheduler_type != "constant"
+    if warms and params.get("warmup_type", "log") != "linear":
+        found.append(
+            f"scheduler.params.warmup_type: {params.get('warmup_type', 'log')} (log is DeepSpeed's default), but the recipe "
+            f'has training.warmup_steps: {training.warmup_steps:g}, which are linear; write "warmup_type": "linear"'
+        )
+    steps = {"warmup_num_steps": training.warmup_steps, "total_num_steps": training.max_steps}
+    ours = {"warmup_min_lr": 0, "warmup_max_lr": training.learning_rate, "warmup_min_ratio": 0, "cos_min_ratio": 0} | steps
+    for key, value in params.items():
+        if key == "warmup_type":
+            continue
+        if key not in ours:
+            found.append(f"scheduler.params.{key}: unknown; known are warmup_type, {', '.join(ours)}")
+        elif value not in ("auto", ours[key]):
+            found.append(f'scheduler.params.{key}: {value}, but the recipe\'s is {ours[key]}; write "auto"')
+    if block.type == "WarmupCosineLR" and params.get("cos_min_ratio", 1e-4) not in ("auto", 0):
+        found.append("scheduler.params.cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write 0")
+    return found
+
+
+def filled(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return a valid configuration as the Trainer takes it: what the recipe decides is `auto`, which the Trainer fills in.
+
+    The optimizer and the schedule are the recipe's, which they equal.
+    """
+    filled = {name: value for name, value in content.items() if name not in ("optimizer", "scheduler")}
+    for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping"):
+        filled.setdefault(name, "auto")
+    for name in ("bf16", "fp16"):
+        filled[name] = {"enabled": "auto"} | filled.get(name, {})
+    filled.setdefault("zero_allow_untested_optimizer", True)
+    zero = dict(filled["zero_optimization"])
+    if zero["stage"] == 3:
+        zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
+    for part in ("offload_optimizer", "offload_param"):
+        if part in zero:
+            zero[part] = dict(zero[part])
+    # Numbers of elements may be written as 5e8, which DeepSpeed slices tensors with.
+    zero = {name: int(value) if isinstance(value, float) else value for name, value in zero.items()}
+    return filled | {"zero_optimization": zero}
