@@ -44,6 +44,8 @@ REQUIRED = {
 """Columns that each format requires, in the order in which `auto` tries the formats."""
 CHATS = ("messages", "sharegpt", "instruction")
 """Formats that use the chat template. They may have a column `system`; messages and sharegpt also `tools`."""
+RAW = ("text", "prompt_completion")
+"""Formats of raw text, which gets BOS and EOS by data.add_bos_token and data.add_eos_token."""
 _NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels")
 
 

@@ -13,22 +13,32 @@ Encoded = tuple[list[int], list[int]]
 """input_ids and labels, equally long."""
 
 
-def encode(batch: Sequence[Rendered], tokenizer: Any) -> Iterator[Encoded]:
+def encode(
+    batch: Sequence[Rendered], tokenizer: Any, add_bos_token: bool | None = None, add_eos_token: bool = True
+) -> Iterator[Encoded]:
     """Tokenize each complete text once, and label its tokens; nothing is cut.
+
+    `add_bos_token` and `add_eos_token` are those of the recipe, for raw text.
 
     A token is trained if any of its characters is. So is a token across the boundary between prompt and completion (a merge of
     the last characters of the one with the first of the other): otherwise the completion's first characters would never be
     trained. The first token of a text is never trained: no token precedes it that could predict it.
     All texts of a batch must agree on `add_special_tokens`.
     """
+    is_raw = batch[0].add_special_tokens
+    adds = is_raw and add_bos_token is not False
     # The fast tokenizer itself: the lists that transformers makes of its output take another third of the time.
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = False
-    encodings = backend.encode_batch([rendered.text for rendered in batch], add_special_tokens=batch[0].add_special_tokens)
+    encodings = backend.encode_batch([rendered.text for rendered in batch], add_special_tokens=adds)
     for rendered, encoding in zip(batch, encodings, strict=True):
-        yield _labelled(rendered, encoding, tokenizer)
+        ids, labels = _labelled(rendered, encoding, tokenizer, add_eos_token or not is_raw)
+        if is_raw and add_bos_token and ids[:1] != [tokenizer.bos_token_id]:
+            ids, labels = [tokenizer.bos_token_id, *ids], [IGNORED, *labels]
+        labels[:1] = [IGNORED] * len(labels[:1])
+        yield ids, labels
 
 
 def validated(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
@@ -61,7 +71,8 @@ def _integers(value: Any, name: str, where: str) -> list[int]:
     return value
 
 
-def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any) -> Encoded:
+def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any, ends: bool) -> Encoded:
+    """Return tokens and labels, the first token's included; `ends` is whether a text without an end marker gets EOS."""
     ids: list[int] = encoding.ids
     labels = [IGNORED] * len(ids)
     for first, last in token_ranges(encoding, rendered.spans):
@@ -70,11 +81,13 @@ def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any) -> Encoded:
     # Drop the BOS that the tokenizer has added (it has no characters) where the text already begins with one.
     if bos is not None and ids[:2] == [bos, bos] and encoding.token_to_chars(0) in (None, (0, 0)):
         ids, labels = ids[1:], labels[1:]
+    if not ends:
+        has_added = ids[-1:] == [eos] and encoding.token_to_chars(len(encoding) - 1) in (None, (0, 0))
+        return (ids[:-1], labels[:-1]) if has_added else (ids, labels)
     if rendered.append_eos and ids[-1:] != [eos]:
         ids, labels = [*ids, eos], [*labels, IGNORED]
     if rendered.append_eos and rendered.spans:
         labels[-1] = eos
-    labels[:1] = [IGNORED] * len(labels[:1])
     return ids, labels
 
 

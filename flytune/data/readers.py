@@ -14,7 +14,7 @@ from typing import Any
 from flytune.data.hub import hub_rows
 from flytune.data.sources import Files, kind, locate
 from flytune.errors import DataError
-from flytune.recipe import Source
+from flytune.recipe import Data, Source
 
 Row = tuple[dict[str, Any] | DataError, str]
 """Values by column, or the error of a row that cannot be read; and its location: `train.jsonl:4127`."""
@@ -37,6 +37,19 @@ def read(source: Source, key: str = "data", advance: Advance | None = None) -> I
     else:
         rows = read_path(str(source.path), f"{key}.path", source.dataset_split, advance)
     return islice(rows, source.max_samples)
+
+
+def read_heldout(data: Data, advance: Advance | None = None) -> Iterator[Row]:
+    """Yield the rows of the held-out data that the recipe names: of data.heldout_path, or of data.eval_split.
+
+    Raises:
+        DataError: as `read`.
+    """
+    if data.heldout_path is not None:
+        yield from read_path(data.heldout_path, "data.heldout_path", data.dataset_split, advance)
+        return
+    for row, where in hub_rows(data, str(data.dataset_name), split=data.eval_split):
+        yield _without_absent_keys(row), where
 
 
 def read_path(path: str, key: str, split: str, advance: Advance | None = None) -> Iterator[Row]:

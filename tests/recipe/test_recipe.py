@@ -188,3 +188,21 @@ def test_reading_a_recipe_imports_nothing_heavy():
     code += f"; print(sorted(set(sys.modules) & {heavy!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ({"path": "x.jsonl"}, "eval_split names a split of dataset_name; for files and several sources use heldout_path"),
+        ({"sources": [{"dataset_name": "a/b"}]}, "eval_split names a split of dataset_name"),
+        ({"dataset_name": "a/b", "heldout_path": "y"}, "eval_split and heldout_path both name the held-out data"),
+        ({"dataset_name": "a/b", "heldout_fraction": 0.1}, "eval_split and heldout_fraction both name the held-out data"),
+        ({"dataset_name": "a/b", "dataset_split": "test"}, "eval_split 'test' must be another split than dataset_split"),
+    ],
+)
+def test_a_split_for_evaluation_is_the_only_held_out_data(section, reason):
+    with pytest.raises(RecipeError, match=re.escape(reason)):
+        Recipe.model_validate(content(data={**section, "eval_split": "test"}))
+    read = Recipe.model_validate(content(data={"dataset_name": "a/b", "eval_split": "test"}))
+    assert Recipe.model_validate_json(read.model_dump_json()) == read
+    assert (read.data.heldout_key, read.data.heldout_name) == ("data.eval_split", "a/b[test]")
