@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from flytune import json_core
 from flytune.errors import DataError
 
 Message = dict[str, Any]
@@ -212,8 +213,8 @@ def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
 
 def _parsed(text: str, name: str, where: str) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = json_core.load(text)
+    except json_core.JSONError as error:
         raise DataError(f"{where}: {name} must be JSON, found {text!r:.60}: {error}") from None
     _check_characters(value, name, where)
     return value

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,9 +10,11 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from flytune import json_core
 from flytune.data.hub import hub_rows
 from flytune.data.sources import Files, kind, locate
 from flytune.errors import DataError
+from flytune.json_core import JSONError
 from flytune.recipe import Data, Source
 
 Row = tuple[dict[str, Any] | DataError, str]
@@ -21,7 +22,11 @@ Row = tuple[dict[str, Any] | DataError, str]
 Advance = Callable[[int], object]
 """Callback for the number of bytes that were read since its last call, of the files as they are stored."""
 _EXCERPT = 80
-_LARGEST_CELL = 2**31 - 1
+LARGEST_LINE = 20_000_000
+"""Bytes of a line of JSON Lines or CSV; process.LARGEST_ROW limits the text of a row."""
+LARGEST_JSON = 2**30
+"""Bytes of a JSON file that is not JSON Lines."""
+_TOO_LONG = f"a line of more than {LARGEST_LINE:,} bytes; divide the row into several"
 
 
 def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
@@ -103,13 +108,27 @@ def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iter
 
 
 def _json_lines(file: Any, label: str) -> Iterator[Row]:
-    for number, line in enumerate(file, 1):
-        row, mistake = _object(line)
+    for number, line in enumerate(_lines(file), 1):
         where = f"{label}:{number}"
+        if line is None:
+            yield DataError(f"{where}: {_TOO_LONG}"), where
+            continue
+        row, mistake = _object(line)
         if mistake:
             yield DataError(f"{where}: {mistake}: {_excerpt(line)}"), where
         elif row is not None:
             yield row, where
+
+
+def _lines(file: Any) -> Iterator[bytes | None]:
+    """Yield each line; None in the place of one that is longer than LARGEST_LINE, which is never in memory completely."""
+    while line := file.readline(LARGEST_LINE + 1):
+        if len(line) <= LARGEST_LINE:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LARGEST_LINE)
+        yield None
 
 
 def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
@@ -117,30 +136,27 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
     if not line.strip():
         return None, ""
     try:
-        value = json.loads(line.decode("utf-8-sig").rstrip(" \t\r\n"))
-    except UnicodeDecodeError as error:
-        return None, f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
-    except json.JSONDecodeError as error:
-        return None, f"not JSON: {error.msg} at column {error.colno}"
-    except (ValueError, RecursionError) as error:
-        return None, f"not JSON: {error}"
+        value = json_core.load(line.rstrip(b" \t\r\n"), LARGEST_LINE)
+    except JSONError as error:
+        return None, error.message if error.message.startswith("not UTF-8") else f"not JSON: {error}"
     return (value, "") if isinstance(value, dict) else (None, f"not a JSON object but {_type_name(value)}")
 
 
 def _json(file: Any, label: str) -> Iterator[Row]:
-    content = file.read()
+    content = file.read(LARGEST_JSON + 1)
+    if len(content) > LARGEST_JSON:
+        raise DataError(f"{label}: more than {LARGEST_JSON:,} bytes, and a JSON file is read completely; write JSON Lines")
     try:
-        value = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{label}: not UTF-8: byte 0x{content[error.start]:02x} at {error.start}") from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # JSON Lines in a .json file, as in many data sets
+        value = json_core.load(content, LARGEST_JSON)
+    except JSONError as error:
+        if error.message == "Extra data":  # JSON Lines in a .json file, as in many data sets
             yield from _json_lines(io.BytesIO(content), label)
             return
-        line = content.split(b"\n")[error.lineno - 1]
-        raise DataError(f"{label}:{error.lineno}: not JSON: {error.msg} at column {error.colno}: {_excerpt(line)}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{label}: not JSON: {error}") from None
+        if not error.line:
+            reason = error.message if error.message.startswith("not UTF-8") else f"not JSON: {error.message}"
+            raise DataError(f"{label}: {reason}") from None
+        line = content.split(b"\n")[error.line - 1]
+        raise DataError(f"{label}:{error.line}: not JSON: {error.message} at column {error.column}: {_excerpt(line)}") from None
     if isinstance(value, dict):
         lists = [item for item in value.values() if isinstance(item, list)]
         if len(lists) != 1:
@@ -162,9 +178,13 @@ def _json(file: Any, label: str) -> Iterator[Row]:
 
 
 def _csv(file: Any, label: str) -> Iterator[Row]:
-    csv.field_size_limit(_LARGEST_CELL)
-    reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
+    csv.field_size_limit(LARGEST_LINE)
+    reader = csv.DictReader(_text_lines(file, label), strict=True)
     try:
+        names = list(reader.fieldnames or ())
+        if twice := [name for name in names if names.count(name) > 1]:
+            places = " and ".join(str(at) for at, name in enumerate(names, 1) if name == twice[0])
+            raise DataError(f"{label}:1: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
         for row in reader:
             where = f"{label}:{reader.reader.line_num}"
             if None in row or None in row.values():
@@ -177,6 +197,13 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise DataError(f"{label}:{reader.reader.line_num + 1}: not UTF-8: byte 0x{byte:02x} at {error.start}") from None
+
+
+def _text_lines(file: Any, label: str) -> Iterator[str]:
+    for number, line in enumerate(_lines(file), 1):
+        if line is None:
+            raise DataError(f"{label}:{number}: {_TOO_LONG}")
+        yield line.decode("utf-8-sig")
 
 
 def _parquet(file: Any, label: str) -> Iterator[Row]:

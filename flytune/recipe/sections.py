@@ -66,7 +66,7 @@ class Source(Strict):
 class WeightedSource(Source):
     """One of several sources, with a weight."""
 
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Share of its rows to use, chosen by content; with 2.5, all rows are used twice and half of them once more."""
 
 
@@ -83,7 +83,7 @@ class Data(Source):
     """One of the tokenizer's tokens, if it has no pad token."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
-    max_length: Positive = 1024
+    max_length: Annotated[int, Field(gt=0, le=2**24)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
     """Treatment of longer samples (docs/data.md); they are counted and reported in any case."""
