@@ -41,14 +41,18 @@ def encode(
         yield ids, labels
 
 
-def validated(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
-    """Return a sample that was tokenized elsewhere; without labels all its tokens are trained. Nothing is appended.
+def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool = True) -> Encoded:
+    """Return a sample that was tokenized elsewhere, without its padding; nothing is appended.
+
+    Without labels and masks all its tokens are trained, and without `completion_only` whatever the masks of completions say.
 
     Raises:
-        DataError: a token is not in a vocabulary of this size, or the labels do not belong to the tokens.
+        DataError: a token is not in a vocabulary of this size, or the labels and masks do not belong to the tokens.
     """
     ids = _integers(tokens.input_ids, "input_ids", where)
     labels = ids if tokens.labels is None else _integers(tokens.labels, "labels", where)
+    if tokens.masks:
+        ids, labels = _masked(ids, labels, tokens, where, completion_only)
     if (index := next((index for index, token in enumerate(ids) if not 0 <= token < vocabulary), None)) is not None:
         raise DataError(
             f"{where}: input_ids[{index}] is {ids[index]}, but the tokenizer has tokens 0 to {vocabulary - 1}; "
@@ -63,6 +67,30 @@ def validated(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
                 "(not trained) or the token at the same position: the loss shifts the labels, the data must not"
             )
     return list(ids), [IGNORED] * len(labels[:1]) + labels[1:]
+
+
+def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, completion_only: bool) -> Encoded:
+    """Return tokens without padding, and labels of those that the masks train."""
+    masks = {name: _integers(mask, name, where) for name, mask in tokens.masks.items()}
+    for name, mask in [("labels", labels), *masks.items()]:
+        if len(mask) != len(ids):
+            raise DataError(f"{where}: {len(ids)} input_ids but {len(mask)} in {name}; there must be one for each token")
+        if name in masks and not set(mask) <= {0, 1}:
+            raise DataError(f"{where}: {name} must be of 0 and 1, found {next(one for one in mask if one not in (0, 1))}")
+    attended = masks.pop("attention_mask", [1] * len(ids))
+    first, last = attended.index(1) if 1 in attended else 0, len(ids) - attended[::-1].index(1) if 1 in attended else 0
+    if not all(attended[first:last]) or not last:
+        raise DataError(
+            f"{where}: attention_mask is 0 {'everywhere' if not last else 'between tokens that it attends to'}; only padding "
+            "before or after a sample can be removed"
+        )
+    for name, mask in masks.items() if completion_only else ():
+        if tokens.labels is not None and (
+            at := next((at for at in range(first, last) if not mask[at] and labels[at] != IGNORED), None)
+        ):
+            raise DataError(f"{where}: labels[{at}] is trained, but {name}[{at}] is 0; remove one of the two columns")
+        labels = [label if trained else IGNORED for label, trained in zip(labels, mask, strict=True)]
+    return ids[first:last], labels[first:last]
 
 
 def _integers(value: Any, name: str, where: str) -> list[int]:

@@ -26,6 +26,9 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 """Roles of chat templates by the `from` of a ShareGPT turn."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation")
+"""Roles that chat templates know. Any other one would be written into the text, or left out, and never trained."""
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _FLAGS = ("train", "weight")
 
 
@@ -114,7 +117,7 @@ def _is_plain(message: Any) -> bool:
         return False
     role, content = message.get("role"), message.get("content")
     return (
-        type(role) is str and type(content) is str and (content.isascii() or not _SURROGATES.search(content)) and role.isascii()
+        type(role) is str and role in ROLES and type(content) is str and (content.isascii() or not _SURROGATES.search(content))
     )
 
 
@@ -126,6 +129,15 @@ def _message(message: Any, name: str, where: str) -> Message:
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
         raise DataError(f"{where}: {name} must have role and content, found {found}")
     role = text_of(message["role"], f"{name}.role", where)
+    if role not in ROLES:
+        meant = SHAREGPT_ROLES.get(role.strip().lower())
+        raise DataError(
+            f"{where}: {name}.role is {role!r:.40}, which is not a known role: {', '.join(ROLES)}"
+            + (f"; write {meant}" if meant else "")
+        )
+    for key in MEDIA:
+        if message.get(key) not in (None, "", [], {}):
+            raise DataError(f"{where}: {name}.{key} has content; images, video and audio cannot be trained on")
     content = message.get("content")
     content = "" if calls and content is None else _content(content, f"{name}.content", where)
     # As apply_chat_template does: templates treat a key with null as present.

@@ -135,7 +135,7 @@ class Sampler:
                     self._check_settings(form)
                 sample = convert(row, form, source.columns, where, self._data.system_prompt)
                 if isinstance(sample, Tokens):
-                    text: Rendered | Encoded = validated(sample, len(self._tokenizer), where)
+                    text: Rendered | Encoded = validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
                 else:
                     text = render(sample, self._chat_template(form), self._data.completion_only_loss, where)
             except _RequestError:

@@ -1,8 +1,10 @@
-"""Files to rows, one at a time: JSON Lines, JSON, CSV, Parquet, and folders of `datasets.save_to_disk`."""
+"""Files to rows, one at a time: JSON Lines, JSON, CSV, Parquet, Arrow, and folders of `datasets.save_to_disk`."""
 
+import bz2
 import csv
 import gzip
 import io
+import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -91,10 +93,10 @@ def _bad_rows_after(rows: Iterator[Row], where: str) -> int:
 
 
 def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iterator[Row]:
-    reader = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet}[str(kind(file))]
+    reader = _READERS[str(kind(file))]
     try:
         with source.filesystem.open(file, "rb") as stored:
-            content = gzip.GzipFile(fileobj=stored) if file.endswith(".gz") else stored
+            content = _decompressed(stored, file)
             position = 0
             for number, row in enumerate(reader(content, label)):
                 if advance is not None and number % 64 == 0:
@@ -103,8 +105,24 @@ def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iter
                 yield row
             if advance is not None:
                 advance(max(0, stored.tell() - position))
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{label}: cannot be read: {error}") from None
+
+
+def _decompressed(stored: Any, name: str) -> Any:
+    """Return the content of an open file, by the suffix of its name."""
+    suffix = name.lower().rpartition(".")[2]
+    if suffix == "gz":
+        return gzip.GzipFile(fileobj=stored)
+    if suffix == "bz2":
+        return bz2.BZ2File(stored)
+    if suffix == "xz":
+        return lzma.LZMAFile(stored)
+    if suffix == "zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, mode="r"), "zstd"), 1 << 16)
+    return stored
 
 
 def _json_lines(file: Any, label: str) -> Iterator[Row]:
@@ -211,14 +229,49 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=256):
+        opened = parquet.ParquetFile(file, page_checksum_verification=True)
+        _refuse_twice(opened.schema_arrow, label)
+        for batch in opened.iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
                 yield _without_absent_keys(row), f"{label}, row {number}"
-    except OSError:
+    except (OSError, DataError):
         raise
     except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
         raise DataError(f"{label}: a damaged Parquet file: {' '.join(str(error).split())} (after row {number})") from error
+
+
+def _arrow(file: Any, label: str) -> Iterator[Row]:
+    import pyarrow
+
+    number = 0
+    try:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
+        _refuse_twice(opened.schema, label)
+        batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
+        for batch in batches:
+            batch.validate(full=True)  # wrong offsets would end the process
+            for start in range(0, batch.num_rows, 256):
+                for row in batch.slice(start, 256).to_pylist():
+                    number += 1
+                    yield _without_absent_keys(row), f"{label}, row {number}"
+    except (OSError, DataError):
+        raise
+    except Exception as error:  # as above
+        raise DataError(f"{label}: a damaged Arrow file: {' '.join(str(error).split())} (after row {number})") from error
+
+
+_READERS = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow}
+"""Readers by the kind of a file (sources.KINDS)."""
+
+
+def _refuse_twice(schema: Any, label: str) -> None:
+    """Refuse two columns of one name: the last one would hide the others."""
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        places = " and ".join(str(at) for at, name in enumerate(schema.names, 1) if name == twice[0])
+        raise DataError(f"{label}: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
 
 
 def _saved(path: str, split: str) -> Iterator[Row]:
@@ -234,8 +287,13 @@ def _saved(path: str, split: str) -> Iterator[Row]:
         if split not in saved:
             raise DataError(f"{path}: no split {split}; set data.dataset_split to one of {', '.join(saved)}")
         saved = saved[split]
-    for number, row in enumerate(saved, 1):
-        yield _without_absent_keys(row), f"{path}, row {number}"
+    number = 0
+    try:
+        saved.data.table.validate(full=True)  # wrong offsets would end the process
+        for number, row in enumerate(saved, 1):
+            yield _without_absent_keys(row), f"{path}, row {number}"
+    except Exception as error:  # as above
+        raise DataError(f"{path}: a damaged data set: {' '.join(str(error).split())} (after row {number})") from error
 
 
 def _without_absent_keys(row: dict[str, Any]) -> dict[str, Any]:

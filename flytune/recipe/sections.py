@@ -35,7 +35,7 @@ class Source(Strict):
     """A source of rows: its address and its format."""
 
     path: str | None = None
-    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV or Parquet."""
+    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV, Parquet or Arrow."""
     dataset_name: str | None = None
     """A data set on the Hugging Face hub, instead of `path`."""
     dataset_config: str | None = None
