@@ -1,6 +1,7 @@
 """Strict, frozen pydantic models that report all mistakes at once, with dotted paths and suggestions."""
 
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -41,13 +42,14 @@ def load_yaml(path: str | Path) -> Any:
         RecipeError: the file does not exist, is not text, or is not YAML.
     """
     try:
-        return yaml_core.load(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            return yaml_core.load(file)
     except FileNotFoundError:
         beside = sorted(str(found) for found in Path(path).parent.glob("*.yaml"))
         hint = f"; there are: {', '.join(beside)}" if beside else ""
         raise RecipeError(f"{path}: no such file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # a null character in the path is a ValueError
+        raise RecipeError(f"{path!s:.200}: cannot be read: {error!s:.300}") from None
     except yaml_core.YAMLError as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
@@ -77,6 +79,34 @@ def dotted(loc: tuple[int | str, ...]) -> str:
     """Return `('data', 'columns', 0)` as `data.columns[0]`."""
     parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return parts.lstrip(".") or "(top)"
+
+
+def wrong_numbers(value: Any, model: type[BaseModel], loc: tuple[int | str, ...] = ()) -> Iterator[str]:
+    """Yield a line for each number that pydantic would accept although nobody means it: true for 1, infinities, NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{dotted(loc)}: numbers must be finite; found {value}"
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        at = (*loc, key)
+        field = model.model_fields.get(str(key)) if isinstance(value, dict) else None
+        if isinstance(item, bool) and field is not None and _is_number(field.annotation):
+            yield f"{dotted(at)}: must be a number; found {str(item).lower()}"
+        yield from wrong_numbers(item, next(_models(field.annotation), model) if field is not None else model, at)
+
+
+def _is_number(annotation: Any) -> bool:
+    """Return whether a type takes numbers, and neither true and false nor texts."""
+    kinds = set(_kinds(annotation))
+    return bool(kinds & {int, float}) and bool not in kinds
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        arguments = arguments[:1]
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _kinds(argument)
 
 
 def _describe(item: ErrorDetails, model: type[Strict]) -> str:

@@ -4,14 +4,21 @@ PyYAML by itself reads and writes YAML 1.1. Files written here mean the same to 
 """
 
 import re
-from typing import Any
+from typing import IO, Any
 
 import yaml
-from yaml import MappingNode, ScalarNode, YAMLError
+from yaml import AliasEvent, MappingNode, Node, ScalarNode, YAMLError
 from yaml.constructor import ConstructorError
 
 __all__ = ["CoreLoader", "YAMLError", "dump", "load"]
 
+LARGEST = 300_000
+"""Characters of a text that is read: PyYAML reads about 100,000 a second."""
+DEEPEST = 100
+"""Largest number of mappings and lists inside each other."""
+_MOST_NODES = 100_000
+"""Values of a text, with each alias counted as all that it stands for."""
+_MOST_BITS = 1024
 _TAG = "tag:yaml.org,2002:"
 _NULL = r"null|Null|NULL|~|"
 _BOOL = r"true|True|TRUE|false|False|FALSE"
@@ -24,24 +31,73 @@ _AMBIGUOUS = re.compile(rf"y|Y|n|N|[-+.]*[0-9].*|[-+]?\.(?:inf|nan)|{_NULL}", re
 
 
 class CoreLoader(yaml.SafeLoader):
-    """Loader of the 1.2 core schema, with `<<` to merge mappings; duplicate keys are refused."""
+    """Loader of the 1.2 core schema, with `<<` to merge mappings.
+
+    Refused are duplicate keys, aliases inside of what they stand for, and texts that are too deep or too large.
+    """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own way)
     yaml_constructors = {  # noqa: RUF012
         tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
     }
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = self._nodes = 0
+        self._open: set[str] = set()
+        """Anchors of the nodes that are being composed."""
+        self._sizes: dict[int, int] = {}
+        """Numbers of values by the identity of a node."""
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """Compose a node as PyYAML does, within the limits."""
+        event = self.peek_event()
+        line, anchor = event.start_mark.line + 1, getattr(event, "anchor", None)
+        if isinstance(event, AliasEvent) and anchor in self._open:
+            raise YAMLError(f"line {line}: *{anchor} is inside of what it stands for")
+        before = self._nodes
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise YAMLError(f"line {line}: mappings and lists are nested deeper than {DEEPEST}")
+        is_anchored = anchor is not None and not isinstance(event, AliasEvent)
+        if is_anchored:
+            self._open.add(anchor)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_anchored:
+            self._open.discard(anchor)
+        self._nodes += self._sizes[id(node)] if isinstance(event, AliasEvent) else 1
+        if self._nodes > _MOST_NODES:
+            raise YAMLError(f"line {line}: more than {_MOST_NODES:,} values, with each alias counted as what it stands for")
+        self._sizes.setdefault(id(node), self._nodes - before)
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
         """Compose a mapping as PyYAML does, and refuse duplicate keys."""
         node = super().compose_mapping_node(anchor)
-        lines: dict[tuple[str, str], int] = {}
+        lines: dict[Any, int] = {}
         for key, _ in node.value:
             if isinstance(key, ScalarNode):
-                line, known = key.start_mark.line + 1, (key.tag, key.value)
+                line, known = key.start_mark.line + 1, self._key(key)
                 if known in lines:
                     raise YAMLError(f"{key.value} is there twice, in lines {lines[known]} and {line}; keep one")
                 lines[known] = line
         return node
+
+    def _key(self, node: ScalarNode) -> Any:
+        """Return a value that is equal for keys that Python's dict takes for one: 1, 0x1 and true."""
+        if node.tag.rpartition(":")[2] not in _SCALARS:
+            return node.tag, node.value
+        value = self._scalar(node)
+        return (node.tag, str(value)) if value is None or value != value else value
+
+    def _string(self, node: ScalarNode) -> str:
+        text = str(self.construct_scalar(node))
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConstructorError(None, None, f"{text!r:.60} has half of a surrogate pair", node.start_mark) from None
+        return text
 
     def _scalar(self, node: ScalarNode) -> Any:
         text, kind = str(self.construct_scalar(node)), node.tag.rpartition(":")[2]
@@ -54,7 +110,10 @@ class CoreLoader(yaml.SafeLoader):
 
 
 def _integer(text: str) -> int:
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    value = int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if value.bit_length() > _MOST_BITS:
+        raise ValueError("an integer of hundreds of digits")
+    return value
 
 
 def _float(text: str) -> float:
@@ -70,6 +129,7 @@ _READ: dict[str, Any] = {
 for _kind, _pattern in _SCALARS.items():
     CoreLoader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), None)
     CoreLoader.add_constructor(f"{_TAG}{_kind}", CoreLoader._scalar)
+CoreLoader.add_constructor(f"{_TAG}str", CoreLoader._string)
 CoreLoader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"<<\Z"), ["<"])
 CoreLoader.add_constructor(f"{_TAG}merge", CoreLoader.yaml_constructors[f"{_TAG}str"])  # where it is not a key
 
@@ -88,13 +148,22 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper._text)
 
 
-def load(text: str | bytes, loader: type[CoreLoader] = CoreLoader) -> Any:
-    """Return the value of a YAML text.
+def load(text: str | bytes | IO[str] | IO[bytes], loader: type[CoreLoader] = CoreLoader) -> Any:
+    """Return the value of a YAML text, or of a file that is open; bytes are UTF-8.
 
     Raises:
-        YAMLError: it is not YAML, or has a duplicate key.
+        YAMLError: it is not YAML, has a duplicate key, or is larger than LARGEST or deeper than DEEPEST.
     """
-    return yaml.load(text, Loader=loader)
+    try:
+        content = text if isinstance(text, str | bytes) else text.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise YAMLError(f"longer than the {LARGEST:,} characters that are read")
+        return yaml.load(content.decode("utf-8-sig") if isinstance(content, bytes) else content, Loader=loader)
+    except UnicodeDecodeError as error:
+        raise YAMLError(f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        # PyYAML's own on escapes and directives that stand for no character or number.
+        raise YAMLError(f"cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
 def dump(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 
 import pytest
 import yaml
@@ -108,3 +109,53 @@ def test_recipes_shapes_accelerators_and_the_cluster_are_read_by_it(tmp_path):
     file.write_text("queue: off\nspot_taints: [2026-11-22]\nnode_start_minutes: 1e1\n")
     found = load_cluster(file)
     assert (found.queue, found.spot_taints, found.node_start_minutes) == ("off", ["2026-11-22"], 10.0)
+
+
+def aliases(inside: str) -> str:
+    return f"a0: &a0 {inside}\n" + "".join(f"a{n}: &a{n} {{k{n}: [{','.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+
+
+HOSTILE = {
+    "a: 1\nb: 2\na: 3": "a is there twice, in lines 1 and 3; keep one",
+    "1: a\n0x1: b": "0x1 is there twice, in lines 1 and 2; keep one",
+    "~: a\nnull: b": "null is there twice, in lines 1 and 2",
+    "[" * 2000: "line 1: mappings and lists are nested deeper than 100",
+    "{a: " * 101 + "1" + "}" * 101: "line 1: mappings and lists are nested deeper than 100",
+    "x: 1\na: &a [*a]": r"line 2: \*a is inside of what it stands for",
+    "&a {x: {y: *a}}": r"line 1: \*a is inside of what it stands for",
+    aliases("[x, x, x]"): "more than 100,000 values, with each alias counted as what it stands for",
+    aliases("{x: 1}").replace(": [", ": 1, <<: ["): "more than 100,000 values",
+    "x: " + "9" * 5000: "Exceeds the limit",
+    "x: 0x" + "f" * 5000: "an integer of hundreds of digits",
+    '"\\U00110000"': "cannot be read: chr",
+    '"\\ud800"': "has half of a surrogate pair",
+    "%YAML 1." + "9" * 5000 + "\n---\na": "cannot be read: Exceeds the limit",
+    "a" * 300_001: "longer than the 300,000 characters that are read",
+    "!!timestamp 2024-99-99": "could not determine a constructor",
+    "!!python/object/apply:os.getcwd []": "could not determine a constructor",
+    "? [a]\n: 1": "found unhashable key",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_are_refused(text):
+    with pytest.raises(yaml_core.YAMLError, match=HOSTILE[text]):
+        yaml_core.load(text)
+
+
+def test_other_encodings_are_refused_and_files_are_read_to_the_limit(tmp_path):
+    for coding in ("utf-16", "utf-32", "cp1252"):
+        (tmp_path / "a.yaml").write_bytes("a: ö".encode(coding))
+        with (tmp_path / "a.yaml").open(encoding="utf-8") as text, pytest.raises(yaml_core.YAMLError, match="not UTF-8: byte"):
+            yaml_core.load(text)  # as `pyflyte run` opens it
+        with pytest.raises(yaml_core.YAMLError, match="not UTF-8: byte"):
+            yaml_core.load((tmp_path / "a.yaml").read_bytes())
+    with open("/dev/zero", "rb") as endless, pytest.raises(yaml_core.YAMLError, match="longer than the 300,000 characters"):
+        yaml_core.load(endless)
+    assert yaml_core.load("\ufeffa: 1".encode()) == {"a": 1}
+
+
+@given(st.text(alphabet="{}[]&*a1:- \n!|>?'\"%<~#,\\x0.e"))
+def test_any_text_is_read_or_refused(text):
+    with suppress(yaml_core.YAMLError):
+        yaml_core.load(text)

@@ -1,9 +1,9 @@
 """Data formats: rows to chats, prompts with completions, or tokens, by the names of their columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from flytune.data.messages import Message, conversation_of, messages_of, text_of, tools_of
+from flytune.data.messages import MEDIA, Message, conversation_of, messages_of, text_of, tools_of
 from flytune.errors import DataError
 
 
@@ -30,6 +30,8 @@ class Tokens:
 
     input_ids: Any
     labels: Any = None
+    masks: dict[str, Any] = field(default_factory=dict)
+    """Those of the columns MASKS that the row has."""
 
 
 Sample = Chat | Plain | Tokens
@@ -44,7 +46,13 @@ REQUIRED = {
 """Columns that each format requires, in the order in which `auto` tries the formats."""
 CHATS = ("messages", "sharegpt", "instruction")
 """Formats that use the chat template. They may have a column `system`; messages and sharegpt also `tools`."""
-_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels")
+RAW = ("text", "prompt_completion")
+"""Formats of raw text, which gets BOS and EOS by data.add_bos_token and data.add_eos_token."""
+MASKS = ("attention_mask", "completion_mask", "assistant_masks")
+"""Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
+_OTHER_MASKS = ("special_tokens_mask",)
+_PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
+_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels", *MASKS)
 
 
 def check_columns(columns: dict[str, str], key: str = "data") -> None:
@@ -81,12 +89,18 @@ def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str,
     Raises:
         DataError: a column is missing, or its content does not fit the format.
     """
+    for name in MEDIA:
+        if name not in columns.values() and row.get(name) not in (None, "", [], {}):
+            raise DataError(
+                f"{where}: column {name} has content, and images, video and audio cannot be trained on; remove the column, "
+                "or the rows that have some"
+            )
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
     if form == "prompt_completion":
         return Plain(_string(row, "prompt", columns, where), _string(row, "completion", columns, where))
     if form == "tokens":
-        return Tokens(_column(row, "input_ids", columns, where), _optional(row, "labels", columns))
+        return _tokens(row, columns, where)
     if form == "instruction":
         messages, tools = _instruction(row, columns, where), None
     else:
@@ -98,6 +112,24 @@ def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str,
     if (system := system or system_prompt) and all(message["role"] != "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     return Chat(messages, tools)
+
+
+def _tokens(row: dict[str, Any], columns: dict[str, str], where: str) -> Tokens:
+    masks = {name: mask for name in MASKS if (mask := _optional(row, name, columns)) is not None}
+    read = {columns.get(name, name) for name in MASKS} | set(_OTHER_MASKS)
+    for name, value in row.items():
+        is_mask = name.endswith(("mask", "masks")) and name not in read
+        if value is not None and (is_mask or (name in _PACKED and not _counts_up(value))):
+            raise DataError(
+                f"{where}: column {name} is not read, and would change what is trained on; "
+                + ("name it in data.columns: {completion_mask: ...}, or remove it; " if is_mask else "a row is one sample; ")
+                + f"known are {', '.join(MASKS)}"
+            )
+    return Tokens(_column(row, "input_ids", columns, where), _optional(row, "labels", columns), masks)
+
+
+def _counts_up(value: Any) -> bool:
+    return isinstance(value, list) and value == list(range(len(value)))
 
 
 def _instruction(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:

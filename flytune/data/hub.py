@@ -32,8 +32,10 @@ def resolved_revision(name: str, revision: str | None, key: str = "data") -> str
         raise DataError(f"{key}.dataset_name: {name}: {advice(error, 'data set')}{pin}") from error
 
 
-def hub_rows(source: Source, name: str, key: str = "data") -> Iterator[tuple[dict[str, Any], str]]:
+def hub_rows(source: Source, name: str, key: str = "data", split: str | None = None) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the rows of a data set on the hub, streamed; offline, from the cache of this machine.
+
+    `split` is read instead of the source's own if it is given.
 
     Raises:
         DataError: the data set, its config, split or revision does not exist, access is denied, or the stream fails.
@@ -41,12 +43,13 @@ def hub_rows(source: Source, name: str, key: str = "data") -> Iterator[tuple[dic
     _refuse_folder(name, key)
     import datasets
 
-    place = f"{name}[{source.dataset_split}]"
+    split = split or source.dataset_split
+    place = f"{name}[{split}]"
     try:
         rows = datasets.load_dataset(
             name,
             source.dataset_config,
-            split=source.dataset_split,
+            split=split,
             revision=source.revision,
             streaming=not datasets.config.HF_HUB_OFFLINE,
         )

@@ -13,32 +13,46 @@ Encoded = tuple[list[int], list[int]]
 """input_ids and labels, equally long."""
 
 
-def encode(batch: Sequence[Rendered], tokenizer: Any) -> Iterator[Encoded]:
+def encode(
+    batch: Sequence[Rendered], tokenizer: Any, add_bos_token: bool | None = None, add_eos_token: bool = True
+) -> Iterator[Encoded]:
     """Tokenize each complete text once, and label its tokens; nothing is cut.
+
+    `add_bos_token` and `add_eos_token` are those of the recipe, for raw text.
 
     A token is trained if any of its characters is. So is a token across the boundary between prompt and completion (a merge of
     the last characters of the one with the first of the other): otherwise the completion's first characters would never be
     trained. The first token of a text is never trained: no token precedes it that could predict it.
     All texts of a batch must agree on `add_special_tokens`.
     """
+    is_raw = batch[0].add_special_tokens
+    adds = is_raw and add_bos_token is not False
     # The fast tokenizer itself: the lists that transformers makes of its output take another third of the time.
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = False
-    encodings = backend.encode_batch([rendered.text for rendered in batch], add_special_tokens=batch[0].add_special_tokens)
+    encodings = backend.encode_batch([rendered.text for rendered in batch], add_special_tokens=adds)
     for rendered, encoding in zip(batch, encodings, strict=True):
-        yield _labelled(rendered, encoding, tokenizer)
+        ids, labels = _labelled(rendered, encoding, tokenizer, add_eos_token or not is_raw)
+        if is_raw and add_bos_token and ids[:1] != [tokenizer.bos_token_id]:
+            ids, labels = [tokenizer.bos_token_id, *ids], [IGNORED, *labels]
+        labels[:1] = [IGNORED] * len(labels[:1])
+        yield ids, labels
 
 
-def validated(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
-    """Return a sample that was tokenized elsewhere; without labels all its tokens are trained. Nothing is appended.
+def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool = True) -> Encoded:
+    """Return a sample that was tokenized elsewhere, without its padding; nothing is appended.
+
+    Without labels and masks all its tokens are trained, and without `completion_only` whatever the masks of completions say.
 
     Raises:
-        DataError: a token is not in a vocabulary of this size, or the labels do not belong to the tokens.
+        DataError: a token is not in a vocabulary of this size, or the labels and masks do not belong to the tokens.
     """
     ids = _integers(tokens.input_ids, "input_ids", where)
     labels = ids if tokens.labels is None else _integers(tokens.labels, "labels", where)
+    if tokens.masks:
+        ids, labels = _masked(ids, labels, tokens, where, completion_only)
     if (index := next((index for index, token in enumerate(ids) if not 0 <= token < vocabulary), None)) is not None:
         raise DataError(
             f"{where}: input_ids[{index}] is {ids[index]}, but the tokenizer has tokens 0 to {vocabulary - 1}; "
@@ -55,13 +69,38 @@ def validated(tokens: Tokens, vocabulary: int, where: str) -> Encoded:
     return list(ids), [IGNORED] * len(labels[:1]) + labels[1:]
 
 
+def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, completion_only: bool) -> Encoded:
+    """Return tokens without padding, and labels of those that the masks train."""
+    masks = {name: _integers(mask, name, where) for name, mask in tokens.masks.items()}
+    for name, mask in [("labels", labels), *masks.items()]:
+        if len(mask) != len(ids):
+            raise DataError(f"{where}: {len(ids)} input_ids but {len(mask)} in {name}; there must be one for each token")
+        if name in masks and not set(mask) <= {0, 1}:
+            raise DataError(f"{where}: {name} must be of 0 and 1, found {next(one for one in mask if one not in (0, 1))}")
+    attended = masks.pop("attention_mask", [1] * len(ids))
+    first, last = attended.index(1) if 1 in attended else 0, len(ids) - attended[::-1].index(1) if 1 in attended else 0
+    if not all(attended[first:last]) or not last:
+        raise DataError(
+            f"{where}: attention_mask is 0 {'everywhere' if not last else 'between tokens that it attends to'}; only padding "
+            "before or after a sample can be removed"
+        )
+    for name, mask in masks.items() if completion_only else ():
+        if tokens.labels is not None and (
+            at := next((at for at in range(first, last) if not mask[at] and labels[at] != IGNORED), None)
+        ):
+            raise DataError(f"{where}: labels[{at}] is trained, but {name}[{at}] is 0; remove one of the two columns")
+        labels = [label if trained else IGNORED for label, trained in zip(labels, mask, strict=True)]
+    return ids[first:last], labels[first:last]
+
+
 def _integers(value: Any, name: str, where: str) -> list[int]:
     if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
         raise DataError(f"{where}: {name} must be a list of integers, found {type(value).__name__} {value!r:.60}")
     return value
 
 
-def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any) -> Encoded:
+def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any, ends: bool) -> Encoded:
+    """Return tokens and labels, the first token's included; `ends` is whether a text without an end marker gets EOS."""
     ids: list[int] = encoding.ids
     labels = [IGNORED] * len(ids)
     for first, last in token_ranges(encoding, rendered.spans):
@@ -70,11 +109,13 @@ def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any) -> Encoded:
     # Drop the BOS that the tokenizer has added (it has no characters) where the text already begins with one.
     if bos is not None and ids[:2] == [bos, bos] and encoding.token_to_chars(0) in (None, (0, 0)):
         ids, labels = ids[1:], labels[1:]
+    if not ends:
+        has_added = ids[-1:] == [eos] and encoding.token_to_chars(len(encoding) - 1) in (None, (0, 0))
+        return (ids[:-1], labels[:-1]) if has_added else (ids, labels)
     if rendered.append_eos and ids[-1:] != [eos]:
         ids, labels = [*ids, eos], [*labels, IGNORED]
     if rendered.append_eos and rendered.spans:
         labels[-1] = eos
-    labels[:1] = [IGNORED] * len(labels[:1])
     return ids, labels
 
 

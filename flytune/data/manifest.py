@@ -35,8 +35,8 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
     for split, name in names.items():
         if counts[split].samples:
             continue
-        if data.heldout_path:
-            where = data.heldout_path if split == "heldout" else source
+        if data.heldout_key:
+            where = data.heldout_name if split == "heldout" else source
             raise DataError(f"{where}: no {name} sample is left; {too_long} were too long, {untrained} had no trained token")
         raise DataError(
             f"{source}: no {name} sample: {kept} samples were split by content at data.heldout_fraction "

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from flytune import json_core
 from flytune.errors import DataError
 
 Message = dict[str, Any]
@@ -25,6 +26,9 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 """Roles of chat templates by the `from` of a ShareGPT turn."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation")
+"""Roles that chat templates know. Any other one would be written into the text, or left out, and never trained."""
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _FLAGS = ("train", "weight")
 
 
@@ -113,7 +117,7 @@ def _is_plain(message: Any) -> bool:
         return False
     role, content = message.get("role"), message.get("content")
     return (
-        type(role) is str and type(content) is str and (content.isascii() or not _SURROGATES.search(content)) and role.isascii()
+        type(role) is str and role in ROLES and type(content) is str and (content.isascii() or not _SURROGATES.search(content))
     )
 
 
@@ -125,6 +129,15 @@ def _message(message: Any, name: str, where: str) -> Message:
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
         raise DataError(f"{where}: {name} must have role and content, found {found}")
     role = text_of(message["role"], f"{name}.role", where)
+    if role not in ROLES:
+        meant = SHAREGPT_ROLES.get(role.strip().lower())
+        raise DataError(
+            f"{where}: {name}.role is {role!r:.40}, which is not a known role: {', '.join(ROLES)}"
+            + (f"; write {meant}" if meant else "")
+        )
+    for key in MEDIA:
+        if message.get(key) not in (None, "", [], {}):
+            raise DataError(f"{where}: {name}.{key} has content; images, video and audio cannot be trained on")
     content = message.get("content")
     content = "" if calls and content is None else _content(content, f"{name}.content", where)
     # As apply_chat_template does: templates treat a key with null as present.
@@ -212,8 +225,8 @@ def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
 
 def _parsed(text: str, name: str, where: str) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = json_core.load(text)
+    except json_core.JSONError as error:
         raise DataError(f"{where}: {name} must be JSON, found {text!r:.60}: {error}") from None
     _check_characters(value, name, where)
     return value

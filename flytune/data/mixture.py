@@ -9,9 +9,9 @@ from tqdm import tqdm
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally
 from flytune.data.formats import check_columns
-from flytune.data.process import HELDOUT, Chunk, Samples, shares
+from flytune.data.process import Chunk, Samples, shares
 from flytune.data.progress import Position
-from flytune.data.readers import Row, read, read_path, strict
+from flytune.data.readers import Row, read, read_heldout, strict
 from flytune.data.sources import size
 from flytune.data.workers import Workers
 from flytune.errors import DataError
@@ -45,6 +45,8 @@ class SourceStream:
     def __init__(self, key: str, data: Data, workers: Workers, tally: Tally, position: Position) -> None:
         self.key, self.tally, self.position = key, tally, position
         self._data, self._workers = data, workers
+        self.is_heldout = key == data.heldout_key
+        """True for held-out data of its own, which is read after all sources."""
 
     def rows(self, bad: BadRows, bar: "tqdm[Any]") -> Iterator[list[StoredSample]]:
         """Yield the samples of each row that has any; `position` is then after that row.
@@ -52,7 +54,7 @@ class SourceStream:
         Raises:
             DataError: as readers.read and Sampler.samples; or there are more bad rows than the recipe allows.
         """
-        if self.key == HELDOUT:
+        if self.is_heldout:
             check_columns(self._data.columns)
             passes = [1.0]
         else:
@@ -79,8 +81,8 @@ class SourceStream:
 
     def _chunks(self, turn: int, share: float, bar: "tqdm[Any]") -> Iterator[Chunk]:
         advance = bar.update if bar.unit == "B" else None
-        if self.key == HELDOUT:
-            rows = read_path(str(self._data.heldout_path), HELDOUT, self._data.dataset_split, advance)
+        if self.is_heldout:
+            rows = read_heldout(self._data, advance)
         else:
             rows = read(self._data.all_sources[self.key], self.key, advance)
         for chunk in _chunked(rows if self._data.max_bad_fraction else strict(rows)):
@@ -101,12 +103,12 @@ Round = list[tuple[SourceStream, list[StoredSample]]]
 
 
 def mixed(streams: list[SourceStream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[Round]:
-    """Yield one row of each source in turn, until all have ended; then the rows of heldout_path.
+    """Yield one row of each source in turn, until all have ended; then the held-out rows.
 
     An evaluation may only use the first held-out samples: taken in turn, they are not all of one source.
     """
-    yield from _in_turn([stream for stream in streams if stream.key != HELDOUT], bad, bar)
-    yield from _in_turn([stream for stream in streams if stream.key == HELDOUT], bad, bar)
+    yield from _in_turn([stream for stream in streams if not stream.is_heldout], bad, bar)
+    yield from _in_turn([stream for stream in streams if stream.is_heldout], bad, bar)
 
 
 def _in_turn(streams: list[SourceStream], bad: BadRows, bar: "tqdm[Any]") -> Iterator[Round]:
@@ -123,7 +125,9 @@ def bytes_of(data: Data) -> int | None:
     """Return the bytes to be read, counted once for each pass; None if unknown (the hub, `save_to_disk`)."""
     total = 0
     paths = [(source.path, f"{key}.path", len(shares(source.weight))) for key, source in data.all_sources.items()]
-    for path, key, times in [*paths, *([(data.heldout_path, HELDOUT, 1)] if data.heldout_path else [])]:
+    if data.heldout_key:
+        paths.append((data.heldout_path, data.heldout_key, 1))
+    for path, key, times in paths:
         if path is None or (found := size(path, key)) is None:
             return None
         total += times * found

@@ -12,7 +12,7 @@ from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally, from_json, to_json
 from flytune.data.manifest import manifest_of, refuse_empty
 from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
-from flytune.data.process import HELDOUT, digest
+from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.shards import MANIFEST, SplitWriter
 from flytune.data.stored_samples import parts
@@ -94,7 +94,7 @@ def _bar(size: int | None) -> "tqdm[Any]":
 
 def _tallies(data: Data) -> dict[str, Tally]:
     tallies = {key: Tally(source.name, source.weight) for key, source in data.all_sources.items()}
-    return tallies | ({HELDOUT: Tally(data.heldout_path)} if data.heldout_path else {})
+    return tallies | ({data.heldout_key: Tally(data.heldout_name)} if data.heldout_key else {})
 
 
 def _write(kept: list[StoredSample], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:

@@ -10,19 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flytune.data.counts import Tally
-from flytune.data.formats import CHATS, Tokens, choose, convert
+from flytune.data.formats import CHATS, RAW, Tokens, choose, convert
 from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.tokenizer import Encoder, require_chat_template
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
-from flytune.recipe import DataRequest
+from flytune.recipe import DataRequest, Source
 
 _BATCH_CHARACTERS = 1_000_000
 """Characters of text that are tokenized at a time."""
-HELDOUT = "data.heldout_path"
-"""Key of the rows that the recipe names as held-out data."""
 _Text = tuple[Rendered | Encoded, str]
 """Content of a row, as text or as tokens, and the row's location."""
 
@@ -69,7 +67,9 @@ class Sampler:
 
     def __init__(self, request: DataRequest, tokenizer: Encoder) -> None:
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
-        self._sources = {**request.data.all_sources, HELDOUT: request.data}
+        self._sources: dict[str, Source] = dict(request.data.all_sources)
+        if request.data.heldout_key:
+            self._sources[request.data.heldout_key] = request.data
         self._template: ChatTemplate | None = None
         if request.data.system_prompt is not None and not request.data.system_prompt.strip():
             raise DataError("data.system_prompt: empty; remove it, or give a text")
@@ -131,9 +131,11 @@ class Sampler:
                 if isinstance(row, DataError):
                     raise row
                 form = tally.form or choose(row, source.format, source.columns, where)
+                if not tally.form:
+                    self._check_settings(form)
                 sample = convert(row, form, source.columns, where, self._data.system_prompt)
                 if isinstance(sample, Tokens):
-                    text: Rendered | Encoded = validated(sample, len(self._tokenizer), where)
+                    text: Rendered | Encoded = validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
                 else:
                     text = render(sample, self._chat_template(form), self._data.completion_only_loss, where)
             except _RequestError:
@@ -150,10 +152,6 @@ class Sampler:
 
     def _chat_template(self, form: str) -> ChatTemplate | None:
         if form not in CHATS:
-            if self._data.system_prompt is not None and not self._data.sources:
-                raise _RequestError(
-                    f"data.system_prompt: only chats ({', '.join(CHATS)}) can have one, and the data's format is {form}"
-                )
             return None
         if self._template is None:
             try:
@@ -163,10 +161,26 @@ class Sampler:
             self._template = ChatTemplate(self._tokenizer)
         return self._template
 
+    def _check_settings(self, form: str) -> None:
+        """Refuse settings that have no effect on rows of this format; with several sources, another one may use them."""
+        data, chats = self._data, ", ".join(CHATS)
+        if data.sources:
+            return
+        if data.system_prompt is not None and form not in CHATS:
+            raise _RequestError(f"data.system_prompt: only chats ({chats}) can have one, and the data's format is {form}")
+        for name, changed in (("add_bos_token", data.add_bos_token is not None), ("add_eos_token", not data.add_eos_token)):
+            if changed and form not in RAW:
+                raise _RequestError(
+                    f"data.{name}: only for raw text ({', '.join(RAW)}), and the data's format is {form}; remove it"
+                    + ("; the chat template writes these tokens (data.chat_template)" if form in CHATS else "")
+                )
+
     def _encoded(self, texts: list[Rendered | Encoded]) -> Iterable[Encoded]:
         """Tokenize the texts. All texts of a chunk are of one source, and so of one format."""
         rendered = [text for text in texts if isinstance(text, Rendered)]
-        return encode(rendered, self._tokenizer) if rendered else [text for text in texts if not isinstance(text, Rendered)]
+        if not rendered:
+            return [text for text in texts if not isinstance(text, Rendered)]
+        return encode(rendered, self._tokenizer, self._data.add_bos_token, self._data.add_eos_token)
 
     def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
         """Return the sample in pieces of at most max_length tokens; none if it is dropped."""
@@ -186,8 +200,8 @@ class Sampler:
 
     def _is_heldout(self, ids: Any, key: str) -> bool:
         """Decide by a hash of the stored tokens, so that equal samples are always in the same split."""
-        if self._data.heldout_path:
-            return key == HELDOUT
+        if self._data.heldout_key:
+            return key == self._data.heldout_key
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + ids.tobytes()).digest()
         return int.from_bytes(hashed[:8], "big") < self._data.heldout_fraction * 2**64
 

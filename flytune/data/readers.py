@@ -1,9 +1,10 @@
-"""Files to rows, one at a time: JSON Lines, JSON, CSV, Parquet, and folders of `datasets.save_to_disk`."""
+"""Files to rows, one at a time: JSON Lines, JSON, CSV, Parquet, Arrow, and folders of `datasets.save_to_disk`."""
 
+import bz2
 import csv
 import gzip
 import io
-import json
+import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,17 +12,23 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from flytune import json_core
 from flytune.data.hub import hub_rows
 from flytune.data.sources import Files, kind, locate
 from flytune.errors import DataError
-from flytune.recipe import Source
+from flytune.json_core import JSONError
+from flytune.recipe import Data, Source
 
 Row = tuple[dict[str, Any] | DataError, str]
 """Values by column, or the error of a row that cannot be read; and its location: `train.jsonl:4127`."""
 Advance = Callable[[int], object]
 """Callback for the number of bytes that were read since its last call, of the files as they are stored."""
 _EXCERPT = 80
-_LARGEST_CELL = 2**31 - 1
+LARGEST_LINE = 20_000_000
+"""Bytes of a line of JSON Lines or CSV; process.LARGEST_ROW limits the text of a row."""
+LARGEST_JSON = 2**30
+"""Bytes of a JSON file that is not JSON Lines."""
+_TOO_LONG = f"a line of more than {LARGEST_LINE:,} bytes; divide the row into several"
 
 
 def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
@@ -37,6 +44,19 @@ def read(source: Source, key: str = "data", advance: Advance | None = None) -> I
     else:
         rows = read_path(str(source.path), f"{key}.path", source.dataset_split, advance)
     return islice(rows, source.max_samples)
+
+
+def read_heldout(data: Data, advance: Advance | None = None) -> Iterator[Row]:
+    """Yield the rows of the held-out data that the recipe names: of data.heldout_path, or of data.eval_split.
+
+    Raises:
+        DataError: as `read`.
+    """
+    if data.heldout_path is not None:
+        yield from read_path(data.heldout_path, "data.heldout_path", data.dataset_split, advance)
+        return
+    for row, where in hub_rows(data, str(data.dataset_name), split=data.eval_split):
+        yield _without_absent_keys(row), where
 
 
 def read_path(path: str, key: str, split: str, advance: Advance | None = None) -> Iterator[Row]:
@@ -73,10 +93,10 @@ def _bad_rows_after(rows: Iterator[Row], where: str) -> int:
 
 
 def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iterator[Row]:
-    reader = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet}[str(kind(file))]
+    reader = _READERS[str(kind(file))]
     try:
         with source.filesystem.open(file, "rb") as stored:
-            content = gzip.GzipFile(fileobj=stored) if file.endswith(".gz") else stored
+            content = _decompressed(stored, file)
             position = 0
             for number, row in enumerate(reader(content, label)):
                 if advance is not None and number % 64 == 0:
@@ -85,18 +105,48 @@ def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iter
                 yield row
             if advance is not None:
                 advance(max(0, stored.tell() - position))
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{label}: cannot be read: {error}") from None
 
 
+def _decompressed(stored: Any, name: str) -> Any:
+    """Return the content of an open file, by the suffix of its name."""
+    suffix = name.lower().rpartition(".")[2]
+    if suffix == "gz":
+        return gzip.GzipFile(fileobj=stored)
+    if suffix == "bz2":
+        return bz2.BZ2File(stored)
+    if suffix == "xz":
+        return lzma.LZMAFile(stored)
+    if suffix == "zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, mode="r"), "zstd"), 1 << 16)
+    return stored
+
+
 def _json_lines(file: Any, label: str) -> Iterator[Row]:
-    for number, line in enumerate(file, 1):
-        row, mistake = _object(line)
+    for number, line in enumerate(_lines(file), 1):
         where = f"{label}:{number}"
+        if line is None:
+            yield DataError(f"{where}: {_TOO_LONG}"), where
+            continue
+        row, mistake = _object(line)
         if mistake:
             yield DataError(f"{where}: {mistake}: {_excerpt(line)}"), where
         elif row is not None:
             yield row, where
+
+
+def _lines(file: Any) -> Iterator[bytes | None]:
+    """Yield each line; None in the place of one that is longer than LARGEST_LINE, which is never in memory completely."""
+    while line := file.readline(LARGEST_LINE + 1):
+        if len(line) <= LARGEST_LINE:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LARGEST_LINE)
+        yield None
 
 
 def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
@@ -104,30 +154,27 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
     if not line.strip():
         return None, ""
     try:
-        value = json.loads(line.decode("utf-8-sig").rstrip(" \t\r\n"))
-    except UnicodeDecodeError as error:
-        return None, f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
-    except json.JSONDecodeError as error:
-        return None, f"not JSON: {error.msg} at column {error.colno}"
-    except (ValueError, RecursionError) as error:
-        return None, f"not JSON: {error}"
+        value = json_core.load(line.rstrip(b" \t\r\n"), LARGEST_LINE)
+    except JSONError as error:
+        return None, error.message if error.message.startswith("not UTF-8") else f"not JSON: {error}"
     return (value, "") if isinstance(value, dict) else (None, f"not a JSON object but {_type_name(value)}")
 
 
 def _json(file: Any, label: str) -> Iterator[Row]:
-    content = file.read()
+    content = file.read(LARGEST_JSON + 1)
+    if len(content) > LARGEST_JSON:
+        raise DataError(f"{label}: more than {LARGEST_JSON:,} bytes, and a JSON file is read completely; write JSON Lines")
     try:
-        value = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{label}: not UTF-8: byte 0x{content[error.start]:02x} at {error.start}") from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # JSON Lines in a .json file, as in many data sets
+        value = json_core.load(content, LARGEST_JSON)
+    except JSONError as error:
+        if error.message == "Extra data":  # JSON Lines in a .json file, as in many data sets
             yield from _json_lines(io.BytesIO(content), label)
             return
-        line = content.split(b"\n")[error.lineno - 1]
-        raise DataError(f"{label}:{error.lineno}: not JSON: {error.msg} at column {error.colno}: {_excerpt(line)}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{label}: not JSON: {error}") from None
+        if not error.line:
+            reason = error.message if error.message.startswith("not UTF-8") else f"not JSON: {error.message}"
+            raise DataError(f"{label}: {reason}") from None
+        line = content.split(b"\n")[error.line - 1]
+        raise DataError(f"{label}:{error.line}: not JSON: {error.message} at column {error.column}: {_excerpt(line)}") from None
     if isinstance(value, dict):
         lists = [item for item in value.values() if isinstance(item, list)]
         if len(lists) != 1:
@@ -149,9 +196,13 @@ def _json(file: Any, label: str) -> Iterator[Row]:
 
 
 def _csv(file: Any, label: str) -> Iterator[Row]:
-    csv.field_size_limit(_LARGEST_CELL)
-    reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
+    csv.field_size_limit(LARGEST_LINE)
+    reader = csv.DictReader(_text_lines(file, label), strict=True)
     try:
+        names = list(reader.fieldnames or ())
+        if twice := [name for name in names if names.count(name) > 1]:
+            places = " and ".join(str(at) for at, name in enumerate(names, 1) if name == twice[0])
+            raise DataError(f"{label}:1: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
         for row in reader:
             where = f"{label}:{reader.reader.line_num}"
             if None in row or None in row.values():
@@ -166,19 +217,61 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
         raise DataError(f"{label}:{reader.reader.line_num + 1}: not UTF-8: byte 0x{byte:02x} at {error.start}") from None
 
 
+def _text_lines(file: Any, label: str) -> Iterator[str]:
+    for number, line in enumerate(_lines(file), 1):
+        if line is None:
+            raise DataError(f"{label}:{number}: {_TOO_LONG}")
+        yield line.decode("utf-8-sig")
+
+
 def _parquet(file: Any, label: str) -> Iterator[Row]:
     from pyarrow import parquet
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=256):
+        opened = parquet.ParquetFile(file, page_checksum_verification=True)
+        _refuse_twice(opened.schema_arrow, label)
+        for batch in opened.iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
                 yield _without_absent_keys(row), f"{label}, row {number}"
-    except OSError:
+    except (OSError, DataError):
         raise
     except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
         raise DataError(f"{label}: a damaged Parquet file: {' '.join(str(error).split())} (after row {number})") from error
+
+
+def _arrow(file: Any, label: str) -> Iterator[Row]:
+    import pyarrow
+
+    number = 0
+    try:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
+        _refuse_twice(opened.schema, label)
+        batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
+        for batch in batches:
+            batch.validate(full=True)  # wrong offsets would end the process
+            for start in range(0, batch.num_rows, 256):
+                for row in batch.slice(start, 256).to_pylist():
+                    number += 1
+                    yield _without_absent_keys(row), f"{label}, row {number}"
+    except (OSError, DataError):
+        raise
+    except Exception as error:  # as above
+        raise DataError(f"{label}: a damaged Arrow file: {' '.join(str(error).split())} (after row {number})") from error
+
+
+_READERS = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow}
+"""Readers by the kind of a file (sources.KINDS)."""
+
+
+def _refuse_twice(schema: Any, label: str) -> None:
+    """Refuse two columns of one name: the last one would hide the others."""
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        places = " and ".join(str(at) for at, name in enumerate(schema.names, 1) if name == twice[0])
+        raise DataError(f"{label}: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
 
 
 def _saved(path: str, split: str) -> Iterator[Row]:
@@ -194,8 +287,13 @@ def _saved(path: str, split: str) -> Iterator[Row]:
         if split not in saved:
             raise DataError(f"{path}: no split {split}; set data.dataset_split to one of {', '.join(saved)}")
         saved = saved[split]
-    for number, row in enumerate(saved, 1):
-        yield _without_absent_keys(row), f"{path}, row {number}"
+    number = 0
+    try:
+        saved.data.table.validate(full=True)  # wrong offsets would end the process
+        for number, row in enumerate(saved, 1):
+            yield _without_absent_keys(row), f"{path}, row {number}"
+    except Exception as error:  # as above
+        raise DataError(f"{path}: a damaged data set: {' '.join(str(error).split())} (after row {number})") from error
 
 
 def _without_absent_keys(row: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +16,18 @@ from flytune.files import sha256_of
 from flytune.recipe import Data
 from flytune.storage import Storage
 
-KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "parquet": "parquet"}
-"""Kinds of files by suffix; all but Parquet may also end in .gz."""
-_KINDS_SHOWN = "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv) or Parquet (.parquet)"
+TEXT_KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv"}
+KINDS = {**TEXT_KINDS, "parquet": "parquet", "arrow": "arrow"}
+"""Kinds of files by suffix, in any case."""
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+"""Further suffixes of text kinds."""
+_KINDS_SHOWN = "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv), Parquet (.parquet) or Arrow (.arrow)"
+_IGNORED = re.compile(
+    r"(?:readme|licen[cs]e|notice|citation|changelog)(?:\..*)?|dataset_infos?\.json|.*\.(?:md|crc|md5|sha256|dvc|lock|log)",
+    re.IGNORECASE,
+)
+"""Names of files in a folder of data that are not data, in addition to those that begin with a dot or an underscore."""
+_HELDOUT_FOLDERS = {"test", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout"}
 
 
 class Files(NamedTuple):
@@ -34,37 +45,61 @@ class Files(NamedTuple):
 
 def kind(name: str) -> str | None:
     """Return the kind of a file with this name (a value of KINDS), or None."""
-    return KINDS.get(name.removesuffix(".gz").rpartition(".")[2].lower())
+    name = name.lower()
+    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+    return (TEXT_KINDS if compression else KINDS).get(name.removesuffix(compression).rpartition(".")[2])
 
 
 def locate(path: str, key: str) -> Files:
     """Return the data files at `path`; `key` is the recipe's name for it, for messages.
 
-    Of a folder, these are the data files directly in it, sorted by name.
+    Of a folder, these are all its data files, sorted by name, those of the folders in it included. Links are followed.
 
     Raises:
-        DataError: nothing is there, it cannot be reached, or it is not data.
+        DataError: nothing is there, it cannot be reached, or it is not data; or a folder has something that is not read.
     """
-    entries: list[tuple[str, str]] = []
     storage = _storage(path, key)
-    filesystem, root = storage.filesystem, storage.path()
     try:
         is_file = storage.info()["type"] == "file"
-        if not is_file:
-            # A link has a type of its own.
-            entries = sorted((entry["name"], _type(filesystem, entry)) for entry in storage.entries())
+        found = [] if is_file else list(_walk(storage, "", {}))
     except FileNotFoundError:
         raise DataError(f"{key}: {path}: no such file or folder{_beside(path)}") from None
-    if is_file and kind(root) is None:
+    except RuntimeError as error:  # of links
+        raise DataError(f"{key}: {path}: {error}") from None
+    if is_file and kind(storage.path()) is None:
         raise DataError(f"{key}: {path}: unknown kind of file; known are {_KINDS_SHOWN}")
     if is_file:
-        return Files(filesystem, [root], [path], saved=False)
-    return _folder(path, key, filesystem, entries)
+        return Files(storage.filesystem, [storage.path()], [path], saved=False)
+    return _folder(path, key, storage, found)
 
 
-def _type(filesystem: Any, entry: dict[str, Any]) -> str:
-    is_linked_file = entry.get("islink") and filesystem.isfile(entry["name"])
-    return "file" if is_linked_file else str(entry["type"])
+def _walk(storage: Storage, folder: str, seen: dict[str, str]) -> Iterator[str]:
+    """Yield the names of all files below a folder, relative to the address; `seen` are folders by their real paths.
+
+    Raises:
+        RuntimeError: a link leads nowhere, or to a folder that is read anyway.
+    """
+    path = storage.path(folder)
+    real = os.path.realpath(path) if storage.is_local else path
+    if real in seen:
+        raise RuntimeError(f"{folder} is a link to the folder {seen[real] or 'itself'}, which is read too; remove the link")
+    seen[real] = folder
+    for entry in sorted(storage.entries(folder), key=lambda entry: str(entry["name"])):
+        name = entry["name"].rstrip("/").rpartition("/")[2]
+        inner = f"{folder}/{name}" if folder else name
+        # Stores of objects list an empty object for the folder itself. A link has a type of its own.
+        if entry["name"].rstrip("/") == path.rstrip("/"):
+            continue
+        if name == "_delta_log":
+            raise RuntimeError(f"{inner}: a Delta table, whose files have deleted rows too; write it as Parquet elsewhere")
+        if name.startswith((".", "_")):
+            continue
+        if entry["type"] == "directory" or (entry.get("islink") and storage.filesystem.isdir(entry["name"])):
+            yield from _walk(storage, inner, seen)
+        elif entry["type"] == "file" or storage.filesystem.isfile(entry["name"]):
+            yield inner
+        else:
+            raise RuntimeError(f"{inner} is {'a link that leads nowhere' if entry.get('islink') else 'no file'}; remove it")
 
 
 def size(path: str, key: str) -> int | None:
@@ -77,17 +112,35 @@ def size(path: str, key: str) -> int | None:
     return None if found.saved else sum(found.filesystem.info(file)["size"] or 0 for file in found.files)
 
 
-def _folder(path: str, key: str, filesystem: Any, entries: list[tuple[str, str]]) -> Files:
-    names = {name: name.rstrip("/").rpartition("/")[2] for name, _ in entries}
-    saved = bool({"state.json", "dataset_dict.json"} & set(names.values()))
-    if saved:
-        files = sorted(filesystem.find(path))
-    else:
-        files = [name for name, what in entries if what == "file" and kind(name) and not names[name].startswith((".", "_"))]
+def _folder(path: str, key: str, storage: Storage, found: list[str]) -> Files:
+    saved = bool({"state.json", "dataset_dict.json"} & set(found))
+    files = [name for name in found if saved or not _IGNORED.fullmatch(name.rpartition("/")[2])]
+    if not saved:
+        _refuse_others(path, key, files)
     if not files:
-        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(list(names.values()))}")
-    labels = [f"{path.rstrip('/')}/{name.rpartition('/')[2]}" for name in files]
-    return Files(filesystem, files, labels, saved)
+        listed = sorted({name.partition("/")[0] for name in found})
+        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(listed)}")
+    labels = [f"{path.rstrip('/')}/{name}" for name in files]
+    return Files(storage.filesystem, [storage.path(name) for name in files], labels, saved)
+
+
+def _refuse_others(path: str, key: str, files: list[str]) -> None:
+    """Refuse files that would be left out, and folders that are most likely held-out data."""
+    others = [name for name in files if kind(name) is None]
+    if others and len(others) < len(files):
+        raise DataError(
+            f"{key}: {path}: {_listing(others)}, which cannot be read, beside data; known are {_KINDS_SHOWN}. Move such files "
+            "elsewhere, or name those to be read in data.sources"
+        )
+    if others:
+        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(others)}")
+    for name in files:
+        folders = name.split("/")[:-1]
+        if heldout := next((folder for folder in folders if folder.lower() in _HELDOUT_FOLDERS), None):
+            raise DataError(
+                f"{key}: {path}: {name}: the folder {heldout} is named like held-out data, and all files of a folder are read; "
+                "name the folder of training data, and this one in data.heldout_path"
+            )
 
 
 def fingerprint(data: Data) -> str:

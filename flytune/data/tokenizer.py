@@ -30,6 +30,8 @@ def load_tokenizer(model: Model, data: Data) -> Any:
         raise DataError(
             f"model.name_or_path: {name} has no EOS token, so no answer could end; set eos_token in its tokenizer_config.json"
         )
+    if data.add_bos_token and tokenizer.bos_token is None:
+        raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")
     if data.pad_token is not None:
         if data.pad_token not in tokenizer.get_vocab():
             raise DataError(

@@ -17,7 +17,7 @@ def samples_guess(data: Data) -> int | None:
     if data.packing or not all(counts):
         return None
     weighted = sum((count or 0) * source.weight for count, source in zip(counts, data.all_sources.values(), strict=True))
-    return max(1, round(weighted * (1.0 if data.heldout_path else 1 - data.heldout_fraction)))
+    return max(1, round(weighted * (1.0 if data.heldout_key else 1 - data.heldout_fraction)))
 
 
 def _rows(source: Source) -> int | None:

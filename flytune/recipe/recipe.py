@@ -27,7 +27,7 @@ from flytune.recipe.sections import (
     Tracking,
     Training,
 )
-from flytune.schema import Strict, dotted, load_yaml, mistakes
+from flytune.schema import Strict, dotted, load_yaml, mistakes, wrong_numbers
 
 _PLANNED = "the planner computes it; write training.global_batch_size"
 _SHARDED = "write sharding: NAME; the rest follows from it"
@@ -93,10 +93,14 @@ class Recipe(Strict):
             for loc in _with_credentials(data)
         ]:
             raise RecipeError.of(where, secrets)
+        wrong = list(wrong_numbers(data, cls))
         try:
-            return handler(data)
+            read = handler(data)
         except ValidationError as error:
-            raise RecipeError.of(where, mistakes(error, cls)) from None
+            raise RecipeError.of(where, [*mistakes(error, cls), *wrong]) from None
+        if wrong:
+            raise RecipeError.of(where, wrong)
+        return read
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "Recipe":

@@ -36,7 +36,7 @@ class Source(Strict):
     """A source of rows: its address and its format."""
 
     path: str | None = None
-    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV or Parquet."""
+    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV, Parquet or Arrow."""
     dataset_name: str | None = None
     """A data set on the Hugging Face hub, instead of `path`."""
     dataset_config: str | None = None
@@ -67,7 +67,7 @@ class Source(Strict):
 class WeightedSource(Source):
     """One of several sources, with a weight."""
 
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Share of its rows to use, chosen by content; with 2.5, all rows are used twice and half of them once more."""
 
 
@@ -84,7 +84,7 @@ class Data(Source):
     """One of the tokenizer's tokens, if it has no pad token."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
-    max_length: Positive = 1024
+    max_length: Annotated[int, Field(gt=0, le=2**24)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
     """Treatment of longer samples (docs/data.md); they are counted and reported in any case."""
@@ -94,6 +94,12 @@ class Data(Source):
     """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same split."""
     heldout_path: str | None = None
     """A separate file or folder for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
+    eval_split: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """A split of `dataset_name` for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
+    add_bos_token: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write their own."""
+    add_eos_token: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
+    """A trained EOS after raw text (text, prompt_completion)."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
     deduplicate: bool = False
@@ -116,12 +122,24 @@ class Data(Source):
             return {f"data.sources[{index}]": source for index, source in enumerate(self.sources)}
         return {"data": WeightedSource(**{name: getattr(self, name) for name in Source.model_fields})}
 
+    @property
+    def heldout_key(self) -> str | None:
+        """The recipe's key of held-out data of its own; None if it is split from the training data."""
+        return "data.heldout_path" if self.heldout_path else "data.eval_split" if self.eval_split else None
+
+    @property
+    def heldout_name(self) -> str:
+        """The name of held-out data of its own, in messages and records."""
+        return self.heldout_path or f"{self.dataset_name}[{self.eval_split}]"
+
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if sum((self.path is not None, self.dataset_name is not None, bool(self.sources))) != 1:
             raise ValueError(
                 "give exactly one of path (file, folder or address), dataset_name (on the hub) and sources (a list of them)"
             )
+        if self.eval_split is not None:
+            self._check_eval_split()
         of_heldout = {"format", "columns", "dataset_split"} if self.heldout_path else set()
         fields = [name for name in Source.model_fields if name not in of_heldout]
         changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
@@ -130,6 +148,18 @@ class Data(Source):
         if self.sources and changed:
             raise ValueError(f"{', '.join(changed)}: no effect beside sources; write it into each of them")
         return self
+
+    def _check_eval_split(self) -> None:
+        if self.dataset_name is None:
+            raise ValueError("eval_split names a split of dataset_name; for files and several sources use heldout_path")
+        if self.heldout_path is not None or self.heldout_fraction != type(self).model_fields["heldout_fraction"].default:
+            other = "heldout_fraction" if self.heldout_path is None else "heldout_path"
+            raise ValueError(f"eval_split and {other} both name the held-out data; remove one of them")
+        if not self.eval_split or self.eval_split == self.dataset_split:
+            raise ValueError(
+                f"eval_split {self.eval_split!r} must be another split than dataset_split, which is trained on; without one, "
+                "remove eval_split: heldout_fraction then holds samples out"
+            )
 
 
 class Method(Strict):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flytune import data
-from flytune.data import Part, read_path
+from flytune.data import Part
 from flytune.data.contract import CONTRACT, Contract, check
 from flytune.data.formats import CHATS
-from flytune.data.readers import strict
+from flytune.data.readers import read_heldout, strict
 from flytune.data.stored_samples import parts
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest, Recipe
@@ -52,7 +52,7 @@ class SampleView:
 
 
 def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
-    """Prepare the first `rows` rows of each source of a recipe, and of its heldout_path, and write their page to `out`.
+    """Prepare the first `rows` rows of each source of a recipe, and of its own held-out data, and write their page to `out`.
 
     Needs the tokenizer, but no plan and no model. Failed checks of the contract are shown and stop nothing.
 
@@ -75,21 +75,21 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
         try:
             data.prepare(DataRequest(model=recipe.model, data=limited, fingerprint="xray"), folder)
         except DataError as error:
-            raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_path} row ")) from error
+            raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_name} row ")) from error
         return page(folder, recipe, out, rows)
 
 
 def _with_few_heldout(section: Data, rows: int, cut: Path) -> Data:
-    """Limit data.heldout_path to its first `rows` rows, which are written to `cut` if it has more."""
-    if section.heldout_path is None:
+    """Limit held-out data of its own to its first `rows` rows, which are written to `cut` if it has more."""
+    if section.heldout_key is None:
         return section
-    found = read_path(section.heldout_path, "data.heldout_path", section.dataset_split)
+    found = read_heldout(section)
     first = list(islice(found if section.max_bad_fraction else strict(found), rows + 1))
     if len(first) <= rows:
         return section
     readable = [row for row, _ in first[:rows] if not isinstance(row, DataError)]
     cut.write_text("".join(json.dumps(row, default=str) + "\n" for row in readable), encoding="utf-8")
-    return section.model_copy(update={"heldout_path": str(cut)})
+    return section.model_copy(update={"heldout_path": str(cut), "eval_split": None})
 
 
 def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> Path:
@@ -224,9 +224,11 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
-    """Return the counts of each source; held-out rows, which may be limited, under the recipe's heldout_path."""
-    sources, heldout = manifest.sources, recipe.data.heldout_path
-    return [*sources[:-1], sources[-1].model_copy(update={"name": heldout})] if sources and heldout else sources
+    """Return the counts of each source; held-out rows, which may be limited, under the recipe's name for them."""
+    sources, data = manifest.sources, recipe.data
+    if not sources or not data.heldout_key:
+        return sources
+    return [*sources[:-1], sources[-1].model_copy(update={"name": data.heldout_name})]
 
 
 def _summary(contract: Contract) -> str:

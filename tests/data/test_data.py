@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flytune import data
+from flytune.data.contract import Contract
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest, Model
 from flytune.records import Manifest
@@ -325,3 +326,24 @@ def test_special_tokens_of_the_tests_are_tokens(tokenizer: Path) -> None:
 
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     assert [len(loaded.encode(token)) for token in SPECIAL] == [1] * len(SPECIAL)
+
+
+def test_bos_and_eos_of_raw_text_are_in_the_contract_and_refused_for_chats(
+    tokenizer: Path, pairs: Path, tmp_path: Path
+) -> None:
+    switches: dict[str, Any] = {"add_bos_token": True, "add_eos_token": False}
+    assert data.prepare(request(tokenizer, path=str(pairs), **switches), tmp_path / "out").train.samples
+    checks = {check.name: check for check in Contract.read(tmp_path / "out/contract.json").checks}
+    assert checks["BOS"].found == "300 of 300 samples begin with '<s>', none of them twice (data.add_bos_token is true)"
+    assert (checks["end marker"].verdict, checks["end marker"].count) == ("warning", 300)
+    assert checks["end marker"].advice.startswith("data.add_eos_token is false: the model does not learn to stop")
+    chats = write_rows(tmp_path / "chats.jsonl", [{"instruction": f"q {n}", "output": "a"} for n in range(30)])
+    for name, value in switches.items():
+        message = refused(request(tokenizer, path=str(chats), max_bad_fraction=0.5, **{name: value}), tmp_path / name)
+        assert message == (
+            f"data.{name}: only for raw text (text, prompt_completion), and the data's format is instruction; remove it; "
+            "the chat template writes these tokens (data.chat_template)"
+        )
+    bare = tokenizer_folder(tmp_path / "bare", bos_token=None)
+    message = refused(request(bare, path=str(pairs), add_bos_token=True), tmp_path / "none")
+    assert message == f"data.add_bos_token: the tokenizer of {bare} has no BOS token; remove this line"

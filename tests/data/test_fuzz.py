@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,12 +107,28 @@ def outcomes(path: Path, form: str, tokenizer: Any) -> Iterator[tuple[str, Any]]
         yield "", error
 
 
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs) or any("\ud800" <= letter <= "\udfff" for key, _ in pairs for letter in key):
+        raise ValueError(pairs)
+    return dict(pairs)
+
+
+def constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(text)
+    return value
+
+
 def expected_of_line(line: bytes, form: str, tokenizer: Any) -> Any:
     """What a line must give, by the standard library alone up to its row: a sample, DataError, or None where it is blank."""
     if not line.strip():
         return None
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
         return sample_of(row, form, tokenizer) if isinstance(row, dict) else DataError
     except (ValueError, RecursionError, DataError):
         return DataError

@@ -35,6 +35,11 @@ for changes in (closed, none, revision, {"dataset_split": "test"}, {"dataset_con
     asked = Data(**{"dataset_name": "owner/pairs", **changes})
     attempt(lambda: data.fingerprint(asked))
     attempt(lambda: data.prepare(request.model_copy(update={"data": asked}), out / str(changes)))
+heldout = Data(dataset_name="owner/pairs", eval_split="validation")
+made = data.prepare(request.model_copy(update={"data": heldout}), out / "own split")
+print(made.train.samples, made.heldout.samples, [source.name for source in made.sources])
+gone = heldout.model_copy(update={"eval_split": "gone"})
+attempt(lambda: data.prepare(request.model_copy(update={"data": gone}), out / "gone"))
 for name in ("owner/closed", "owner/none"):
     model = request.model.model_copy(update={"name_or_path": name})
     attempt(lambda: data.prepare(request.model_copy(update={"model": model}), out / name))
@@ -47,7 +52,9 @@ def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
     settings = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment = {name: value for name, value in {**os.environ, **settings}.items() if name != "HF_TOKEN"}
     command = [sys.executable, "-c", ASK, asked.model_dump_json(), str(tmp_path / "out"), COMMIT]
-    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    said = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    ).stdout.splitlines()
     fingerprint = data.fingerprint(Data(dataset_name="owner/pairs", revision=COMMIT))[:5]
     assert said == [
         "True",
@@ -59,9 +66,11 @@ def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
         "data.dataset_name: owner/pairs: the data set has no such revision on the hub",
         "data.dataset_name: owner/pairs[train]: the data set has no such revision on the hub",
         fingerprint,
-        "data.dataset_name: owner/pairs[test]: cannot be read: Bad split: test. Available splits: ['train']",
+        "data.dataset_name: owner/pairs[test]: cannot be read: Bad split: test. Available splits: ['train', 'validation']",
         fingerprint,
         "data.dataset_name: owner/pairs[train]: cannot be read: BuilderConfig 'en' not found. Available: ['default']",
+        "50 7 ['owner/pairs', 'owner/pairs[validation]']",
+        "data.dataset_name: owner/pairs[gone]: cannot be read: Bad split: gone. Available splits: ['train', 'validation']",
         f"model.name_or_path: owner/closed: {CLOSED}",
         "model.name_or_path: owner/none: no such model on the hub; if it is private, set HF_TOKEN",
     ]

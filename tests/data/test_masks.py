@@ -1,6 +1,7 @@
 """Which tokens are trained: exactly the answers and their end markers, whatever the template."""
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,32 @@ def test_any_completion_is_trained_whole(tokenizers: Any, prompt: str, completio
             assert tokenizer.decode(labels).endswith(completion + "</s>")
             # Nothing but the one token over the border is trained before the completion.
             assert not tokenizer.decode(labels[1:]).endswith(completion + "</s>")
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_raw_text_has_the_bos_and_eos_that_the_recipe_asks_for(adds_bos: bool, tokenizers: Any) -> None:
+    tokenizer = tokenizers(CHATML, adds_bos=adds_bos)
+    rendered = [render(Plain("The fox:", " jumps"), None, True, "x:1")]
+    for add_bos, add_eos in product((None, True, False), (True, False)):
+        ids, labels = next(encode(rendered, tokenizer, add_bos, add_eos))
+        bos = adds_bos if add_bos is None else add_bos
+        assert tokenizer.decode(ids) == "<s>" * bos + "The fox: jumps" + "</s>" * add_eos
+        assert tokenizer.decode([label for label in labels if label != IGNORED]) == " jumps" + "</s>" * add_eos
+        only = next(encode([render(Plain("", "The fox"), None, True, "x:1")], tokenizer, add_bos, add_eos))
+        assert only[1] == [IGNORED, *only[0][1:]]
+    marked = next(encode([render(chat("ok", "yes"), ChatTemplate(tokenizer), True, "x:1")], tokenizer, True, False))
+    assert marked == next(encode([render(chat("ok", "yes"), ChatTemplate(tokenizer), True, "x:1")], tokenizer))
+
+
+def test_an_eos_that_the_tokenizer_adds_is_removed_where_the_recipe_wants_none(tokenizers: Any) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tokenizers(CHATML, trim=True)
+    before = tokenizer.backend_tokenizer.post_processor
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    rendered = [render(Plain("", "The fox"), None, True, "x:1")]
+    assert [tokenizer.decode(next(encode(rendered, tokenizer, None, ends))[0]) for ends in (True, False)] == [
+        "The fox</s>",
+        "The fox",
+    ]
+    tokenizer.backend_tokenizer.post_processor = before

@@ -1,14 +1,21 @@
 """Every kind of file, every format, and what is said about those that cannot be read."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import random
 import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from flytune.data import readers
 from flytune.data.formats import Chat, Plain, check_columns, choose, convert
 from flytune.data.readers import read, strict
 from flytune.data.sources import fingerprint
@@ -31,6 +38,17 @@ def csv_text(rows: list[dict[str, str]]) -> str:
     return "\r\n".join([",".join(rows[0]), *(",".join(cells) for cells in quoted)]) + "\r\n"
 
 
+def zstd(content: bytes) -> bytes:
+    return bytes(pa.compress(content, codec="zstd", asbytes=True))
+
+
+def arrow(writer: Any) -> bytes:
+    table, out = pa.Table.from_pylist(ROWS), io.BytesIO()
+    with writer(out, table.schema) as opened:
+        opened.write_table(table, 2)
+    return out.getvalue()
+
+
 WRITERS = {
     "a.jsonl": lambda path: path.write_bytes(lines(ROWS)),
     "a.ndjson": lambda path: path.write_bytes(lines(ROWS).replace(b"\n", b"\r\n\r\n")),
@@ -41,6 +59,12 @@ WRITERS = {
     "lines.json": lambda path: path.write_bytes(lines(ROWS)),
     "a.csv": lambda path: path.write_bytes(csv_text(ROWS).encode()),
     "bom.csv": lambda path: path.write_bytes(b"\xef\xbb\xbf" + csv_text(ROWS).encode()),
+    "A.JSONL.GZ": lambda path: path.write_bytes(gzip.compress(lines(ROWS))),
+    "a.jsonl.zst": lambda path: path.write_bytes(b"".join(zstd(lines([row])) for row in ROWS)),
+    "a.csv.bz2": lambda path: path.write_bytes(bz2.compress(csv_text(ROWS).encode())),
+    "a.json.xz": lambda path: path.write_bytes(lzma.compress(json.dumps(ROWS).encode())),
+    "stream.arrow": lambda path: path.write_bytes(arrow(pa.ipc.new_stream)),
+    "file.arrow": lambda path: path.write_bytes(arrow(pa.ipc.new_file)),
     "a.parquet": lambda path: parquet.write_table(pa.Table.from_pylist(ROWS), path),
 }
 
@@ -106,8 +130,22 @@ BAD = {
     "two.jsonl": (b'nope\n"x"\n', r"two\.jsonl:1: not JSON: .* \(1 other line of this file is bad as well\)$"),
     "bytes.jsonl": (b'{"a": "\xe4"}\n', r"bytes\.jsonl:1: not UTF-8: byte 0xe4 at 7"),
     "long.jsonl": (b"x" * 500, r"long\.jsonl:1: not JSON: .*: x{77}\.\.\.$"),
-    "digits.jsonl": (b'{"a": ' + b"1" * 5000 + b"}", r"digits\.jsonl:1: not JSON: Exceeds the limit"),
-    "deep.jsonl": (b"[" * 100_000, r"deep\.jsonl:1: not JSON: maximum recursion depth"),
+    "digits.jsonl": (b'{"a": ' + b"1" * 5000 + b"}", r"digits\.jsonl:1: not JSON: an integer of thousands of digits"),
+    "deep.jsonl": (b"[" * 100_000, r"deep\.jsonl:1: not JSON: objects and lists are nested deeper than 100"),
+    "twice.jsonl": (
+        b'{"a": 1, "b": {"a": 2}, "a": 3}',
+        r"twice\.jsonl:1: not JSON: the key 'a' is there twice, in columns 2 and 25",
+    ),
+    "twice.json": (b'[{"a": 1,\n"a": 3}]', r"twice\.json: not JSON: the key 'a' is there twice, in lines 1 and 2; keep one"),
+    "twice.csv": (b"a,b,a\n1,2,3\n", r"twice\.csv:1: the column 'a' is there twice, as columns 1 and 3; keep one"),
+    "nan.jsonl": (b'{"a": NaN}', r"nan\.jsonl:1: not JSON: NaN is not JSON"),
+    "huge.jsonl": (b'{"a": 1e400}', r"huge\.jsonl:1: not JSON: 1e400 is too large for a number"),
+    "utf16.jsonl": ('{"a": 1}'.encode("utf-16"), r"utf16\.jsonl:1: not UTF-8: byte 0xff at 0"),
+    "cut.jsonl.zst": (zstd(lines(ROWS) * 99)[:-9], r"cut\.jsonl\.zst"),
+    "cut.jsonl.xz": (lzma.compress(lines(ROWS))[:-9], r"cut\.jsonl\.xz: cannot be read: Compressed file ended"),
+    "cut.jsonl.bz2": (bz2.compress(lines(ROWS))[:-9], r"cut\.jsonl\.bz2: cannot be read: Compressed file ended"),
+    "no.jsonl.xz": (b"nope", r"no\.jsonl\.xz: cannot be read: Compressed file ended"),
+    "cut.arrow": (arrow(pa.ipc.new_stream)[:-60], r"cut\.arrow: .*damaged|cut\.arrow: cannot be read"),
     "cut.json": (b'[\n{"a": 1},\n{"a"', r"cut\.json:3: not JSON: Expecting ':' delimiter at column 5: \{\"a\"$"),
     "empty.json": (b"", r"empty\.json:1: not JSON: Expecting value"),
     "bytes.json": (b'["\xe4"]', r"bytes\.json: not UTF-8: byte 0xe4 at 2"),
@@ -260,3 +298,38 @@ def test_rows_that_do_not_fit_are_told(row: dict[str, object], form: str, column
     with pytest.raises(DataError, match=message):
         check_columns(columns)
         convert(row, choose(row, form, columns, "x:1"), columns, "x:1")
+
+
+def test_columns_of_one_name_in_parquet_and_arrow_are_refused(tmp_path: Path) -> None:
+    table = pa.table([["a"], ["b"]], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as opened:
+        opened.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        with pytest.raises(DataError, match=f"{name}: the column 'text' is there twice, as columns 1 and 2; keep one"):
+            rows_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["stream.arrow", "file.arrow", "a.parquet", "a.jsonl.zst"])
+def test_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    for seed in range(60):
+        draw = random.Random(seed)
+        changed = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        (tmp_path / name).write_bytes(changed[: draw.choice([len(changed), draw.randrange(len(changed))])])
+        with suppress(DataError):
+            rows_of(tmp_path / name)
+
+
+def test_lines_of_any_length_are_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LARGEST_LINE", 100)
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b"x" * 350 + b'\n{"a": 2}\n' + b"y" * 350)
+    found = list(read(Data(path=str(tmp_path / "a.jsonl"))))
+    assert [row for row, _ in found if isinstance(row, dict)] == [{"a": 1}, {"a": 2}]
+    assert [where for row, where in found if isinstance(row, DataError)] == [f"{tmp_path}/a.jsonl:{at}" for at in (2, 4)]
+    (tmp_path / "a.csv").write_bytes(b"a\n1\n" + b"x" * 350)
+    with pytest.raises(DataError, match=r"a\.csv:3: a line of more than"):
+        rows_of(tmp_path / "a.csv")

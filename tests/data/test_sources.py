@@ -276,3 +276,50 @@ def test_linked_files_of_a_folder_are_read(tmp_path: Path) -> None:
     write_rows(folder / "a.jsonl", PAIRS)
     (folder / "b.jsonl").symlink_to(tmp_path / "blob")
     assert [Path(file).name for file in sources.locate(str(folder), "data.path").files] == ["a.jsonl", "b.jsonl"]
+
+
+def test_all_that_lies_in_a_folder_is_read_or_named(tmp_path: Path) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    write_rows(folder / "a.jsonl", PAIRS[:10])
+    write_rows(folder / "more" / "b.jsonl", PAIRS[10:20])
+    write_rows(other / "c.jsonl", PAIRS[20:30])
+    before = sources.fingerprint(Data(path=str(folder)))
+    (folder / "linked").symlink_to(other)
+    for name in ("README.md", "LICENSE.txt", ".gitattributes", "_SUCCESS", "dataset_infos.json", "a.jsonl.dvc", ".x/y.parquet"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("no data")
+    rows = [row for row, _ in read(Data(path=str(folder)))]
+    assert rows == [*PAIRS[:10], *PAIRS[20:30], *PAIRS[10:20]]
+    assert sources.size(str(folder), "data.path") == sum(
+        file.stat().st_size for file in [*folder.glob("*/*.jsonl"), folder / "a.jsonl"]
+    )
+    linked = sources.fingerprint(Data(path=str(folder)))
+    write_rows(other / "c.jsonl", PAIRS[20:31])
+    assert len({before, linked, sources.fingerprint(Data(path=str(folder)))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("rows.txt", None, "it has rows.txt, which cannot be read, beside data; known are JSON Lines"),
+        ("b.tar.gz", None, "it has b.tar.gz, which cannot be read"),
+        ("b.parquet.gz", None, "it has b.parquet.gz, which cannot be read"),
+        ("sub/1.png", None, "it has sub/1.png, which cannot be read"),
+        ("test/b.jsonl", None, "test/b.jsonl: the folder test is named like held-out data"),
+        ("_delta_log/0.json", None, "_delta_log: a Delta table"),
+        ("b.jsonl", "nowhere", "b.jsonl is a link that leads nowhere; remove it"),
+        ("b.jsonl", "b.jsonl", "b.jsonl is a link that leads nowhere; remove it"),
+        ("loop", ".", "loop is a link to the folder itself, which is read too; remove the link"),
+        ("twin", "deep", "twin is a link to the folder deep, which is read too; remove the link"),
+    ],
+)
+def test_what_is_not_read_in_a_folder_is_named(name: str, target: str | None, message: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", PAIRS)
+    write_rows(tmp_path / "deep" / "a.jsonl", PAIRS)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    if target is None:
+        (tmp_path / name).write_text("x")
+    else:
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(DataError, match=f"^data.path: {tmp_path}: {message}"):
+        list(read(Data(path=str(tmp_path))))

@@ -87,7 +87,7 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
     work = tmp_path / "work"
     for name in ("a.jsonl", "parts/1 (x).jsonl", "parts/2.jsonl", "heldout.jsonl"):
         write_pairs(work / name, 8)
-    (work / "parts" / "notes.txt").write_text("no data")
+    (work / "parts" / "README.txt").write_text("no data")
     (work / "chat.jinja").write_text("{{ messages }}é")
     write_tasks(work / "tasks" / "more", inside="rows.jsonl", beside="../../questions/b.jsonl")
     write_tasks(work / "tasks2", absolute=write_questions(tmp_path / "far" / "c.jsonl"), below="questions/b.jsonl")

@@ -85,7 +85,7 @@ def test_yaml_that_is_no_recipe_is_an_error_of_ours(tmp_path):
         with pytest.raises(RecipeError, match=said):
             Recipe.from_yaml(tmp_path / "r.yaml")
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match="not YAML: not UTF-8: byte 0xff at 0"):
         Recipe.from_yaml(tmp_path / "r.yaml")
 
 
@@ -188,3 +188,48 @@ def test_reading_a_recipe_imports_nothing_heavy():
     code += f"; print(sorted(set(sys.modules) & {heavy!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ({"path": "x.jsonl"}, "eval_split names a split of dataset_name; for files and several sources use heldout_path"),
+        ({"sources": [{"dataset_name": "a/b"}]}, "eval_split names a split of dataset_name"),
+        ({"dataset_name": "a/b", "heldout_path": "y"}, "eval_split and heldout_path both name the held-out data"),
+        ({"dataset_name": "a/b", "heldout_fraction": 0.1}, "eval_split and heldout_fraction both name the held-out data"),
+        ({"dataset_name": "a/b", "dataset_split": "test"}, "eval_split 'test' must be another split than dataset_split"),
+    ],
+)
+def test_a_split_for_evaluation_is_the_only_held_out_data(section, reason):
+    with pytest.raises(RecipeError, match=re.escape(reason)):
+        Recipe.model_validate(content(data={**section, "eval_split": "test"}))
+    read = Recipe.model_validate(content(data={"dataset_name": "a/b", "eval_split": "test"}))
+    assert Recipe.model_validate_json(read.model_dump_json()) == read
+    assert (read.data.heldout_key, read.data.heldout_name) == ("data.eval_split", "a/b[test]")
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "reason"),
+    [
+        ("training.max_steps", True, "training.max_steps: must be a number; found true"),
+        ("data.weight", True, "data.weight: unknown key"),
+        ("data.heldout_fraction", False, "data.heldout_fraction: must be a number; found false"),
+        ("training.learning_rate", float("inf"), "training.learning_rate: numbers must be finite; found inf"),
+        ("training.max_grad_norm", float("nan"), "training.max_grad_norm: numbers must be finite; found nan"),
+        ("data.max_length", 10**300, "data.max_length: "),
+        ("data.max_length", 10**12, "data.max_length: input should be less than or equal to 16777216"),
+        ("data.sources", [{"path": "a", "weight": 1e12}], "data.sources[0].weight: input should be less than or equal to 1000"),
+        ("data.sources", [{"path": "a", "max_samples": True}], "data.sources[0].max_samples: must be a number; found true"),
+    ],
+)
+def test_numbers_that_nobody_means_are_refused(section, value, reason):
+    section, name = section.split(".")
+    base = {"training": {"learning_rate": 1e-4, "global_batch_size": 8}, "data": {} if name == "sources" else {"path": "x"}}
+    assert reason in mistakes_of(content(**{section: base[section] | {name: value}}))
+
+
+def test_true_stays_true_where_it_is_meant_and_strange_paths_are_errors_of_ours(tmp_path):
+    assert Recipe.model_validate(content(data={"path": "x", "packing": True, "add_bos_token": True})).data.packing is True
+    for path in ("x" * 5000, "a\0b", str(tmp_path)):
+        with pytest.raises(RecipeError, match="cannot be read"):
+            Recipe.from_yaml(path)

@@ -61,6 +61,7 @@ def test_every_field_is_set_in_a_shipped_recipe_or_on_the_page():
 
 def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alternatives():
     others = {"data.dataset_name", "data.dataset_config", "data.dataset_split", "data.revision", "data.heldout_path"}
+    others |= {"data.eval_split", "data.add_bos_token", "data.add_eos_token"}
     others |= {"method.adapter", "training.max_steps"}
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))
     assert {name for name in missing if not name.startswith("data.sources.")} == others

@@ -217,3 +217,16 @@ def test_a_model_that_is_not_there_is_told_without_a_page(tmp_path):
     with pytest.raises(DataError, match=r"model.name_or_path: .*no such folder"):
         xray.recipe_page(recipe(tmp_path / "nothing", path), 20, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_rows_of_a_split_for_evaluation_are_limited_too(tokenizer, tmp_path, monkeypatch):
+    def rows(source, name, key="data", split=None):
+        made = chats(60) if split is None else [{"messages": chat["messages"][:2]} for chat in chats(90)]
+        return ((row, f"{name}[{split}], row {number}") for number, row in enumerate(made, 1))
+
+    monkeypatch.setattr("flytune.data.readers.hub_rows", rows)
+    asked = recipe(tokenizer, tmp_path / "unread").model_dump(mode="json")
+    asked["data"] |= {"path": None, "dataset_name": "owner/chats", "eval_split": "test", "heldout_fraction": 0.02}
+    text = Tags(xray.recipe_page(Recipe.model_validate(asked), 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    assert "20 training samples, 20 held out" in text
+    assert re.search(r"owner/chats\[test\] messages\s+1\s*20\s*20", text)

@@ -12,15 +12,20 @@ from tests.support.json_server import JsonHandler
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = [{"instruction": f"ask {n}", "output": f"say {n}"} for n in range(50)]
 FILE = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-ENTRY = {"type": "file", "path": "train.jsonl", "size": len(FILE), "oid": "1" * 40}
+HELDOUT = "".join(json.dumps({"instruction": f"try {n}", "output": f"tell {n}"}) + "\n" for n in range(7)).encode()
+FILES = {"train.jsonl": FILE, "validation.jsonl": HELDOUT}
+ENTRIES = [
+    {"type": "file", "path": name, "size": len(content), "oid": str(number) * 40}
+    for number, (name, content) in enumerate(FILES.items(), 1)
+]
 INFO = {
     "id": "owner/pairs", "sha": COMMIT, "private": False, "gated": False, "disabled": False, "downloads": 0, "likes": 0,
-    "tags": [], "siblings": [{"rfilename": "train.jsonl"}], "lastModified": "2026-01-01T00:00:00.000Z",
+    "tags": [], "siblings": [{"rfilename": name} for name in FILES], "lastModified": "2026-01-01T00:00:00.000Z",
 }  # fmt: skip
 
 
 class Hub(JsonHandler):
-    """Mock hub with owner/pairs (one file at one commit) and the gated owner/closed."""
+    """Mock hub with owner/pairs (two splits at one commit) and the gated owner/closed."""
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
@@ -30,12 +35,13 @@ class Hub(JsonHandler):
             self._send(401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         elif "/revision/" in path and not path.endswith(("/main", COMMIT)):
             self._send(404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"})
-        elif path.endswith("/resolve/" + COMMIT + "/train.jsonl"):
-            self._send(200, FILE, {"X-Repo-Commit": COMMIT, "ETag": '"1"', "Accept-Ranges": "bytes"})
+        elif "/resolve/" + COMMIT in path and (name := path.rpartition("/")[2]) in FILES:
+            self._send(200, FILES[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"', "Accept-Ranges": "bytes"})
         elif "/tree/" in path:
-            self._send(200, [ENTRY])
+            self._send(200, ENTRIES)
         elif "/paths-info/" in path:
-            self._send(200, [ENTRY] if b"train.jsonl" in self._body() else [])
+            body = self._body()
+            self._send(200, [entry for entry in ENTRIES if str(entry["path"]).encode() in body])
         elif path.startswith("/api/datasets/owner/pairs") and path.endswith(("pairs", "/main", COMMIT)):
             self._send(200, INFO)
         else:

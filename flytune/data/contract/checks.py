@@ -62,10 +62,12 @@ def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[
     formats = set(manifest.format.split(", "))
     # If every token is trained, a chat that ends with a question has no end marker there; all other texts were given one.
     is_open = not data.completion_only_loss and bool(formats & set(CHATS))
-    may_stop = data.too_long != "split" and "tokens" not in formats and not is_open
+    may_stop = data.too_long != "split" and "tokens" not in formats and not is_open and data.add_eos_token
     advice = "the model does not learn to stop: the template should end each answer with a special token, or each row with EOS"
     if is_open:
         advice = "a chat that ends with a question needs none; all others should end with a special token of the template"
+    if not data.add_eos_token:
+        advice = "data.add_eos_token is false: the model does not learn to stop, unless the rows end with a special token"
     ends = ", ".join(f"{count:,} × {mark!r}" for mark, count in statistics.ends.most_common(3)) or "none"
     yield _judged(
         "end marker", unended, complete,
@@ -103,13 +105,14 @@ def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[
     )  # fmt: skip
 
 
-def tokens(statistics: Statistics) -> Iterator[Check]:
+def tokens(statistics: Statistics, data: Data) -> Iterator[Check]:
     """Check the tokens."""
     samples = statistics.samples
+    switched = "" if data.add_bos_token is None else f" (data.add_bos_token is {str(data.add_bos_token).lower()})"
     yield _judged(
         "BOS", statistics.double_bos, samples, f"{statistics.double_bos:,} of {samples:,} samples begin with BOS twice",
         "more than 1 %", stops=_is_systematic(statistics.double_bos, samples),
-        fine=f"{statistics.with_bos:,} of {samples:,} samples begin with {statistics.bos!r}, none of them twice"
+        fine=f"{statistics.with_bos:,} of {samples:,} samples begin with {statistics.bos!r}, none of them twice{switched}"
         if statistics.bos else "the tokenizer has none",
         advice="the text has one and the tokenizer adds another: remove it from the rows or from the template",
         example=statistics.examples.get("double_bos", ""),
