@@ -17,7 +17,7 @@ class Benchmark(NamedTuple):
     name: str
     """Module in this folder; it has a function `main`."""
     option: str
-    """`--quick`, or `--measurements` where it reads a table of measured runs."""
+    """`--quick`, `--measurements` where it reads a table of measured runs, or `--write`, which `make bench` does not use."""
 
 
 def listed() -> list[Benchmark]:
@@ -29,7 +29,7 @@ def options_of(benchmark: Benchmark, quick: bool, measurements: Path | None) -> 
     """Return the options that a benchmark is run with."""
     if benchmark.option == "--measurements":
         return ["--measurements", str(measurements)] if measurements else []
-    return ["--quick"] if quick else []
+    return ["--quick"] if quick and benchmark.option == "--quick" else []
 
 
 def main() -> None:

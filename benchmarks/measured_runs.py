@@ -23,7 +23,7 @@ from flytune.models.geometry import geometry, shipped
 from flytune.sharding import Layout
 
 TABLE = Path(__file__).with_name("measurements.csv")
-"""505 published measurements; quality A: fully specified, B: mostly, C: with gaps."""
+"""508 published measurements; quality A: fully specified, B: mostly, C: with gaps."""
 MODELS = Path(__file__).with_name("measured_models.json")
 NAMED_ROWS = 5
 """Rows that are named for each reason why rows are left out."""
@@ -40,6 +40,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "llm-foundry benchmarking": frameworks.COMPOSER,
     "AnswerDotAI/fsdp_qlora": frameworks.FSDP_QLORA,
     "LambdaLabs distributed-training-guide": frameworks.TORCH,
+    "huggingface/peft docs": frameworks.TRANSFORMERS_4_45,
     "HF blog ram-efficient-pytorch-fsdp": frameworks.TRANSFORMERS_4_45,
     "HF blog deepspeed-to-fsdp-and-back": frameworks.TRANSFORMERS_4_45,
 }
@@ -199,7 +200,7 @@ def _workload(row: dict[str, Any], sizes: Geometry) -> Workload:
     mixed = row["mixed"] or "none"
     if mixed.startswith("fsdp2"):
         precision = "policy"
-    elif mixed == "bf16" and layout.fsdp and row["method"] == "full":
+    elif mixed == "bf16" and layout.fsdp and (row["method"] == "full" or row["weight_dtype"] == "fp32"):
         # transformers' Trainer hands FSDP a mixed precision policy where bf16 is set.
         precision = "policy"
     else:
@@ -244,7 +245,8 @@ def _framework(row: dict[str, Any], sizes: Geometry, layout: Layout) -> Framewor
     loss = _known(_LOSSES, row, "ce_kernel")
     if sizes.model_type == "qwen" and loss == "hf":
         return replace(framework, loss=frameworks.QWEN_ZERO if layout.deepspeed else frameworks.QWEN)
-    return frameworks.with_loss(framework, loss)
+    framework = frameworks.with_loss(framework, loss)
+    return replace(framework, reentrant=False) if "use_reentrant False" in (row.get("notes") or "") else framework
 
 
 def _target(name: str, row: dict[str, Any]) -> str:
