@@ -66,7 +66,7 @@ def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_wo
     )
     total, _, sizes = parts.strip().partition(" = ")
     assert float(total) == pytest.approx(sum(float(size.rpartition(" ")[2]) for size in sizes.split(" + ")), abs=0.2)
-    assert offloaded.strip() == "offloaded: 16.0 bytes (weight, gradient, states) x 68.98 billion trained parameters"
+    assert offloaded.strip() == "offloaded: 16.0 bytes x 68.98 billion trained parameters (weights, gradients, states)"
     assert re.fullmatch(r" +the rest: GPU memory \d+\.\d of 79\.2, /dev/shm 1\.0 of 128\.0, disk \d+\.\d of 4000\.0", rest)
     assert nearest.startswith("  it would fit with ")
 
