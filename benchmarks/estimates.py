@@ -1,6 +1,6 @@
 """The closed form of memory beside published measurements, and other estimators on the same rows.
 
-`python -m benchmarks.estimates --measurements measurements.csv` reads the table (measured_runs.py) and prints: the errors of
+`python -m benchmarks.estimates` reads the table (measurements.csv, by measured_runs.py) and prints: the errors of
 allocated and reserved memory by source and method, for batches of one shape and for lengths that vary; the share of right
 verdicts over runs that worked and runs that failed; the peers (estimators.py), each beside Flytune on the rows it is made
 for; and every row that is off by more than 20 %, with the reason as far as it is known.
@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks import estimators, measured_runs
 from benchmarks.measured_runs import MeasuredRun
+from flytune.errors import FlytuneError
 from flytune.estimates import Memory, memory
 from flytune.estimates.memory import GIB
 
@@ -190,10 +191,16 @@ def estimable(runs: Iterable[MeasuredRun]) -> list[tuple[MeasuredRun, Memory]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The closed form of memory beside published measurements.")
-    parser.add_argument("--measurements", type=Path, required=True, help="a table of measured runs (CSV)")
+    parser.add_argument("--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
     parser.add_argument("--fitcheck", help="a Python that has fitcheck-llm")
     arguments = parser.parse_args()
-    runs = estimable(measured_runs.read(arguments.measurements))
+    try:
+        read, left_out = measured_runs.read(arguments.measurements)
+    except FlytuneError as error:
+        raise SystemExit(str(error)) from None
+    runs = estimable(read)
+    if not runs:
+        raise SystemExit(f"{arguments.measurements}: no row can be judged\n{measured_runs.describe(left_out, len(left_out))}")
     console = Console()
     for figure in ("allocated", "reserved"):
         console.print(errors_table(runs, figure))
@@ -205,6 +212,8 @@ def main() -> None:
         memory.memory(runs[index % len(runs)][0].workload)
     each = (time.perf_counter() - start) / TIMED_CALLS
     console.print(f"{each * 1e6:.0f} microseconds an estimate, over {TIMED_CALLS:,}")
+    if left_out:
+        console.print(measured_runs.describe(left_out, len(read) + len(left_out)), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tokens a second as flytune.estimates.step_time estimates them, beside published measurements.
 
-    python -m benchmarks.throughput --measurements FILE [--rows]
+    python -m benchmarks.throughput [--measurements FILE] [--rows]
 
 A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that flytune.estimates.flops,
 kernels and step_time mark as fitted: its errors are listed separately.
@@ -17,7 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measured_runs import MeasuredRun, read
+from benchmarks import measured_runs
+from benchmarks.measured_runs import MeasuredRun
 from flytune.errors import FlytuneError
 from flytune.estimates import StepTime, Workload
 from flytune.estimates.step_time import ENOUGH_TOKENS, step
@@ -172,13 +173,14 @@ def worst(rows: list[Estimated], count: int) -> Table:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measurements", type=Path, required=True, help="a table of measured runs, CSV")
+    parser.add_argument("--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
     parser.add_argument("--rows", action="store_true", help="print every row, not the worst only")
     arguments = parser.parse_args()
     try:
-        rows, unknown = estimated(read(arguments.measurements))
+        read, left_out = measured_runs.read(arguments.measurements)
     except FlytuneError as error:
         raise SystemExit(str(error)) from None
+    rows, unknown = estimated(read)
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
@@ -194,6 +196,8 @@ def main() -> None:
     if unknown:
         names = ", ".join(sorted({run.gpu or "(none)" for run in unknown}))
         console.print(f"{len(unknown)} rows left out: no figures for {names} in accelerators.yaml")
+    if left_out:
+        console.print(measured_runs.describe(left_out, len(read) + len(left_out)), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from flytune.sharding import pair_problem, sharding_of
 
 # Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.
 MAX_MICRO_BATCH = 16
+# GiB of the parts that a refusal lists.
+LEAST_SHOWN_GIB = 0.05
 # GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from other
 # processes, and pads short samples to the longest of more (docs/measured.md, "Memory on a CPU").
 CPU_ACTIVATIONS_GIB = 1.25
@@ -163,11 +165,35 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
 
 
 def _lacks(fit: Fit) -> str:
-    """Return the message of what the scarcest resource lacks."""
+    """Return the message of what the scarcest resource lacks, with the arithmetic where the recipe names the shape."""
     need = max(fit.needs, key=lambda need: need.share)
     name, size = need.largest
-    return (
+    said = (
         f"{-need.margin_bytes / GIB:.1f} GiB of {need.resource} missing: needs {need.peak_bytes / GIB:.1f} "
         f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, with micro batch "
         f"{fit.workload.micro_batch}"
     )
+    return said if fit.recipe.hardware.shape == "auto" else said + _arithmetic(fit, need)
+
+
+def _arithmetic(fit: Fit, scarcest: Need) -> str:
+    """Return the parts of the scarcest resource's peak, and what the others need and have, a line each."""
+    parts = sorted(scarcest.phases[scarcest.peak_phase].items(), key=lambda part: -part[1])
+    shown = [f"{name} {size / GIB:.1f}" for name, size in parts if size >= LEAST_SHOWN_GIB * GIB]
+    lines = [f"{scarcest.peak_bytes / GIB:.1f} = {' + '.join(shown)}"]
+    if (offloaded := dict(parts).get("offloaded")) and scarcest.resource == "host memory":
+        # All processes of a node: their share of the bytes of all parameters.
+        billions, nodes = fit.workload.trained / 1e9, fit.shape.nodes
+        each = offloaded * nodes / fit.workload.trained
+        share = f", on {nodes} nodes" if nodes > 1 else ""
+        lines.append(
+            f"offloaded: {each:.1f} bytes x {billions:.2f} billion trained parameters (weights, gradients, states){share}"
+        )
+    others = [
+        f"{need.resource} {need.peak_bytes / GIB:.1f} of {need.available_bytes / GIB:.1f}"
+        + (" (missing too)" if need.share > 1 else "")
+        for need in fit.needs
+        if need is not scarcest
+    ]
+    lines.append(f"the rest: {', '.join(others)}")
+    return "".join(f"\n    {line}" for line in lines)

@@ -49,6 +49,28 @@ def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding)
         assert plan.world_size == world
 
 
+def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_works():
+    # Llama 2 70B on one node: the source says that it is possible, with states that are paged.
+    name = "meta-llama/Llama-2-70b-chat-hf"
+    one_node = recipe_of(
+        model={"name_or_path": name, "revision": models_geometry.shipped()[name]["revision"]},
+        sharding={"name": "fsdp", "offload": "cpu"},
+        training={"learning_rate": 5e-5, "global_batch_size": 16, "per_device_train_batch_size": 1},
+        hardware={"shape": "a100-80gb-8"},
+    )
+    with pytest.raises(DoesNotFit) as raised:
+        planner.make(one_node)
+    first, parts, offloaded, rest, nearest = str(raised.value).splitlines()[1:]
+    assert re.match(
+        r"  a100-80gb-8: \d+\.\d GiB of host memory missing: needs 10\d\d\.\d .*, has 972\.0, with micro batch 1", first
+    )
+    total, _, sizes = parts.strip().partition(" = ")
+    assert float(total) == pytest.approx(sum(float(size.rpartition(" ")[2]) for size in sizes.split(" + ")), abs=0.2)
+    assert offloaded.strip() == "offloaded: 16.0 bytes x 68.98 billion trained parameters (weights, gradients, states)"
+    assert re.fullmatch(r" +the rest: GPU memory \d+\.\d of 79\.2, /dev/shm 1\.0 of 128\.0, disk \d+\.\d of 4000\.0", rest)
+    assert nearest.startswith("  it would fit with ")
+
+
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
     with pytest.raises(DoesNotFit, match=r"global_batch_size 12 is no multiple of its 8 processes; 8 or 16 would be"):
         plan_of(sharding="ddp", training={"learning_rate": 1e-4, "global_batch_size": 12}, hardware={"shape": "h100-8"})
