@@ -11,6 +11,7 @@ from tasks.runtime.directories import is_local, new_folder
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 # Raise it when the same request would store other files.
 CACHE_VERSION = "1"
@@ -21,6 +22,7 @@ _PODS = Resources(cpu="2", mem="4Gi", ephemeral_storage="24Gi")
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     cache=Cache(version=CACHE_VERSION),
     requests=_PODS,
     limits=_PODS,
