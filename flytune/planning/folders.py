@@ -17,7 +17,7 @@ class _Use(NamedTuple):
     pods: list[str | None]
     """Names of shapes; None stands for the pods of the light tasks."""
     otherwise: str
-    """What to write in place of the folder."""
+    """The alternatives to the folder, for messages."""
     is_written: bool = False
 
 

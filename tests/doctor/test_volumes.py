@@ -1,11 +1,10 @@
-"""Tests of the doctor's checks of volumes, with Kubernetes' real client and a stand-in for its API."""
+"""Tests of the doctor's checks of volumes."""
 
 import pytest
 
 from flytune.doctor import volumes
 from flytune.doctor.volumes import Claim, Storage
 from flytune.hardware import Cluster, shape_named
-from tests.doctor.test_doctor import CRDS_PATH, NODES, NODES_PATH, definitions, kubernetes
 
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
 BUCKET = {"name": "bucket", "csi": {"driver": "d.csi"}, "mount_path": "/mnt/bucket"}
@@ -64,24 +63,3 @@ def test_what_kubernetes_cannot_show_is_called_not_checked():
 def test_volumes_of_other_shapes_are_left_out():
     row = TEAM | {"shapes": ["t4-8"], "light_tasks": False}
     assert list(volumes.findings(Storage(), "p-d", SHAPES, Cluster(volumes=[row]))) == []
-
-
-def test_claims_and_drivers_through_the_real_client(tmp_path, monkeypatch):
-    claim = {"spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound", "accessModes": ["ReadWriteOnce"]}}
-    drivers = {"items": [{"metadata": {"name": "d.csi"}, "spec": {"volumeLifecycleModes": ["Ephemeral"]}}]}
-    answers = {
-        NODES_PATH: NODES,
-        CRDS_PATH: definitions(),
-        "/api/v1/namespaces/p-d/persistentvolumeclaims/team": claim,
-        "/api/v1/namespaces/p-d/persistentvolumeclaims/hidden": 403,
-        "/api/v1/namespaces/p-d/persistentvolumeclaims/gone": 404,
-        "/apis/storage.k8s.io/v1/csidrivers": drivers,
-    }
-    rows = [TEAM, BUCKET]
-    rows += [{"name": name, "persistent_volume_claim": name, "mount_path": f"/mnt/{name}"} for name in ("hidden", "gone")]
-    found = {one.what: one for one in kubernetes(tmp_path, monkeypatch, answers, volumes=rows)}
-    assert found["volume team"].level == "FAIL", "the volume's own modes count, not those asked for"
-    assert "claim team has ReadWriteOnce" in found["volume team"].said
-    assert found["volume bucket"].level == "OK"
-    assert (found["volume hidden"].level, "cannot be read" in found["volume hidden"].said) == ("WARN", True)
-    assert "no claim gone in namespace p-d" in found["volume gone"].said
