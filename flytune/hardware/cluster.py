@@ -54,6 +54,8 @@ class Cluster(Strict):
     """Longest time between the starts of a run's first and last node, image pull included."""
     volumes: list[Volume] = Field(default=[])
     """Volumes of the pods; paths of a recipe below their mount paths are not uploaded."""
+    model_cache: str | None = None
+    """Folder on a volume, as a Hugging Face cache: base models of the hub are downloaded there once, and read from there."""
     secrets: Secrets = Secrets()
 
     @model_validator(mode="before")
@@ -79,6 +81,23 @@ class Cluster(Strict):
                         f"volumes: {one.name} and {other.name} have the same {field}, {getattr(one, field)}; give each its own"
                         + (", or other shapes and light_tasks: false" if field == "mount_path" else "")
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_on_a_volume(self) -> Self:
+        if self.model_cache is None:
+            return self
+        where = f"model_cache: {self.model_cache}"
+        volume = self.volume_at(self.model_cache, None) if self.model_cache.startswith("/") else None
+        if volume is None:
+            raise ValueError(f"{where}: no volume of the light tasks' pods is mounted there; name a folder below a mount_path")
+        if volume.shapes:
+            raise ValueError(f"{where}: volume {volume.name} is mounted into some shapes' pods only; all read models there")
+        if not volume.is_shared:
+            raise ValueError(
+                f"{where}: volume {volume.name} is another folder on each node; if all nodes have the same file system there, "
+                "write shared: true"
+            )
         return self
 
     @model_validator(mode="after")

@@ -41,6 +41,22 @@ def test_mistakes_are_reported_with_what_to_do(tmp_path, rows, told):
         load_cluster(tmp_path / "cluster.yaml")
 
 
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (CLAIM | {"mount_path": "/mnt/other"}, "no volume of the light tasks' pods is mounted there; name a folder below"),
+        (CLAIM | {"light_tasks": False}, "no volume of the light tasks' pods is mounted there"),
+        (CLAIM | {"shapes": ["cpu-1"]}, "volume team is mounted into some shapes' pods only"),
+        (HOST | {"mount_path": "/mnt/team"}, "volume disk is another folder on each node"),
+    ],
+)
+def test_the_model_cache_is_on_a_volume_of_all_pods(tmp_path, row, told):
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"volumes": [row], "model_cache": "/mnt/team/hub"}))
+    with pytest.raises(RecipeError, match=f"model_cache: /mnt/team/hub: {told}"):
+        load_cluster(tmp_path / "cluster.yaml")
+    assert Cluster(volumes=[CLAIM], model_cache="/mnt/team/hub").model_cache == "/mnt/team/hub"
+
+
 def test_the_same_path_may_be_another_volume_in_other_pods():
     rows = [CLAIM | {"shapes": ["cpu-1"]}, CLAIM | {"name": "b", "shapes": ["cpu-2"], "light_tasks": False}]
     cluster = Cluster(volumes=rows)
