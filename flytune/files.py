@@ -51,6 +51,27 @@ def link_or_copy(file: Path, path: Path) -> None:
         shutil.copy(file, path)
 
 
+@contextmanager
+def created_atomically(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path` for a new file, which gets the name `path` if the block succeeds.
+
+    A file that is there already stays as it is, because readers of a file that is replaced fail on network file systems.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        yield temporary
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Write a file atomically; once this returns, it survives a crash of the machine."""
     with written_atomically(path) as temporary:

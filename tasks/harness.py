@@ -24,6 +24,7 @@ from tasks.runtime.pods import declare
 from tasks.runtime.retries import classify_failures, record_phase
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 
 def evaluate_tasks(
@@ -51,7 +52,13 @@ EVALUATE_TASKS: dict[str, Any] = {
 
 
 @without_schema
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES, secret_requests=secrets("hub"))
+@task(
+    container_image=LIGHT,
+    pod_template=light_pod(),
+    requests=Resources(cpu="2", mem="8Gi"),
+    retries=RETRIES,
+    secret_requests=secrets("hub"),
+)
 def combine_tasks(recipe: Recipe, metrics: Metrics, answers: list[FlyteFile], harness_data: FlyteDirectory) -> Metrics:
     """Return metrics with the scores of the harness's tasks, for workflows that store no artifact."""
     with classify_failures():

@@ -29,6 +29,7 @@ from tasks.runtime.pods import declare
 from tasks.runtime.retries import classify_failures, record_phase
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,13 @@ def _contents(directory: FlyteDirectory) -> Path:
 
 
 @without_schema
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="4Gi"), retries=RETRIES, secret_requests=secrets("hub"))
+@task(
+    container_image=LIGHT,
+    pod_template=light_pod(),
+    requests=Resources(cpu="2", mem="4Gi"),
+    retries=RETRIES,
+    secret_requests=secrets("hub"),
+)
 def split_prompts(
     questions: FlyteFile,
     artifact: FlyteDirectory,
@@ -98,7 +105,7 @@ def answer_prompts(
 
 
 @without_schema
-@task(container_image=LIGHT, requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES)
+@task(container_image=LIGHT, pod_template=light_pod(), requests=Resources(cpu="2", mem="8Gi"), retries=RETRIES)
 def join_answers(parts: list[Part], folder: FlyteDirectory, answered: list[FlyteFile], scratch_folder: str) -> FlyteDirectory:
     """Join the answers in the order of the prompts, and delete the parts below `scratch_folder`."""
     out = new_folder() / "answers"

@@ -9,6 +9,7 @@ from flytune import data
 from flytune.artifacts import publish
 from flytune.evaluation.harness.run import Job
 from flytune.failures.table import RETRIES
+from flytune.hardware import load_cluster
 from flytune.models import BaseRequest
 from flytune.models import base as models_base
 from flytune.planning import evaluation_shape, planner, sample_count, table
@@ -22,6 +23,7 @@ from tasks.runtime.harness_data import HarnessData
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 
 class PlanOutput(NamedTuple):
@@ -45,6 +47,7 @@ class PlanOutput(NamedTuple):
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     # Memory for the harness, which loads its tasks' data.
     requests=Resources(cpu="2", mem="8Gi"),
     retries=RETRIES,
@@ -63,7 +66,8 @@ def make_plan(recipe: Recipe) -> PlanOutput:
 
 def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
     """Return a recipe's run, with everything that its tasks depend on; add the data of its evaluation tasks to `harness`."""
-    plan = planner.make(recipe, samples=sample_count.samples_guess(recipe.data))
+    cluster = None if is_local() else load_cluster()
+    plan = planner.make(recipe, samples=sample_count.samples_guess(recipe.data), cluster=cluster)
     publish.check(recipe)
     base = models_base.request(recipe.model)
     if not is_local():

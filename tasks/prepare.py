@@ -21,6 +21,7 @@ from tasks.runtime.directories import new_folder
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 logger = logging.getLogger(__name__)
 # Raise it when the same request would prepare other bytes.
@@ -32,6 +33,7 @@ _PODS = Resources(cpu="4", mem="16Gi", ephemeral_storage=f"{pod_disk.PREPARE_GIB
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     cache=Cache(version=CACHE_VERSION, ignored_inputs=("scratch_folder",)),
     requests=_PODS,
     limits=_PODS,

@@ -20,6 +20,7 @@ from tasks.runtime.directories import fetch, fetch_file, unpack_base_model
 from tasks.runtime.pods import declare
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
+from tasks.runtime.volumes import light_pod
 
 _POD = Resources(cpu="1", mem="2Gi")
 
@@ -49,7 +50,7 @@ COMPARE: dict[str, Any] = {
 
 
 @without_schema
-@task(container_image=LIGHT, requests=_POD, retries=RETRIES)
+@task(container_image=LIGHT, pod_template=light_pod(), requests=_POD, retries=RETRIES)
 def promote_challenger(
     recipe: Recipe,
     accepted: str,
@@ -69,7 +70,7 @@ def promote_challenger(
 
 
 @without_schema
-@task(container_image=LIGHT, requests=_POD)
+@task(container_image=LIGHT, pod_template=light_pod(), requests=_POD)
 def rollback_accepted(accepted: str, reason: str) -> str:
     """Accept the previously accepted model again; return its artifact's address."""
     return history.rollback(accepted, reason).artifact

@@ -13,6 +13,7 @@ from images import LIGHT
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 logger = logging.getLogger(__name__)
 _POD = Resources(cpu="1", mem="2Gi")
@@ -29,7 +30,7 @@ class RefreshOutput(NamedTuple):
 
 
 @without_schema
-@task(container_image=LIGHT, requests=_POD, retries=RETRIES, secret_requests=secrets("hub"))
+@task(container_image=LIGHT, pod_template=light_pod(), requests=_POD, retries=RETRIES, secret_requests=secrets("hub"))
 def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> RefreshOutput:
     """Decide from the window's data and the history of accepted models."""
     with classify_failures():
@@ -38,7 +39,7 @@ def decide_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) 
 
 
 @without_schema
-@task(container_image=LIGHT, requests=_POD)
+@task(container_image=LIGHT, pod_template=light_pod(), requests=_POD)
 def skip_refresh(reason: str) -> str:
     """Log and return the reason why nothing was trained."""
     logger.info("skipped: %s", reason)

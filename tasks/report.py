@@ -17,6 +17,7 @@ from tasks.runtime import messages
 from tasks.runtime.directories import attempt_notes_addresses, is_local, with_checkpoint_folder
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     requests=Resources(cpu="1", mem="1Gi"),
     enable_deck=True,
     deck_fields=(),

@@ -22,6 +22,7 @@ from tasks.runtime.harness_data import combine_scores
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
+from tasks.runtime.volumes import light_pod
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Facts:
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     requests=Resources(cpu="2", mem="8Gi", ephemeral_storage=f"{pod_disk.STORE_GIB}Gi"),
     retries=RETRIES,
     secret_requests=[*secrets("hub"), *secrets("notify")],

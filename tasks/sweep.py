@@ -24,6 +24,7 @@ from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 from tasks.runtime.sweep_stages import result_of
+from tasks.runtime.volumes import light_pod
 
 ALL = "all"
 """Name of the one group that stores all points."""
@@ -40,6 +41,7 @@ class DrawOutput(NamedTuple):
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     # Memory for the harness, which loads its tasks' data.
     requests=Resources(cpu="2", mem="8Gi"),
     retries=RETRIES,
@@ -83,6 +85,7 @@ def _plan_point(recipe: Recipe, harness: HarnessData) -> Run:
 @without_schema
 @task(
     container_image=LIGHT,
+    pod_template=light_pod(),
     requests=Resources(cpu="1", mem="2Gi"),
     retries=RETRIES,
     secret_requests=secrets("notify"),

@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,8 @@ from tqdm.utils import CallbackIOWrapper
 
 from flytune import yaml_core
 from flytune.errors import RecipeError, StorageError
-from flytune.planning import Local, uploads
+from flytune.hardware import load_cluster
+from flytune.planning import Local, folders, uploads
 from flytune.recipe import Recipe
 from flytune.schema import Strict, load_yaml
 
@@ -44,7 +46,8 @@ class RecipeTransformer(PydanticTransformer):
         """Convert a recipe like flytekit's transformer, with addresses in place of local paths."""
         remote = _remote(ctx)
         if remote is not None and isinstance(python_val, Recipe):
-            python_val = Recipe.model_validate(_uploaded(remote, uploads.of_recipe(python_val)))
+            lacking = folders.problems(python_val, load_cluster(), python_val.hardware.shape, uploaded=False)
+            python_val = Recipe.model_validate(_uploaded(remote, uploads.of_recipe(python_val), lacking))
         return super().to_literal(ctx, python_val, python_type, expected)
 
 
@@ -54,9 +57,12 @@ def _remote(ctx: FlyteContext) -> Any:
     return filesystem._remote if isinstance(filesystem, FlyteFS) else None
 
 
-def _uploaded(remote: Any, content: Any) -> Any:
-    """Return the content of a recipe or of a sweep's changes, with addresses in place of its local files."""
-    addresses = {(one.field, one.path): _address(remote, one) for one in uploads.found(content, _limit())}
+def _uploaded(remote: Any, content: Any, lacking: Sequence[str] = ()) -> Any:
+    """Return the content of a recipe or of a sweep's changes, with addresses in place of its local files.
+
+    `lacking` are sentences on folders that pods lack, which are refused together with missing files.
+    """
+    addresses = {(one.field, one.path): _address(remote, one) for one in uploads.found(content, _limit(), lacking)}
     return uploads.replaced(content, lambda loc, field, path: addresses[field, path])
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from flytune.doctor import Finding, admin, kube, laptop
+from flytune.doctor import Finding, admin, finding, kube, laptop
 from flytune.errors import RecipeError
-from flytune.hardware import Shape, load_cluster, load_shapes, shape_named
-from flytune.planning import evaluation_shape, planner
+from flytune.hardware import load_cluster, load_shapes, shape_named
+from flytune.planning import evaluation_shape, folders, planner
 from flytune.recipe import Recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
@@ -22,16 +22,16 @@ def run(options: argparse.Namespace) -> int:
         raise RecipeError(f"doctor {options.recipe}: a recipe's shapes are checked on a cluster; add --remote")
     console = Console(soft_wrap=True, highlight=False)
     findings = []
-    for finding in _findings(options):
-        findings.append(finding)
+    for found in _findings(options):
+        findings.append(found)
         if not options.json:
-            console.print(f"[{_STYLES[finding.level]}]{finding.level:4}[/] {finding.what:20} ", end="")
-            console.print(finding.said, markup=False)
-            if finding.do:
-                console.print(f"{'':25} -> {finding.do}", markup=False)
+            console.print(f"[{_STYLES[found.level]}]{found.level:4}[/] {found.what:20} ", end="")
+            console.print(found.said, markup=False)
+            if found.do:
+                console.print(f"{'':25} -> {found.do}", markup=False)
     if options.json:
-        sys.stdout.write(json.dumps([finding.model_dump() for finding in findings], indent=2) + "\n")
-    return int(any(finding.level == "FAIL" for finding in findings))
+        sys.stdout.write(json.dumps([found.model_dump() for found in findings], indent=2) + "\n")
+    return int(any(found.level == "FAIL" for found in findings))
 
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
@@ -41,15 +41,17 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         yield from admin.local(config)
         return
     yield from admin.findings(config, options.project, options.domain, only_reach=options.reach)
-    if not options.reach:
-        yield from kube.findings(f"{options.project}-{options.domain}", _shapes(options.recipe), load_cluster())
-
-
-def _shapes(recipe_file: str | None) -> tuple[Shape, ...]:
-    """Return the shapes of a recipe's training and evaluation; without a recipe, all shapes."""
-    if recipe_file is None:
-        return load_shapes()
-    recipe = Recipe.from_yaml(recipe_file)
+    if options.reach:
+        return
+    namespace, cluster = f"{options.project}-{options.domain}", load_cluster()
+    if options.recipe is None:
+        yield from kube.findings(namespace, load_shapes(), cluster)
+        return
+    recipe = Recipe.from_yaml(options.recipe)
     plan = planner.make(recipe)
-    named = dict.fromkeys((plan.shape, evaluation_shape.shape_for(recipe, plan).name))
-    return tuple(shape_named(name) for name in named)
+    names = dict.fromkeys((plan.shape, evaluation_shape.shape_for(recipe, plan).name))
+    yield from kube.findings(namespace, tuple(shape_named(name) for name in names), cluster)
+    if problems := folders.problems(recipe, cluster, plan.shape, uploaded=False):
+        yield finding.fail("folders", "; ".join(problems), "change the recipe or cluster.yaml: a run would be refused")
+    else:
+        yield finding.ok("folders", f"the recipe names none that the pods of {plan.shape} lack")

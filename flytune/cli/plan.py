@@ -5,7 +5,8 @@ import sys
 
 from flytune.console import tables
 from flytune.errors import RecipeError
-from flytune.planning import evaluation_shape, planner, sample_count, table
+from flytune.hardware import load_cluster
+from flytune.planning import evaluation_shape, folders, planner, sample_count, table
 from flytune.planning.dryrun import confirm
 from flytune.recipe import Recipe
 
@@ -35,4 +36,6 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")
     else:
         table.show(made_plan, console)
+        for problem in folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False):
+            console.print(f"- on a cluster this is refused: {problem}", highlight=False, markup=False)
     return 0

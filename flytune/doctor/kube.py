@@ -1,18 +1,20 @@
 """Checks of Kubernetes, through kubectl's kubeconfig."""
 
 import importlib.util
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from flytune.doctor import nodes as cluster_nodes
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.doctor.nodes import Kubernetes, Node
+from flytune.doctor.volumes import Claim, Storage
 from flytune.hardware import Cluster, Shape
 from flytune.hardware.shapes import GIB
 
+T = TypeVar("T")
 _REPELLING = ("NoSchedule", "NoExecute")
 _SECONDS = 10.0
-_NOT_CHECKED = "operator, nodes, gang scheduler and secrets were not checked"
+_NOT_CHECKED = "operator, nodes, gang scheduler, secrets and volumes were not checked"
 
 
 def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Iterator[Finding]:
@@ -55,6 +57,7 @@ def _facts(client: Any, namespace: str, cluster: Cluster) -> Kubernetes:
         nodes=[_node(one) for one in nodes if not one.spec.unschedulable],
         namespace=namespace,
         secrets={name: keys for name in sorted(named) for keys in _keys(core, name, namespace)},
+        storage=_storage(client, core, namespace, cluster),
     )
 
 
@@ -74,11 +77,37 @@ def _node(found: Any) -> Node:
 
 
 def _keys(core: Any, name: str, namespace: str) -> list[list[str] | None]:
-    """Return a list with the secret's keys (without values): empty if it does not exist, with None if access is denied."""
+    """Return a list with the secret's keys (without values), as `_read` does."""
+    return _read(lambda: sorted(core.read_namespaced_secret(name, namespace, _request_timeout=_SECONDS).data or {}))
+
+
+def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Storage:
+    from kubernetes.client import StorageV1Api
+
+    def claim(name: str) -> Claim:
+        found = core.read_namespaced_persistent_volume_claim(name, namespace, _request_timeout=_SECONDS)
+        phase = found.status.phase or "Pending"
+        modes = (found.status.access_modes if phase == "Bound" else None) or found.spec.access_modes
+        return Claim(phase=phase, access_modes=modes or [])
+
+    def drivers() -> dict[str, list[str]]:
+        listed: Any = StorageV1Api(client).list_csi_driver(_request_timeout=_SECONDS).items
+        # Kubernetes' default of the field is Persistent.
+        return {one.metadata.name: one.spec.volume_lifecycle_modes or ["Persistent"] for one in listed}
+
+    named = dict.fromkeys(name for volume in cluster.volumes if (name := volume.persistent_volume_claim) is not None)
+    return Storage(
+        claims={name: made for name in named for made in _read(lambda name=name: claim(name))},
+        drivers=(_read(drivers) or [{}])[0] if any(volume.csi for volume in cluster.volumes) else {},
+    )
+
+
+def _read(request: Callable[[], T]) -> list[T | None]:
+    """Return a list with a request's result: empty if the object does not exist, with None if access is denied."""
     from kubernetes.client.exceptions import ApiException
 
     try:
-        return [sorted(core.read_namespaced_secret(name, namespace, _request_timeout=_SECONDS).data or {})]
+        return [request()]
     except ApiException as error:
         if error.status == 404:
             return []

@@ -149,10 +149,17 @@ def files(recipes: Path) -> Iterator[Finding]:
     """Check that the files that users edit can be read."""
     for what, read in (
         (SHAPES_FILE.name, lambda: f"{len(load_shapes())} shapes"),
-        (CLUSTER_FILE.name, lambda: f"gang scheduling: {load_cluster().gang_scheduling}"),
+        (CLUSTER_FILE.name, _cluster),
         ("recipes", lambda: f"{len([Recipe.from_yaml(path) for path in sorted(recipes.glob('*.yaml'))])} recipes are valid"),
     ):
         yield _read(what, read)
+
+
+def _cluster() -> str:
+    cluster = load_cluster()
+    cluster.check_shapes({shape.name for shape in load_shapes()})
+    names = ", ".join(volume.name for volume in cluster.volumes) or "none"
+    return f"gang scheduling: {cluster.gang_scheduling}; volumes: {names}"
 
 
 def _read(what: str, read: Callable[[], str]) -> Finding:

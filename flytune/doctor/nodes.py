@@ -1,9 +1,10 @@
-"""Checks of the nodes, operators and secrets in Kubernetes that shapes.yaml and cluster.yaml require."""
+"""Checks of the nodes, operators, secrets and volumes in Kubernetes that shapes.yaml and cluster.yaml require."""
 
 from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
+from flytune.doctor import volumes
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.hardware import Cluster, Shape
 from flytune.schema import Strict
@@ -64,15 +65,17 @@ class Kubernetes(Strict):
     namespace: str
     secrets: dict[str, list[str] | None]
     """Keys of each existing secret that cluster.yaml names; None if access is denied."""
+    storage: volumes.Storage = volumes.Storage()
 
 
 def findings(found: Kubernetes, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
-    """Check operator, gang scheduler, secrets, and each of the shapes."""
+    """Check operator, gang scheduler, secrets, volumes, and each of the shapes."""
     yield ok("kubernetes", f"{found.address}: {len(found.nodes)} nodes")
     yield _operator(found, [shape.name for shape in shapes if shape.nodes > 1])
     if cluster.gang_scheduling != "none":
         yield _gang(found, cluster.gang_scheduling)
     yield from _secrets(found, cluster)
+    yield from volumes.findings(found.storage, found.namespace, shapes, cluster)
     without = [shape for shape in shapes if not any(matches(node, shape) for node in found.nodes)]
     for shape in shapes:
         if len(without) == 1 or shape not in without:

@@ -3,11 +3,13 @@
 from flytune.hardware.accelerators import Accelerator, accelerator_named, load_accelerators
 from flytune.hardware.cluster import Cluster, load_cluster
 from flytune.hardware.shapes import Shape, load_shapes, shape_named
+from flytune.hardware.volumes import Volume
 
 __all__ = [
     "Accelerator",
     "Cluster",
     "Shape",
+    "Volume",
     "accelerator_named",
     "cluster",
     "devices",

@@ -1,12 +1,15 @@
 """Settings of a cluster that hold for all shapes: cluster.yaml, read where tasks are declared."""
 
+import os
 from functools import cache
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from flytune.errors import RecipeError
+from flytune.hardware.volumes import Volume
 from flytune.schema import Strict, load_yaml, mistakes
 
 CLUSTER_FILE = Path(__file__).resolve().parents[2] / "cluster.yaml"
@@ -49,15 +52,87 @@ class Cluster(Strict):
     """Resource name of the cluster's RDMA device plugin."""
     node_start_minutes: Annotated[float, Field(gt=0)] = 30.0
     """Longest time between the starts of a run's first and last node, image pull included."""
-    mounted: list[str] = Field(default=[])
-    """Folders that are mounted into pods by other means than Flytune: paths of a recipe below them are not uploaded."""
+    volumes: list[Volume] = Field(default=[])
+    """Volumes of the pods; paths of a recipe below their mount paths are not uploaded."""
+    model_cache: str | None = None
+    """Folder on a volume, as a Hugging Face cache: base models of the hub are downloaded there once, and read from there."""
     secrets: Secrets = Secrets()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_mounted(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "mounted" in content:
+            rows = ", ".join(
+                f"{{name: {Path(str(path)).name or 'NAME'}, persistent_volume_claim: CLAIM, mount_path: {path}}}"
+                for path in content["mounted"] or ["/mnt/models"]
+            )
+            raise ValueError(
+                "mounted: replaced by volumes, whose mount paths are the folders that are not uploaded, and which Flytune "
+                f"mounts itself; write volumes: [{rows}], with the claim, or csi, nfs or host_path, that the pods mount"
+            )
+        return content
+
+    @model_validator(mode="after")
+    def _volumes_apart(self) -> Self:
+        for one, other in combinations(self.volumes, 2):
+            for field in ("name", "mount_path"):
+                if getattr(one, field) == getattr(other, field) and (field == "name" or one.meets(other)):
+                    raise ValueError(
+                        f"volumes: {one.name} and {other.name} have the same {field}, {getattr(one, field)}; give each its own"
+                        + (", or other shapes and light_tasks: false" if field == "mount_path" else "")
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_on_a_volume(self) -> Self:
+        if self.model_cache is None:
+            return self
+        where = f"model_cache: {self.model_cache}"
+        volume = self.volume_at(self.model_cache, None) if self.model_cache.startswith("/") else None
+        if volume is None:
+            raise ValueError(f"{where}: no volume of the light tasks' pods is mounted there; name a folder below a mount_path")
+        if volume.shapes:
+            raise ValueError(f"{where}: volume {volume.name} is mounted into some shapes' pods only; all read models there")
+        if not volume.is_shared:
+            raise ValueError(
+                f"{where}: volume {volume.name} is another folder on each node; if all nodes have the same file system there, "
+                "write shared: true"
+            )
+        return self
 
     @model_validator(mode="after")
     def _queue_named(self) -> Self:
         if self.gang_scheduling == "kueue" and not self.queue:
             raise ValueError("gang_scheduling: kueue needs queue: the name of a local queue")
         return self
+
+    def volumes_of(self, shape: str | None) -> list[Volume]:
+        """Return the volumes that the pods of a shape mount; with None, those of the pods of the light tasks."""
+        return [volume for volume in self.volumes if volume.is_mounted_by(shape)]
+
+    def volume_at(self, path: str, shape: str | None) -> Volume | None:
+        """Return the volume with that absolute path in the pods of a shape, or with None of the light tasks; None without."""
+        place = os.path.abspath(path)
+        found = [volume for volume in self.volumes_of(shape) if volume.has(place)]
+        return max(found, key=lambda volume: len(volume.mount_path), default=None)
+
+    def has_mounted(self, path: str) -> bool:
+        """Return whether an absolute path is on a volume of any pods."""
+        return any(volume.has(os.path.abspath(path)) for volume in self.volumes)
+
+    def check_shapes(self, names: set[str]) -> None:
+        """Compare the shapes that volumes name with the rows of shapes.yaml.
+
+        Raises:
+            RecipeError: a volume names another one.
+        """
+        unknown = {volume.name: sorted(set(volume.shapes) - names) for volume in self.volumes}
+        if lines := [
+            f"volumes: {name}: shapes: no row {', '.join(wrong)} in shapes.yaml; there are {', '.join(sorted(names))}"
+            for name, wrong in unknown.items()
+            if wrong
+        ]:
+            raise RecipeError.of(CLUSTER_FILE.name, lines)
 
 
 @cache

@@ -172,13 +172,21 @@ def local_name(model: Model, weights: bool = True) -> str:
     return name
 
 
-def copy_from_hub(wanted: BaseRequest, put: Callable[[Path, str], Any], scratch: Path) -> None:
+def cached_name(name: str) -> str:
+    """Return the name of a hub model's folder in a Hugging Face cache."""
+    return f"models--{name.replace('/', '--')}"
+
+
+def copy_from_hub(
+    wanted: BaseRequest, put: Callable[[Path, str], Any], scratch: Path, has: Callable[[str, int], bool] | None = None
+) -> None:
     """Hand each file that loading a model of the hub needs to `put`, with its path in a Hugging Face cache, one by one.
 
     Args:
         wanted: the model, with its commit.
         put: function that stores a file before it returns; the file is then deleted, so that the disk holds one at a time.
         scratch: a folder for that file.
+        has: function that returns whether a file with this path and this number of bytes is stored already.
 
     Raises:
         RecipeError: the hub refuses the model or cannot be reached, or the model has no safetensors.
@@ -188,19 +196,22 @@ def copy_from_hub(wanted: BaseRequest, put: Callable[[Path, str], Any], scratch:
 
     name, commit = wanted.name_or_path, wanted.commit
     assert commit, name
-    cached = f"models--{name.replace('/', '--')}"
+    cached = cached_name(name)
 
     def hand(file: str) -> None:
+        if has is not None and has(f"{cached}/snapshots/{commit}/{file}", sizes[file]):
+            return
         path = Path(hf_hub_download(name, file, revision=commit, local_dir=scratch))
         put(path, f"{cached}/snapshots/{commit}/{file}")
         path.unlink()
 
     try:
-        names = [entry.path for entry in HfApi().list_repo_tree(name, revision=commit) if isinstance(entry, RepoFile)]
+        listed = HfApi().list_repo_tree(name, revision=commit)
+        sizes = {entry.path: entry.size for entry in listed if isinstance(entry, RepoFile)}
         index = None
-        if INDEX in names:
+        if INDEX in sizes:
             index = Path(hf_hub_download(name, INDEX, revision=commit, local_dir=scratch)).read_bytes()
-        for file in files_to_fetch(names, index, wanted.trust_remote_code, f"model.name_or_path: {name}"):
+        for file in files_to_fetch(sizes, index, wanted.trust_remote_code, f"model.name_or_path: {name}"):
             hand(file)
     except (OSError, ValueError) as error:  # all errors of the hub are OSErrors
         raise refused(error, f"model.name_or_path: {name}") from None

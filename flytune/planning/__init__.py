@@ -10,6 +10,7 @@ __all__ = [
     "calibration",
     "dryrun",
     "evaluation_shape",
+    "folders",
     "planner",
     "sample_count",
     "save_interval",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from flytune.data import order
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import step_time
-from flytune.hardware import Shape, load_shapes
+from flytune.hardware import Cluster, Shape, load_shapes
 from flytune.models import Geometry, initial_adapter, read_geometry
-from flytune.planning import budget, candidates, pod_disk, ranking, requirements, save_interval, workloads
+from flytune.planning import budget, candidates, folders, pod_disk, ranking, requirements, save_interval, workloads
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe
@@ -16,27 +16,39 @@ from flytune.sharding import sharding_of
 
 
 def make(
-    recipe: Recipe, shapes: Sequence[Shape] | None = None, geometry: Geometry | None = None, samples: int | None = None
+    recipe: Recipe,
+    shapes: Sequence[Shape] | None = None,
+    geometry: Geometry | None = None,
+    samples: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Plan:
     """Return the plan of a recipe on the cheapest shape an hour of those that fit and that its hardware wishes allow.
 
     Args:
         samples: number of training samples, if it is known; hours and price of the run follow from it.
+        cluster: the cluster whose pods run it, so that the recipe's folders must be on their volumes; None for this machine.
 
     Raises:
-        RecipeError: method, sharding, dtype or wishes cannot work on any machine.
+        RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have the folders.
         DoesNotFit: nothing fits; a line for each allowed shape with what it lacks.
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
     if problems := [*candidates.impossible(recipe, geometry), *initial_adapter.problems(recipe)]:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
-    refusals = []
-    for shape in candidates.wished(recipe, shapes):
+    refusals, unmounted = [], dict[str, list[str]]()
+    wished = candidates.wished(recipe, shapes)
+    for shape in wished:
+        if cluster is not None and (lacking := folders.problems(recipe, cluster, shape.name)):
+            unmounted[shape.name] = lacking
+            refusals.append(f"{shape.name}: {'; '.join(lacking)}")
+            continue
         found = candidates.best_fit(recipe, shape, geometry)
         if isinstance(found, Fit):
             return plan_of(found, samples)
         refusals.append(f"{shape.name}: {found}")
+    if len(unmounted) == len(wished):
+        raise RecipeError.of(f"recipe {recipe.name}: folders of a cluster's pods", next(iter(unmounted.values())))
     lines = [*refusals, ranking.change_that_fits(recipe, shapes, geometry)]
     raise DoesNotFit("\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)]))
 

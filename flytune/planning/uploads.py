@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from flytune.errors import DataError, RecipeError
 from flytune.hardware import load_cluster
 from flytune.hardware.shapes import GIB
 from flytune.models import base, initial_adapter, remote
+from flytune.planning import folders
 from flytune.recipe import Recipe
 from flytune.schema import dotted
 
@@ -43,14 +44,15 @@ class Local(NamedTuple):
         return sum(file.stat().st_size for file in self.files.values())
 
 
-def found(content: Any, limit_gib: float = LIMIT_GIB) -> list[Local]:
+def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = ()) -> list[Local]:
     """List all that the content of a recipe, or of a sweep's changes to one, names on this machine, each once.
 
     Raises:
-        RecipeError: all mistakes at once: paths that do not exist, are no data or model, or are too large.
+        RecipeError: all mistakes at once: paths that do not exist, are no data or model, or are too large; and `lacking`,
+            sentences on folders that pods lack.
     """
     made: dict[tuple[str, str], Local] = {}
-    problems: list[str] = []
+    problems = list(lacking)
 
     def note(loc: Location, field: str, path: str) -> str:
         if (field, path) not in made:
@@ -107,7 +109,7 @@ def of_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def refuse(recipe: Recipe, where: str) -> None:
-    """Refuse local paths where nothing uploads them.
+    """Refuse local paths where nothing uploads them, and folders that pods do not have.
 
     Raises:
         RecipeError: the recipe has some.
@@ -119,16 +121,17 @@ def refuse(recipe: Recipe, where: str) -> None:
         return path
 
     replaced(of_recipe(recipe), note)
+    problems += folders.problems(recipe, load_cluster(), recipe.hardware.shape, uploaded=False)
     if problems:
         raise RecipeError.of(where, problems)
 
 
 def is_local(field: str, path: str) -> bool:
-    """Return whether it is a path of this machine: no address, no id of the hub, and not below a folder that pods mount."""
+    """Return whether it is a path of this machine: no address, no id of the hub, and not on a volume that pods mount."""
     if "://" in path and not path.startswith("file://"):
         return False
     place = _place(path)
-    if any(place.is_relative_to(mounted) for mounted in load_cluster().mounted):
+    if load_cluster().has_mounted(str(place)):
         return False
     if field != "model.name_or_path" or place.is_dir():
         return True

@@ -14,9 +14,14 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune import caches
 from flytune.errors import DataError
+from flytune.hardware import load_cluster
+from flytune.models import BaseRequest, shared_cache
 from flytune.recipe import Recipe
 from flytune.storage import Storage
 from flytune.training import attempt_notes
+
+BASE_REQUEST = "base.json"
+"""File with the request of a base model whose files fetch_base_model has not copied."""
 
 
 def fetch(directory: FlyteDirectory) -> Path:
@@ -94,7 +99,9 @@ def fetch_file(directory: FlyteDirectory, name: str) -> Path:
 
 
 def unpack_base_model(base: FlyteDirectory | None) -> None:
-    """Download the files of fetch_base_model into this node's Hugging Face cache, once even if many workers request them.
+    """Bring the files of fetch_base_model into this node's Hugging Face cache, once even if many workers request them.
+
+    They are downloaded, or linked where they are in cluster.yaml's model_cache.
 
     Raises:
         DataError: the stored files are gone.
@@ -109,12 +116,27 @@ def unpack_base_model(base: FlyteDirectory | None) -> None:
         if done.exists():
             return
         try:
-            FlyteContextManager.current_context().file_access.get_data(base.remote_source, str(cache), is_multipart=True)
+            if not _link_from_model_cache(base, cache):
+                FlyteContextManager.current_context().file_access.get_data(base.remote_source, str(cache), is_multipart=True)
         except FlyteDataNotFoundException:
             raise DataError(
                 f"{base.remote_source}: the stored base model is gone; run again with --overwrite-cache, which fetches it again"
             ) from None
         done.touch()
+
+
+def _link_from_model_cache(base: FlyteDirectory, cache: Path) -> bool:
+    """Link a model that is in cluster.yaml's model_cache; return False if fetch_base_model has copied its files."""
+    if (folder := load_cluster().model_cache) is None:
+        return False
+    try:
+        request = BaseRequest.read(fetch_file(base, BASE_REQUEST))
+    except FlyteDataNotFoundException:
+        return False
+    if request.commit is None:
+        return False
+    shared_cache.link(request, Path(folder), cache)
+    return True
 
 
 def shared_address(name: str) -> str | None:

@@ -20,7 +20,6 @@ from kubernetes.client import (
     V1PersistentVolumeClaimTemplate,
     V1PodAffinity,
     V1PodAffinityTerm,
-    V1PodSecurityContext,
     V1PodSpec,
     V1ResourceRequirements,
     V1SecurityContext,
@@ -31,16 +30,14 @@ from kubernetes.client import (
     V1WeightedPodAffinityTerm,
 )
 
-from flytune.hardware import Cluster, Shape, devices, load_cluster
+from flytune.hardware import Cluster, Shape, devices, load_cluster, load_shapes
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import termination
+from tasks.runtime import termination, volumes
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
+from tasks.runtime.volumes import PRIMARY
 
-PRIMARY = "primary"
 SCRATCH = "/scratch"
-USER = 10001
-"""User id of the images (Dockerfile)."""
 TERMINATION_SECONDS = int(2 * GRACE_SECONDS)
 """Seconds from SIGTERM to SIGKILL: GRACE_SECONDS for the ranks, and as long for their parent to report to Flyte."""
 _SHAPE_LABEL = "flytune-shape"
@@ -49,12 +46,17 @@ _JOB_LABEL = "training.kubeflow.org/job-name"
 
 def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
     """Return the pod template of one node; a new one for each call, because plugins modify it."""
+    mounted = cluster.volumes_of(shape.name)
     container = V1Container(
         name=PRIMARY,
         env=[V1EnvVar(name=name, value=value) for name, value in _environment(shape).items()],
         # Not Flyte's Resources: they have no network devices, and would replace these.
         resources=_resources(shape, cluster),
-        volume_mounts=[V1VolumeMount(name="dshm", mount_path="/dev/shm"), V1VolumeMount(name="scratch", mount_path=SCRATCH)],
+        volume_mounts=[
+            V1VolumeMount(name="dshm", mount_path="/dev/shm"),
+            V1VolumeMount(name="scratch", mount_path=SCRATCH),
+            *map(volumes.mount, mounted),
+        ],
     )
     if shape.fabric.locks_memory:
         container.security_context = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"]))
@@ -62,8 +64,8 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
     memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=f"{shape.shared_memory_gib}Gi")
     spec = V1PodSpec(
         containers=[container],
-        volumes=[V1Volume(name="dshm", empty_dir=memory), _scratch(shape, cluster)],
-        security_context=V1PodSecurityContext(fs_group=USER, fs_group_change_policy="OnRootMismatch"),
+        volumes=[V1Volume(name="dshm", empty_dir=memory), _scratch(shape, cluster), *map(volumes.source, mounted)],
+        security_context=volumes.security_context(mounted),
         termination_grace_period_seconds=TERMINATION_SECONDS,
         # The kernel delivers no signal to PID 1 of a namespace without a handler, and Python has none until a task sets one: a
         # pod would ignore SIGTERM while it imports. In a shared namespace PID 1 is the pause process.
@@ -165,6 +167,7 @@ def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[
     copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
     copy.__qualname__, copy.__module__ = name, function.__module__
     cluster = load_cluster()
+    cluster.check_shapes({row.name for row in load_shapes()})
     made = task(
         pod_template=pod_template(shape, cluster),
         accelerator=accelerator(shape),

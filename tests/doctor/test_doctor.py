@@ -306,6 +306,30 @@ def test_what_kubernetes_lacks(tmp_path, monkeypatch):
     assert "flytune cannot be read with this kubeconfig" in only(refused, "WARN")[0]
 
 
+def test_claims_and_drivers_through_the_real_client(tmp_path, monkeypatch):
+    claim = {"spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound", "accessModes": ["ReadWriteOnce"]}}
+    drivers = {"items": [{"metadata": {"name": "d.csi"}, "spec": {"volumeLifecycleModes": ["Ephemeral"]}}]}
+    answers = {
+        NODES_PATH: NODES,
+        CRDS_PATH: definitions(),
+        "/api/v1/namespaces/p-d/persistentvolumeclaims/team": claim,
+        "/api/v1/namespaces/p-d/persistentvolumeclaims/hidden": 403,
+        "/api/v1/namespaces/p-d/persistentvolumeclaims/gone": 404,
+        "/apis/storage.k8s.io/v1/csidrivers": drivers,
+    }
+    rows = [
+        {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"},
+        {"name": "bucket", "csi": {"driver": "d.csi"}, "mount_path": "/mnt/bucket"},
+    ]
+    rows += [{"name": name, "persistent_volume_claim": name, "mount_path": f"/mnt/{name}"} for name in ("hidden", "gone")]
+    found = {one.what: one for one in kubernetes(tmp_path, monkeypatch, answers, volumes=rows)}
+    assert found["volume team"].level == "FAIL", "the volume's own modes count, not those asked for"
+    assert "claim team has ReadWriteOnce" in found["volume team"].said
+    assert found["volume bucket"].level == "OK"
+    assert (found["volume hidden"].level, "cannot be read" in found["volume hidden"].said) == ("WARN", True)
+    assert "no claim gone in namespace p-d" in found["volume gone"].said
+
+
 def test_shapes_without_nodes_are_one_line(tmp_path, monkeypatch):
     answers = {NODES_PATH: {"items": []}, CRDS_PATH: definitions(nodes.OPERATOR)}
     (found,) = [one for one in kubernetes(tmp_path, monkeypatch, answers) if one.what.startswith("shape")]

@@ -9,7 +9,7 @@ from tests.support.flyteadmin import BUCKET, flyteadmin
 from tests.support.image import Image
 from tests.support.laptop import checkout, submit
 from tests.support.propeller import PodFailed, Run
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def cluster(tmp_path_factory):
         laptop = checkout(tmp_path_factory.mktemp("laptop") / "checkout")
 
         def run(folder, images, **changes):
-            asked = tiny_recipe(base, pairs, stored | changes)
+            asked = cluster_recipe(base, pairs, stored | changes)
             return Run(admin, submit(laptop, home / "flyte", admin, asked), folder / "run", storage, images)
 
         yield admin, run

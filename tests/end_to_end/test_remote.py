@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from google.protobuf.json_format import MessageToDict
 
 from flytune.hardware import load_shapes
 from flytune.records import TrainingResult
-from tests.support.laptop import REST, SECRET, SECRETS, WHERE, pyflyte, submit
+from tests.support.laptop import REST, SECRET, SECRETS, VOLUME, WHERE, pyflyte, submit
 from tests.support.propeller import PodFailed, Run, container_of
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 NOT_PYTHON = {
     *("shapes.yaml", "cluster.yaml", "accelerators.yaml", "deepspeed_configs/zero2.json", "chat_templates/chatml.jinja"),
@@ -73,6 +74,18 @@ def test_no_proto_holds_a_variable_or_a_path_of_the_laptop(registered, laptop):
         assert str(laptop.parent).encode() not in sent, request.id.name
 
 
+def test_every_pod_that_reads_a_recipe_mounts_the_cluster_s_volume(registered):
+    lacking = []
+    for name, request in registered.tasks.items():
+        pod = MessageToDict(request.spec.template.k8s_pod.pod_spec)
+        volumes = [volume.get("persistentVolumeClaim") for volume in pod.get("volumes", [])]
+        mounts = [mount["mountPath"] for one in pod.get("containers", []) for mount in one.get("volumeMounts", [])]
+        if {"claimName": VOLUME["persistent_volume_claim"]} not in volumes or VOLUME["mount_path"] not in mounts:
+            lacking.append(name)
+    assert len(registered.tasks) > 2 * len(load_shapes())
+    assert all(name.startswith("workflows.sweep.") for name in lacking), "dynamic workflows alone, which read no path"
+
+
 def test_every_pod_unpacks_the_code_into_a_writable_folder_and_gets_only_our_variables(registered):
     for name, request in registered.tasks.items():
         command, variables = container_of(request.spec.template)
@@ -117,7 +130,7 @@ def test_a_schedule_is_received_with_its_recipe_and_inactive(registered):
 def test_a_mistake_in_a_recipe_is_reported_before_anything_is_sent(laptop, cluster, inputs):
     admin, _, home = cluster
     before = len(admin.uploads), set(admin.executions)
-    (home / "bad.yaml").write_text(yaml.safe_dump(tiny_recipe(*inputs, {"training.learning_rat": 1})))
+    (home / "bad.yaml").write_text(yaml.safe_dump(cluster_recipe(*inputs, {"training.learning_rat": 1})))
     what = ["workflows/finetune.py", "finetune", "--recipe", str(home / "bad.yaml")]
     done = pyflyte(laptop, home, "run", "--remote", "--copy", "all", *WHERE, *what)
     assert done.returncode != 0
@@ -129,7 +142,7 @@ def test_a_mistake_in_a_recipe_is_reported_before_anything_is_sent(laptop, clust
 def test_a_submitted_recipe_runs_from_only_the_uploaded_code(laptop, cluster, inputs, tmp_path):
     admin, storage, home = cluster
     changes = {"sharding": "zero2", "hardware.shape": "cpu-2", "checkpoints": {"save_steps": 2}}
-    name = submit(laptop, home, admin, tiny_recipe(*inputs, changes))
+    name = submit(laptop, home, admin, cluster_recipe(*inputs, changes))
     run = Run(admin, name, tmp_path / "run", storage)
     trained = run.until("train")["o0"].scalar.blob.uri
     assert set(run.taken.values()) >= {"make_plan", "prepare_data", "train_cpu_2"}
@@ -146,6 +159,6 @@ def test_a_submitted_recipe_runs_from_only_the_uploaded_code(laptop, cluster, in
 @pytest.mark.slow
 def test_a_task_s_error_has_our_text(laptop, cluster, inputs, tmp_path):
     admin, storage, home = cluster
-    name = submit(laptop, home, admin, tiny_recipe(*inputs, {"sharding": "device_map"}))
+    name = submit(laptop, home, admin, cluster_recipe(*inputs, {"sharding": "device_map"}))
     with pytest.raises(PodFailed, match="method full with sharding device_map: a 16-bit model spread by layers"):
         Run(admin, name, tmp_path, storage).until("make_plan")

@@ -27,7 +27,8 @@ from flytune.planning import uploads
 from flytune.recipe import Recipe
 from tests.support.laptop import WHERE, pyflyte
 from tests.support.recipes import content
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
+from workflows import inputs
 from workflows.schedules import scheduled
 
 
@@ -97,7 +98,9 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
     (work / "adapter").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors", "report.html"):
         (work / "adapter" / name).write_text(name)
-    recipe = tiny_recipe(base, "unused", {"method": {"name": "lora", "adapter": "adapter"}, "evaluation.include_path": "tasks"})
+    recipe = cluster_recipe(
+        base, "unused", {"method": {"name": "lora", "adapter": "adapter"}, "evaluation.include_path": "tasks"}
+    )
     recipe["evaluation"]["tasks"] = ["inside", "beside"]
     sources = [{"path": "./a.jsonl", "weight": 0.5}, {"path": f"file://{work}/parts"}, {"path": "s3://else/where.jsonl"}]
     recipe["data"] = {"sources": sources, "heldout_path": "heldout.jsonl", "chat_template": "chat.jinja", "max_length": 128}
@@ -136,7 +139,7 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
 
 def test_content_is_uploaded_once_and_what_has_changed_alone_again(remote, base, cluster, tmp_path, capfd):
     admin, rows = cluster[0], write_pairs(tmp_path / "work" / "rows.jsonl", 16)
-    recipe = tiny_recipe(base, rows)
+    recipe = cluster_recipe(base, rows)
     first = submitted(remote, recipe)
     said = capfd.readouterr().err
     assert f"data.path: {rows}: {first.data.path} (uploaded, " in said
@@ -154,7 +157,7 @@ def test_content_is_uploaded_once_and_what_has_changed_alone_again(remote, base,
 
 
 def test_values_in_pods_and_on_this_machine_keep_their_paths(base, tmp_path):
-    recipe = Recipe.model_validate(tiny_recipe(base, tmp_path / "nothing.jsonl"))
+    recipe = Recipe.model_validate(cluster_recipe(base, tmp_path / "nothing.jsonl"))
     context = FlyteContextManager.current_context()
     literal = TypeEngine.to_literal(context, recipe, Recipe, TypeEngine.to_literal_type(Recipe))
     assert TypeEngine.to_python_value(context, literal, Recipe) == recipe
@@ -175,14 +178,14 @@ def test_what_is_missing_is_refused_before_anything_is_sent(field, remote, base,
     before = list(cluster[0].uploads)
     wrong, said = MISTAKES[field]
     with pytest.raises(RecipeError, match=said):
-        submitted(remote, tiny_recipe(base, write_pairs(tmp_path / "rows.jsonl", 8), {field: wrong}))
+        submitted(remote, cluster_recipe(base, write_pairs(tmp_path / "rows.jsonl", 8), {field: wrong}))
     assert cluster[0].uploads == before
 
 
 def test_all_mistakes_are_told_at_once_a_task_s_data_and_days_among_them(remote, base, tmp_path):
     (tmp_path / "work" / "empty").mkdir()
     write_tasks(tmp_path / "work" / "tasks", lost="no.jsonl")
-    recipe = tiny_recipe(Path("empty"), "%Y-%m-%d.jsonl", {"evaluation.tasks": ["lost"], "evaluation.include_path": "tasks"})
+    recipe = cluster_recipe(Path("empty"), "%Y-%m-%d.jsonl", {"evaluation.tasks": ["lost"], "evaluation.include_path": "tasks"})
     with pytest.raises(RecipeError) as caught:
         submitted(remote, recipe)
     first, *problems = str(caught.value).splitlines()
@@ -200,36 +203,45 @@ def test_what_is_too_large_is_refused_and_the_variable_raises_the_limit(remote, 
     with pytest.raises(
         RecipeError, match=rf"GiB to upload, and the limit is 0\.0001 GiB: .*or set {uploads.LIMIT_VARIABLE}=1$"
     ):
-        submitted(remote, tiny_recipe(base, rows))
+        submitted(remote, cluster_recipe(base, rows))
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "many")
     with pytest.raises(RecipeError, match="FLYTUNE_UPLOAD_GIB=many: give a number of GiB"):
-        submitted(remote, tiny_recipe(base, rows))
+        submitted(remote, cluster_recipe(base, rows))
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "1")
     with (
         monkeypatch.context() as patch,
         pytest.raises(RecipeError, match=r"tiny/model\.safetensors: .* 0\.001 GiB at most; copy"),
     ):
         patch.setattr(uploads, "LARGEST_FILE_GIB", 0.001)
-        submitted(remote, tiny_recipe(base, rows))
+        submitted(remote, cluster_recipe(base, rows))
     assert cluster[0].uploads == before
-    assert submitted(remote, tiny_recipe(base, rows)).data.path.startswith("s3://")
+    assert submitted(remote, cluster_recipe(base, rows)).data.path.startswith("s3://")
 
 
 def test_a_storage_that_refuses_is_told_without_the_signed_address(remote, cluster, tmp_path, monkeypatch):
     rows, storage = write_pairs(tmp_path / "rows.jsonl", 9), cluster[1]["AWS_ENDPOINT_URL"]
     monkeypatch.setattr(cluster[0]._s3, "generate_presigned_url", lambda *_, **__: f"{storage}/no-bucket/x?signature=hush")
     with pytest.raises(StorageError) as caught:
-        submitted(remote, tiny_recipe(Path("owner/name"), rows))
+        submitted(remote, cluster_recipe(Path("owner/name"), rows))
     assert str(caught.value) == f"data.path: {rows}: rows.jsonl was not uploaded: the cluster's storage answers 404"
 
 
-def test_folders_that_pods_have_mounted_stay(remote, monkeypatch, tmp_path):
-    monkeypatch.setattr(uploads, "load_cluster", lambda: Cluster(mounted=["/mnt/models"]))
+def test_folders_on_volumes_stay_and_others_are_refused_with_what_is_missing(remote, monkeypatch, tmp_path):
+    volume = {"name": "models", "persistent_volume_claim": "models", "mount_path": "/mnt/models", "read_only": True}
+    for module in (uploads, inputs):
+        monkeypatch.setattr(module, "load_cluster", lambda: Cluster(volumes=[volume]))
     rows = write_pairs(tmp_path / "rows.jsonl", 8)
-    found = submitted(remote, tiny_recipe(Path("/mnt/models/llama"), rows))
+    found = submitted(remote, cluster_recipe(Path("/mnt/models/llama"), rows))
     assert found.model.name_or_path == "/mnt/models/llama"
-    with pytest.raises(RecipeError, match="/mnt/modelsx/llama: no such folder"):
-        submitted(remote, tiny_recipe(Path("/mnt/modelsx/llama"), rows))
+    changes = {"checkpoints.folder": "/mnt/models/runs", "publish.address": "/srv/artifacts"}
+    with pytest.raises(RecipeError, match=r"local files that pods would not have: 3 mistakes") as caught:
+        submitted(remote, cluster_recipe(Path("/mnt/modelsx/llama"), rows, changes))
+    for told in (
+        "checkpoints.folder: /mnt/models/runs: volume models of cluster.yaml is read-only",
+        "publish.address: /srv/artifacts: no volume of cluster.yaml is mounted there in the light tasks' pods",
+        "/mnt/modelsx/llama: no such folder",
+    ):
+        assert told in str(caught.value)
 
 
 def test_a_launch_plan_s_recipe_names_addresses_alone(tmp_path):
@@ -257,7 +269,7 @@ def python_value(literal, kind):
 def test_a_sweep_is_submitted_with_its_files_from_yaml_1_2(laptop, cluster, base):
     write_pairs(laptop / "a.jsonl", 8)
     write_pairs(laptop / "b.jsonl", 9)
-    text = yaml.safe_dump(tiny_recipe(base, "a.jsonl")) + "notify: {on: [failed]}\n"
+    text = yaml.safe_dump(cluster_recipe(base, "a.jsonl")) + "notify: {on: [failed]}\n"
     (laptop / "mine.yaml").write_text(text.replace("learning_rate: 0.001", "learning_rate: 1e-3"))
     (laptop / "grid.yaml").write_text(
         "training.learning_rate: [1e-4, 2e-4]\ndata.path: [a.jsonl, b.jsonl]\ndescription: [on, off]\n"
@@ -297,7 +309,7 @@ def test_an_artifact_s_folder_and_prompts_are_uploaded_as_they_are(laptop, clust
 
 def test_a_missing_file_ends_pyflyte_in_our_words_and_nothing_is_submitted(laptop, cluster, base):
     before = list(cluster[0].uploads)
-    (laptop / "bad.yaml").write_text(yaml.safe_dump(tiny_recipe(base, "gone.jsonl")))
+    (laptop / "bad.yaml").write_text(yaml.safe_dump(cluster_recipe(base, "gone.jsonl")))
     done, sent = run(laptop, cluster, "workflows/parts.py", "plan_only", "--recipe", "bad.yaml")
     said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
     assert (done.returncode, sent, cluster[0].uploads) == (1, None, before)

@@ -14,11 +14,12 @@ SECRET = "hush-7f3a"
 SECRETS = [".env", ".env.local", "deploy/.env", "deploy/key.pem", ".netrc"]
 REST = [".venv/lib/x.py", ".demo/data.jsonl", ".checkpoints/x/y"]
 TWO_NODES = {"name": "cpu-1x2", "accelerator": "cpu", "nodes": 2, "processes": 1, "cpu": 1, "memory_gib": 6}
+VOLUME = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
 WHERE = ["-p", "flytesnacks", "-d", "development"]
 
 
 def checkout(folder):
-    """Copy this project; add a shape of two nodes without GPUs, and secrets in files and in the remote's URL."""
+    """Copy this project; add a shape of two nodes without GPUs, a volume, and secrets in files and in the remote's URL."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -28,6 +29,8 @@ def checkout(folder):
             shutil.copy(ROOT / name, folder / name)
     with (folder / "shapes.yaml").open("a") as shapes:
         shapes.write(yaml.safe_dump([TWO_NODES | {"disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}]))
+    with (folder / "cluster.yaml").open("a") as cluster:
+        cluster.write(yaml.safe_dump({"volumes": [VOLUME]}))
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     url = f"https://someone:{SECRET}@github.com/someone/flytune.git"
     subprocess.run(["git", "remote", "add", "origin", url], cwd=folder, check=True)

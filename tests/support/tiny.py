@@ -47,3 +47,8 @@ def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -
             place = place.setdefault(section, {})
         place[last] = value
     return recipe
+
+
+def cluster_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the same for a cluster, whose pods have no folder of this machine: its checkpoints are in its storage."""
+    return tiny_recipe(base, data, {"checkpoints": {}} | (changes or {}))

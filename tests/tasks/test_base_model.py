@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from flytekit import FlyteContextManager
+from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.errors import RecipeError
+from flytune.hardware import Cluster
 from flytune.models import base as models_base
 from flytune.models import read_geometry
 from flytune.models.remote import files_to_fetch
@@ -146,6 +149,74 @@ def test_a_missing_stored_base_model_says_what_to_do(storage, monkeypatch, tmp_p
     gone._remote_source = f"{storage[0]}/gone"
     with pytest.raises(Exception, match=r"the stored base model is gone; run again with --overwrite-cache"):
         unpack_base_model(gone)
+
+
+def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    import tasks.base_model as base_task
+    from tasks.runtime import directories
+
+    raw, environment = storage
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "node"))
+    folder, copies = tiny_base(tmp_path / "hub"), []
+
+    def copy_from_hub(wanted, put, scratch, has=None):
+        for file in sorted(folder.iterdir()):
+            name = f"models--{NAME.replace('/', '--')}/snapshots/{wanted.commit}/{file.name}"
+            if has is None or not has(name, file.stat().st_size):
+                copies.append(has is None)
+                put(file, name)
+
+    monkeypatch.setattr(models_base, "copy_from_hub", copy_from_hub)
+    request = models_base.BaseRequest(name_or_path=NAME, commit=FIRST)
+
+    def fetched(read_only, commit):
+        volume = {
+            "name": "m",
+            "nfs": {"server": "s", "path": "/m"},
+            "mount_path": str(tmp_path / "mnt"),
+            "read_only": read_only,
+        }
+        cluster = Cluster(volumes=[volume], model_cache=str(tmp_path / "mnt" / "hub"))
+        for module in (base_task, directories):
+            monkeypatch.setattr(module, "load_cluster", lambda: cluster)
+        provider = FileAccessProvider(str(tmp_path / "local"), raw)
+        with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(provider)):
+            asked = request.model_copy(update={"commit": commit})
+            made = base_task.fetch_base_model.task_function(base=asked)
+            if not str(made.path).startswith("s3://"):  # as flytekit stores an output
+                made = directories.upload(Path(made.path))
+            made._remote_source = str(made.path)
+            unpack_base_model(made)
+        return tmp_path / "node" / f"models--{NAME.replace('/', '--')}" / "snapshots" / commit
+
+    linked = fetched(read_only=False, commit=FIRST)
+    assert set(copies) == {False}
+    assert linked.is_symlink()
+    assert (linked / "model.safetensors").samefile(
+        tmp_path / "mnt" / "hub" / linked.relative_to(tmp_path / "node") / "model.safetensors"
+    )
+    # A read-only volume that lacks the model: its files are copied to the cluster's storage.
+    copies.clear()
+    copied = fetched(read_only=True, commit=SECOND)
+    assert set(copies) == {True}
+    assert not copied.is_symlink()
+    assert (copied / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_the_cache_of_outputs_depends_on_the_model_cache(monkeypatch):
+    import tasks.base_model as base_task
+
+    assert base_task._cache_version() == base_task.CACHE_VERSION
+    volume = {"name": "m", "persistent_volume_claim": "m", "mount_path": "/mnt/m"}
+    versions = set()
+    for folder in ("/mnt/m/a", "/mnt/m/b"):
+        monkeypatch.setattr(base_task, "load_cluster", lambda folder=folder: Cluster(volumes=[volume], model_cache=folder))
+        versions.add(base_task._cache_version())
+    assert len(versions | {base_task.CACHE_VERSION}) == 3
 
 
 def upload(folder, address):

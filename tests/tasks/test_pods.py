@@ -15,7 +15,7 @@ from flytune.errors import RecipeError
 from flytune.hardware import Cluster, shape_named
 from flytune.sharding.zero import Zero3
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import elastic, pods, secrets
+from tasks.runtime import elastic, pods, secrets, volumes
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
@@ -47,7 +47,7 @@ def test_a_pod_s_temporary_files_are_on_the_scratch_disk():
     pod, _ = pod_of(shape_of())
     assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"}
     assert pod["securityContext"] == {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
-    assert f"--uid {pods.USER} " in (ROOT / "Dockerfile").read_text()
+    assert f"--uid {volumes.USER} " in (ROOT / "Dockerfile").read_text()
     laptop, _ = pod_of(shape_named("cpu-2"))
     assert "HF_HUB_OFFLINE" not in environment(laptop)
     assert tolerated(laptop) == []

@@ -1,0 +1,81 @@
+"""Volumes of cluster.yaml as Kubernetes mounts them, and the pod template of the light tasks."""
+
+from typing import Any
+
+from flytekit import PodTemplate
+
+from flytune.hardware import Volume, load_cluster
+
+PRIMARY = "primary"
+USER = 10001
+"""User id of the images (Dockerfile)."""
+
+
+def security_context(volumes: list[Volume]) -> Any:
+    """Return the pod's security context: the images' user is not root, so volumes get its group, and it joins theirs."""
+    from kubernetes.client import V1PodSecurityContext
+
+    groups = sorted({volume.group for volume in volumes if volume.group is not None})
+    # OnRootMismatch: a volume whose folder has this group already is not walked through, which takes minutes for many files.
+    return V1PodSecurityContext(
+        fs_group=USER, fs_group_change_policy="OnRootMismatch", supplemental_groups=groups if groups else None
+    )
+
+
+def mount(volume: Volume) -> Any:
+    """Return the container's mount of a volume."""
+    from kubernetes.client import V1VolumeMount
+
+    return V1VolumeMount(name=volume.name, mount_path=volume.mount_path, read_only=True if volume.read_only else None)
+
+
+def source(volume: Volume) -> Any:
+    """Return the pod's volume."""
+    from kubernetes.client import (
+        V1CSIVolumeSource,
+        V1HostPathVolumeSource,
+        V1LocalObjectReference,
+        V1NFSVolumeSource,
+        V1PersistentVolumeClaimVolumeSource,
+        V1Volume,
+    )
+
+    read_only = True if volume.read_only else None
+    if (claim := volume.persistent_volume_claim) is not None:
+        made = {"persistent_volume_claim": V1PersistentVolumeClaimVolumeSource(claim_name=claim, read_only=read_only)}
+    elif (csi := volume.csi) is not None:
+        secret = V1LocalObjectReference(name=csi.node_publish_secret) if csi.node_publish_secret else None
+        attributes = csi.volume_attributes or None
+        made = {
+            "csi": V1CSIVolumeSource(
+                driver=csi.driver,
+                fs_type=csi.fs_type,
+                volume_attributes=attributes,
+                node_publish_secret_ref=secret,
+                read_only=read_only,
+            )
+        }
+    elif (nfs := volume.nfs) is not None:
+        made = {"nfs": V1NFSVolumeSource(server=nfs.server, path=nfs.path, read_only=read_only)}
+    else:
+        # Directory: a path that does not exist is an error of the pod, and no empty folder of root.
+        made = {"host_path": V1HostPathVolumeSource(path=volume.host_path, type="Directory")}
+    return V1Volume(name=volume.name, **made)
+
+
+def light_pod() -> PodTemplate | None:
+    """Return the pod template of a light task, a new one for each call; None if no volume is mounted into such pods.
+
+    Kubernetes' client is imported only for volumes: without any, light pods start without it.
+    """
+    if not (volumes := load_cluster().volumes_of(None)):
+        return None
+    from kubernetes.client import V1Container, V1PodSpec
+
+    container = V1Container(name=PRIMARY, volume_mounts=[mount(volume) for volume in volumes])
+    spec = V1PodSpec(
+        containers=[container],
+        volumes=[source(volume) for volume in volumes],
+        security_context=security_context(volumes),
+    )
+    return PodTemplate(pod_spec=spec, primary_container_name=PRIMARY)
