@@ -49,7 +49,10 @@ class Adapter:
     def base(self) -> tuple[str, str | None, str]:
         """Base that it was trained on, and needs: model, commit, and precision of the weights."""
         model = self.recipe.model
-        precision = f"nf4, computing in {model.dtype}" if self.recipe.method.name == "qlora" else model.dtype
+        method = self.recipe.method
+        precision = f"{method.quantized}, computing in {model.dtype}" if method.name == "qlora" else model.dtype
+        if method.load_in_8bit:
+            precision += f", threshold {method.llm_int8_threshold:g}"
         return model.name_or_path, self.config.get("revision") or model.revision, precision
 
     @property
@@ -62,7 +65,7 @@ class Adapter:
 def load(addresses: Mapping[str, str | Path]) -> Any:
     """Load one base model with several adapters under the given names; the first is active.
 
-    The base is loaded as in their training (4-bit for qlora), over all GPUs of the machine. Switch with
+    The base is loaded as in their training (quantized for qlora), over all GPUs of the machine. Switch with
     `model.set_adapter(name)`, use the base alone within `model.disable_adapter()`, or choose an adapter for each row of a batch
     with `adapter_names=[...]` (for forward and generate; `__base__` for none).
 

@@ -17,7 +17,7 @@ from flytune.recipe import Recipe
 from flytune.schema import Record, Strict
 
 MERGED = "merge.json"
-Onto = Literal["16-bit weights", "dequantized 4-bit weights", "the base's weights"]
+Onto = Literal["16-bit weights", "dequantized 4-bit weights", "dequantized 8-bit weights", "the base's weights"]
 
 
 class Candidate(Strict):
@@ -48,8 +48,8 @@ class Merge(Record):
 def merge(artifact: Path, out: Path) -> Merge:
     """Merge the adapter of `artifact` into its base and write the nearest candidate to `out`, in the Hugging Face layout.
 
-    An adapter on a 4-bit base has two candidates: merged into the 16-bit weights, which it was not trained on, or into the
-    dequantized 4-bit weights, which it was trained on. Each is rounded to the base's dtype before it is measured. At most the
+    An adapter on a quantized base has two candidates: merged into the 16-bit weights, which it was not trained on, or into
+    the dequantized weights, which it was trained on. Each is rounded to the base's dtype before it is measured. At most the
     base with its adapter and one merged model are in memory.
 
     Args:
@@ -71,9 +71,9 @@ def merge(artifact: Path, out: Path) -> Merge:
     trained = _loaded(recipe, artifact)
     prompts = probe.tokenized(tokenizer(artifact))
     expected = [logits for _, logits in probe.logits_of(trained, prompts)]
-    ways: list[Onto] = (
-        ["16-bit weights", "dequantized 4-bit weights"] if recipe.method.name == "qlora" else ["the base's weights"]
-    )
+    ways: list[Onto] = ["the base's weights"]
+    if recipe.method.name == "qlora":
+        ways = ["16-bit weights", "dequantized 8-bit weights" if recipe.method.load_in_8bit else "dequantized 4-bit weights"]
     measured: list[Candidate] = []
     merged: Any = None
     # The candidate that is expected to be nearest comes last, so that it need not be built again.
@@ -133,30 +133,22 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
                 raise ExportError(
                     f"{name}: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged"
                 )
-            weight = _dequantized(layer) if onto == "dequantized 4-bit weights" else None
+            weight = loading.dequantized(layer) if onto.startswith("dequantized") else None
             weight = target.float() if weight is None else weight.to(target.device)
             target.copy_(weight if delta is None else weight + delta.to(target.device, torch.float32))
     return model
 
 
 def _layers(trained: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each adapted or 4-bit layer: its name in the base, the layer, and the delta of its adapter, if it has one."""
+    """Yield each adapted or quantized layer: its name in the base, the layer, and the delta of its adapter, if it has one."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in trained.get_base_model().named_modules():
         if isinstance(module, LoraLayer):
             adapted: Any = module
             yield name, adapted.get_base_layer(), adapted.get_delta_weight("default")
-        elif hasattr(getattr(module, "weight", None), "quant_state") and not name.endswith(".base_layer"):
+        elif loading.is_quantized(module) and not name.endswith(".base_layer"):
             yield name, module, None
-
-
-def _dequantized(layer: Any) -> Any:
-    """Return the weights that a 4-bit layer computes with, float32 (out, in); None for other layers."""
-    from bitsandbytes.functional import dequantize_4bit
-
-    state = getattr(layer.weight, "quant_state", None)
-    return None if state is None else dequantize_4bit(layer.weight.data, state).float()
 
 
 def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[int]]) -> Candidate:

@@ -56,6 +56,8 @@ def count(workload: Workload) -> Activations:
     kept, working = _attention(workload, compute)
     for part in (_norms(workload, compute, stream), _mlp(workload, compute)):
         kept, working = kept + part[0], max(working, part[1])
+    inputs, products = _eight_bits(workload, compute, stream)
+    kept, working = kept + inputs, max(working, products)
     adapters = _adapter_inputs(workload, compute)
     gradient = (stream + compute) * sizes.hidden_size
     return Activations(
@@ -120,6 +122,20 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
     # number of the copy's dtype (ATen/native/Dropout.cpp).
     copy = 4 if workload.precision == "pure" else compute
     return float(sum(rows * (copy + (copy if workload.on_cpu else 1)) for rows in inputs.values()))
+
+
+def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
+    """Return bytes per token that 8-bit layers keep, their inputs, and the most that one holds beside its result.
+
+    bitsandbytes keeps inputs in the dtype that they come in (MatMul8bitLt): the norms' in that of the stream, the product's in
+    the MLP too, attention's in the compute dtype. A product has an input in 8 bits and a result in 32 (int8_scaled_mm).
+    """
+    if workload.quantization != "int8":
+        return 0.0, 0.0
+    sizes = workload.geometry
+    query = sizes.num_attention_heads * sizes.head_dim
+    kept = stream * (2 * sizes.hidden_size + sizes.intermediate_size * sizes.experts_per_token) + compute * query
+    return float(kept), float(max(rows + 4 * columns for rows, columns in sizes.linears))
 
 
 def _tiles(workload: Workload) -> float:

@@ -1,6 +1,7 @@
 """Communication between GPUs and with the host, and the time of the optimizer's update on either."""
 
 from flytune.estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
+from flytune.estimates.model_states import PACKED
 from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware import Accelerator
 
@@ -49,7 +50,7 @@ def reduced_bytes(workload: Workload) -> float:
 def _weight_bytes(workload: Workload) -> float:
     """Return bytes of the full model, as it is gathered and as a host holds it."""
     geometry = workload.geometry
-    packed = 0.5 if workload.quantization in ("nf4", "nf4_double") else 2
+    packed = PACKED[workload.quantization] if workload.quantization not in ("none", "gptq4") else 2
     return packed * geometry.linear_parameters + 2 * (geometry.parameters - geometry.linear_parameters)
 
 

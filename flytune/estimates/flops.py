@@ -146,6 +146,18 @@ def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float,
     return layers * forward, layers * again, layers * weights
 
 
+def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forward: float) -> float:
+    """Return seconds of the products of all layers that give the gradients of inputs: as long as the forward pass's.
+
+    Behind 8-bit layers they are in the dtype of the input (bitsandbytes, MatMul8bitLt.backward): in float32 for all but
+    attention's result, where preparing for k-bit training made norms and embeddings float32.
+    """
+    if workload.quantization != "int8" or not workload.kbit_float32:
+        return forward
+    wide = sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
+    return workload.geometry.num_hidden_layers * wide / (accelerator.float32_tflops * 1e12)
+
+
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds of attention in the forward pass of all layers."""
     rate = accelerator.attention_tflops * 1e12 * workload.framework.attention_share

@@ -20,8 +20,25 @@ ZERO3_HOOK = 20
 
 GPTQ_BYTES = 20.0
 """A weight and pass: AutoGPTQ's torch code shifts, masks, subtracts zeros and scales in a kernel each (QuantLinear.forward)."""
-NF4_BYTES = 2.5
+FOUR_BIT_BYTES = 2.5
 """A weight and pass: half a byte read, a 16-bit number written (bitsandbytes, dequantize_blockwise)."""
+INT8_BYTES = 13.0
+"""A weight and backward pass: a byte read, a float32 written, and scaled in place (bitsandbytes, MatMul8bitLt.backward)."""
+INT8_INPUT, INT8_RESULT = 9.0, 12.0
+"""Bytes of each number of an 8-bit product's float32 input (cast to 16 bits, then to 8) and of its result (32-bit integers,
+scaled to float32)."""
+
+
+QUANTIZED_LAUNCHES = {
+    "none": 0,
+    "nf4": 2,
+    "fp4": 2,
+    "nf4_double": 4,
+    "fp4_double": 4,
+    "int8": 8,
+    "gptq4": 10,
+}
+"""Kernels beside each product. 8 bits: two casts, quantization, the search for outliers (3), their two products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +126,20 @@ def adapter_bytes(workload: Workload) -> float:
 
 
 def dequantization_bytes(workload: Workload) -> float:
-    """Return bytes through memory of dequantizing all layers' weights once."""
-    each = {"none": 0.0, "nf4": NF4_BYTES, "nf4_double": NF4_BYTES, "gptq4": GPTQ_BYTES}[workload.quantization]
-    return each * workload.geometry.linear_parameters
+    """Return bytes through memory of dequantizing all layers' weights in one micro batch, all passes; of 8-bit products, of
+    quantizing their inputs and scaling their results too."""
+    passes = 3 if recomputes(workload) else 2
+    if workload.quantization != "int8":
+        each = {"none": 0.0, "gptq4": GPTQ_BYTES}.get(workload.quantization, FOUR_BIT_BYTES)
+        return passes * each * workload.geometry.linear_parameters
+    geometry = workload.geometry
+    share = geometry.experts_per_token / geometry.experts
+    moved = sum(
+        (INT8_INPUT * rows + INT8_RESULT * columns) * (1.0 if name in ATTENTION_LINEARS else share)
+        for name, rows, columns in geometry.named_linears
+    )
+    forward = (passes - 1) * geometry.num_hidden_layers * workload.tokens * moved
+    return INT8_BYTES * geometry.linear_parameters + forward
 
 
 def optimizer_bytes(workload: Workload, shards: int) -> float:
@@ -127,7 +155,7 @@ def launches(workload: Workload) -> float:
     names = [name for name, _, _ in geometry.named_linears]
     adapted = sum(name in workload.lora_targets for name in names)
     each = kernels(workload).launches + adapted * (8 if not workload.framework.fused_kernels else 4)
-    each += len(names) * {"none": 0, "nf4": 2, "nf4_double": 4, "gptq4": 10}[workload.quantization]
+    each += len(names) * QUANTIZED_LAUNCHES[workload.quantization]
     each += 20 * geometry.experts if geometry.experts > 1 else 0
     if workload.layout.deepspeed and workload.layout.shards_parameters:
         each += ZERO3_HOOK * (len(names) + 2)

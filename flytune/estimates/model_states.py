@@ -6,11 +6,18 @@ layers spread over GPUs; differences between frameworks are the fields of framew
 
 from dataclasses import dataclass
 
+from flytune.estimates.activations import stream_bytes
 from flytune.estimates.workload import BYTES, Workload
+from flytune.models import Geometry
 
-# Bytes of a quantized weight. NF4: 4 bits and a float32 for each block of 64; with double quantization 8 bits for each block
-# and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 4 bits, and 16 bits of scale and 4 of zero for each 128 weights.
-QUANTIZED = {"nf4": (4 + 32 / 64) / 8, "nf4_double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "gptq4": (4 + 20 / 128) / 8}
+# Bytes of a quantized weight without its scales.
+PACKED = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "fp4_double": 0.5, "gptq4": 0.5, "int8": 1.0}
+# Bytes of scales for each weight. NF4 and FP4: a float32 for each block of 64; with double quantization 8 bits for each block
+# and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 16 bits of scale and 4 of zero for each 128 weights. LLM.int8
+# (Dettmers et al. 2022) has a float32 for each row of a matrix (ROW_SCALE).
+_DOUBLE = (8 / 64 + 32 / (64 * 256)) / 8
+SCALES = {"nf4": 4 / 64, "nf4_double": _DOUBLE, "fp4": 4 / 64, "fp4_double": _DOUBLE, "gptq4": 20 / 128 / 8, "int8": 0.0}
+ROW_SCALE = 4
 # Bytes of an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype), others in the dtype of the base.
 ADAPTER = 4
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
@@ -58,6 +65,18 @@ def stored_bytes(workload: Workload) -> int:
     return 4 if upcast else BYTES[workload.weight_dtype]
 
 
+def quantized_bytes(geometry: Geometry, quantization: str) -> float:
+    """Return the bytes of all quantized layers, scales included; the 16 or 256 numbers of a format's table are left out."""
+    return geometry.linear_parameters * PACKED[quantization] + scale_bytes(geometry, quantization)
+
+
+def scale_bytes(geometry: Geometry, quantization: str) -> float:
+    """Return the bytes of the scales of all quantized layers."""
+    if quantization == "int8":
+        return float(ROW_SCALE * geometry.num_hidden_layers * sum(columns for _, columns in geometry.linears))
+    return geometry.linear_parameters * SCALES[quantization]
+
+
 def base_bytes(workload: Workload) -> float:
     """Return the bytes of the frozen base model in a process that holds all of it."""
     sizes, width = workload.geometry, BYTES[workload.weight_dtype]
@@ -67,7 +86,23 @@ def base_bytes(workload: Workload) -> float:
     rest = (sizes.parameters - sizes.linear_parameters) * (
         4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
-    return sizes.linear_parameters * QUANTIZED[workload.quantization] + rest
+    return quantized_bytes(sizes, workload.quantization) + rest
+
+
+def _unsharded_bytes(workload: Workload) -> float:
+    """Return the bytes of the base that FSDP and ZeRO-3 do not shard: bitsandbytes keeps scales beside the parameters."""
+    kept = workload.layout.shards_parameters and workload.quantization not in ("none", "gptq4")
+    return scale_bytes(workload.geometry, workload.quantization) if kept else 0.0
+
+
+def _working_copy(workload: Workload) -> float:
+    """Return the bytes of the largest linear layer as it is dequantized for a product, one layer at a time.
+
+    4 bits: for each product, in the dtype that it computes in. 8 bits: for the gradient of a product's input, in the dtype of
+    that input (bitsandbytes, MatMul8bitLt.backward); the columns of outliers, a thousandth (LLM.int8's paper, §4), are less.
+    """
+    width = stream_bytes(workload) if workload.quantization == "int8" else BYTES[workload.compute_dtype]
+    return float(width * max(rows * columns for rows, columns in workload.geometry.linears))
 
 
 def reentrant(workload: Workload) -> bool:
@@ -79,7 +114,7 @@ def layer_unit(workload: Workload) -> float:
     """Return the bytes of one gathered layer."""
     sizes = workload.geometry
     one = sizes.linear_parameters / sizes.num_hidden_layers
-    return one * (QUANTIZED[workload.quantization] if workload.quantization != "none" else BYTES[workload.compute_dtype])
+    return one * (PACKED[workload.quantization] if workload.quantization != "none" else BYTES[workload.compute_dtype])
 
 
 def root_unit(workload: Workload) -> float:
@@ -104,7 +139,8 @@ def of(workload: Workload) -> States:
     if full:
         resident["weights"] = sizes.parameters * width / shards
     else:
-        resident["weights"] = base_bytes(workload) / shards
+        whole = _unsharded_bytes(workload)
+        resident["weights"] = (base_bytes(workload) - whole) / shards + whole
         width = _adapter_bytes(workload)
         resident["adapters"] = trained * width / shards
     if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters:
@@ -124,10 +160,8 @@ def of(workload: Workload) -> States:
         offloaded = sum(resident.values()) + states + gradients
         resident = dict.fromkeys(resident, 0.0)
         states = gradients = update = 0.0
-    quantized = workload.quantization != "none"
-    if quantized:
-        # One linear layer at a time is made 16 bits wide for its product.
-        resident["quantization"] = 2.0 * max(rows * columns for rows, columns in sizes.linears)
+    if workload.quantization != "none":
+        resident["quantization"] = _working_copy(workload)
     unit = layer_unit(workload) if workload.layout.shards_parameters else 0.0
     return States(
         resident=resident,
@@ -138,7 +172,7 @@ def of(workload: Workload) -> States:
         unit_gradients=unit if full else 0.0,
         update=update,
         # bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded.
-        load=base_bytes(workload) * (1 - 1 / shards)
+        load=(base_bytes(workload) - _unsharded_bytes(workload)) * (1 - 1 / shards)
         if workload.quantization != "none" and workload.layout.shards_parameters
         else 0.0,
         offloaded=offloaded,
@@ -165,7 +199,8 @@ def _zero(workload: Workload) -> States:
     adapters = 0.0 if full else trained * width
     part = shards if layout.shards_parameters else 1
     on_device = workload.optimizer_on == "none"
-    resident = {"weights": base / part, "adapters": adapters / part}
+    whole = 0.0 if full else _unsharded_bytes(workload)
+    resident = {"weights": (base - whole) / part + whole, "adapters": adapters / part}
     if workload.parameters_on != "none":
         resident["weights"] = 0.0
     if layout.shards_parameters and layout.persistent:
@@ -195,7 +230,7 @@ def _zero(workload: Workload) -> States:
         units=live,
         unit_gradients=0.0,
         update=update,
-        load=base * (1 - 1 / part) if workload.quantization != "none" else 0.0,
+        load=(base - whole) * (1 - 1 / part) if workload.quantization != "none" else 0.0,
         offloaded=away["cpu"] + away["nvme"],
         on_disk=away["nvme"],
         buffers=buffers,

@@ -15,6 +15,7 @@ from flytune.estimates.flops import (
     attention_seconds,
     flops,
     head_shape,
+    input_gradients_seconds,
     layers_seconds,
     product_seconds,
     recomputes,
@@ -138,14 +139,14 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     return {
         "forward": layers + attention + head,
         "recomputation": recomputed + attention if again else 0.0,
-        "backward": layers
+        "backward": input_gradients_seconds(workload, accelerator, layers)
         + head
         + ATTENTION_BACKWARD * attention
         + (weights if full else 0.0)
         + head * (full or "head" in workload.lora_targets),
         "adapters": 0.0 if full else passes * narrow,
         "kernels": memory_seconds(moved, accelerator),
-        "dequantization": memory_seconds(dequantization_bytes(workload), accelerator) * (passes - 1),
+        "dequantization": memory_seconds(dequantization_bytes(workload), accelerator),
     }
 
 

@@ -49,7 +49,7 @@ class Workload:
     sequence_length: int
     micro_batch: int
     accumulation: int = 1
-    quantization: Literal["none", "nf4", "nf4_double", "gptq4"] = "none"
+    quantization: Literal["none", "nf4", "nf4_double", "fp4", "fp4_double", "int8", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
     """Names out of q, k, v, o, gate, up, down, lora_head, embedding and head; the last two are fully trained."""

@@ -100,7 +100,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         loss_difference_high=highs[2],
         samples=len(rows),
         tokens=int(tokens.sum()),
-        loaded_as="nf4" if recipe.method.name == "qlora" else recipe.model.dtype,
+        loaded_as=recipe.method.quantized.removesuffix("_double") if recipe.method.name == "qlora" else recipe.model.dtype,
         answers=answers,
         parts=breakdown.parts(rows, heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
         sample_wins=breakdown.wins(tuned.nll - base.nll),

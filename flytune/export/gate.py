@@ -187,6 +187,12 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
         raise ExportError(f"{MANIFEST}: not a manifest ({error.error_count()} mistakes); nothing was stored") from None
     if export.base != recipe.model.name_or_path:
         raise ExportError(f"{MANIFEST}: made from {export.base}, the recipe's base is {recipe.model.name_or_path}")
+    # Artifacts of 0.1.0 do not say it.
+    if export.quantized not in (None, recipe.method.quantized):
+        raise ExportError(
+            f"{MANIFEST}: trained on {export.quantized} weights of the base, the recipe says {recipe.method.quantized}; "
+            "nothing was stored"
+        )
     written = {file.sha256: file.file for file in export.files}
     for file in export.files:
         path, where = folder / file.file, f"{folder.name}/{file.file}"

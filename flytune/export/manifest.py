@@ -67,7 +67,12 @@ def write_manifest(recipe: Recipe, folder: Path, revision: str | None, progress:
 def make_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> Export:
     """Return the manifest of an exported folder, as `write_manifest` stores it."""
     hashes = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
-    return Export(files=list_files(folder, hashes, "hashing the export"), base=recipe.model.name_or_path, revision=revision)
+    return Export(
+        files=list_files(folder, hashes, "hashing the export"),
+        base=recipe.model.name_or_path,
+        revision=revision,
+        quantized=recipe.method.quantized if recipe.method.name == "qlora" else None,
+    )
 
 
 def _is_complete(path: Path, written: Written) -> bool:

@@ -1,6 +1,8 @@
 """Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
 
+import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from flytune.recipe import Model, Recipe
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
-    """Return the recipe's base model in `dtype`; for qlora in NF4 with double quantization, ready for an adapter.
+    """Return the recipe's base model in `dtype`; for qlora quantized as the recipe says, ready for an adapter.
 
     `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
     max_memory). Only safetensors are read.
@@ -17,7 +19,7 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
     from transformers import AutoModelForCausalLM
 
     if recipe.method.name == "qlora":
-        load_arguments["quantization_config"] = quantization(recipe.model.dtype, quant_storage)
+        load_arguments["quantization_config"] = quantization(recipe, quant_storage)
     model = AutoModelForCausalLM.from_pretrained(
         base.local_name(recipe.model),
         revision=recipe.model.revision,
@@ -72,18 +74,57 @@ def commit(model: Model, local: bool = False) -> str | None:
     return getattr(found, "resolved", found)
 
 
-def quantization(dtype: str, storage: str = "uint8") -> Any:
-    """Return QLoRA's 4-bit format (Dettmers et al. 2023): NF4, double quantization, computation in `dtype` (bfloat16 there)."""
+def quantization(recipe: Recipe, storage: str = "uint8") -> Any:
+    """Return the format of a qlora base: 4 bits (Dettmers et al. 2023), computing in model.dtype, or LLM.int8 (2022)."""
     import torch
     from transformers import BitsAndBytesConfig
 
+    method = recipe.method
+    if method.load_in_8bit:
+        _say_once("bitsandbytes.autograd._functions", "inputs will be cast")
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=method.llm_int8_threshold)
     return BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        bnb_4bit_quant_type=method.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=method.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=getattr(torch, recipe.model.dtype),
         bnb_4bit_quant_storage=getattr(torch, storage),
     )
+
+
+@cache
+def _say_once(name: str, part: str) -> None:
+    """Let a logger write a message that contains `part` once: 8-bit layers repeat theirs at every product."""
+    said: list[str] = []
+
+    def is_new(record: logging.LogRecord) -> bool:
+        if part not in str(record.msg):
+            return True
+        said.append(str(record.msg))
+        return len(said) == 1
+
+    logging.getLogger(name).addFilter(is_new)
+
+
+def is_quantized(module: Any) -> bool:
+    """Return whether a module is a layer of bitsandbytes; an adapter's module around one is not."""
+    return type(module).__module__.partition(".")[0] == "bitsandbytes" and hasattr(module, "weight")
+
+
+def dequantized(layer: Any) -> Any:
+    """Return the weights that a quantized layer stands for, float32 of shape (out, in); None for other layers.
+
+    8-bit layers also quantize their inputs, so that their results are not exactly those of these weights.
+    """
+    from bitsandbytes import functional
+
+    if (state := getattr(layer.weight, "quant_state", None)) is not None:
+        return functional.dequantize_4bit(layer.weight.data, state).float()
+    if hasattr(layer.weight, "SCB"):
+        # The first product moves weights and scales of the rows into the layer's state.
+        scales = layer.weight.SCB if layer.weight.SCB is not None else layer.state.SCB
+        return functional.int8_vectorwise_dequant(layer.weight.data, scales).float()
+    return None
 
 
 def weights_folder(folder: Path) -> Path:

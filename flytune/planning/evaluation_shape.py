@@ -4,7 +4,7 @@ import logging
 from typing import NamedTuple
 
 from flytune.errors import DoesNotFit
-from flytune.estimates.model_states import QUANTIZED
+from flytune.estimates.model_states import quantized_bytes
 from flytune.hardware import Shape, load_shapes, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import Geometry, read_geometry
@@ -28,7 +28,7 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     """Return the row of which one node evaluates: evaluation.shape, else the plan's.
 
     Raises:
-        DoesNotFit: it cannot hold the model, GPUs and host memory together; 4-bit weights must be on the GPUs.
+        DoesNotFit: it cannot hold the model, GPUs and host memory together; quantized weights must be on the GPUs.
         RecipeError: there is no such row.
     """
     shape = shape_named(recipe.evaluation.shape or plan.shape)
@@ -53,10 +53,10 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
 
 
 def weights(recipe: Recipe, geometry: Geometry) -> float:
-    """Return bytes of the evaluated model: in model.dtype; with qlora 4-bit linear layers, and the rest in float32."""
+    """Return bytes of the evaluated model: in model.dtype; with qlora quantized linear layers, and the rest in float32."""
     if recipe.method.name != "qlora":
         return float(geometry.parameters * (4 if recipe.model.dtype == "float32" else 2))
-    return geometry.linear_parameters * QUANTIZED["nf4_double"] + (geometry.parameters - geometry.linear_parameters) * 4
+    return quantized_bytes(geometry, recipe.method.quantized) + (geometry.parameters - geometry.linear_parameters) * 4
 
 
 def _usable(recipe: Recipe, shape: Shape) -> float:

@@ -43,7 +43,7 @@ def workload(
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        quantization="nf4_double" if method == "qlora" else "none",
+        quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
         lora_targets=() if method == "full" else _targets(recipe),
         offload=recipe.sharding.offload,

@@ -38,7 +38,9 @@ ELSEWHERE = {
     "gradient_accumulation_steps": _PLANNED,
     "max_memory": "remove it; it follows from the shape",
     "load_in_4bit": "write method: qlora; the weights of a 4-bit model have no gradients, so that it is never trained in full",
-    "quantization_config": "write method: qlora",
+    "quantization_config": "write method: qlora, and its fields into method",
+    "llm_int8_enable_fp32_cpu_offload": "adapters of layers on the CPU would not be trained: accelerate's hooks drop their "
+    "gradients; write sharding: {name: fsdp, offload: cpu}, or name a shape with more GPU memory",
     "merge": "a run stores only the adapter, because a sharded (fsdp, zero3) or 4-bit base would be merged wrongly",
     "gradient_checkpointing": "write training.activation_checkpointing",
     "max_seq_length": "write data.max_length",

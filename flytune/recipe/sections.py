@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from flytune.recipe import json_files
+from flytune.recipe.quantization import Quantization
 from flytune.schema import Strict
 
 Positive = Annotated[int, Field(gt=0)]
@@ -162,8 +163,8 @@ class Data(Source):
             )
 
 
-class Method(Strict):
-    """The trained weights: all, an adapter, or an adapter on a 4-bit base."""
+class Method(Quantization):
+    """The trained weights: all, an adapter, or an adapter on a quantized base."""
 
     name: Literal["full", "lora", "qlora"]
     r: Positive = 16
@@ -181,6 +182,8 @@ class Method(Strict):
         given = sorted(self.model_fields_set - {"name"})
         # A recipe that went through JSON (between tasks) carries every field; only changed ones are a decision.
         changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        if self.name != "qlora" and (quantized := [name for name in changed if name in Quantization.model_fields]):
+            raise ValueError(f"{', '.join(quantized)}: only for qlora, whose base is quantized; write name: qlora")
         if self.name == "full" and changed:
             raise ValueError(f"{', '.join(changed)}: only for lora and qlora; full trains all weights")
         return self

@@ -13,3 +13,5 @@ class Export(Record):
     """The recipe's model.name_or_path."""
     revision: str | None
     """Commit of the base model; None for a folder."""
+    quantized: str | None = None
+    """Format of the base's weights in training (`nf4_double`, `int8` ...); None where they were not quantized."""

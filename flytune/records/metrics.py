@@ -83,7 +83,7 @@ class Metrics(Record):
     tokens: int
     """Number of scored trained tokens."""
     loaded_as: str
-    """Precision in which both models were loaded: the dtype, or `nf4` for an adapter on a 4-bit base."""
+    """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a quantized base."""
     answers: list[Answer]
     seconds: float
     tasks: list[TaskScore] = Field(default=[])

@@ -49,6 +49,12 @@ def pair_problem(recipe: Recipe) -> str | None:
         order = list(SHARDINGS)
         nearest = min(able, key=lambda name: abs(order.index(name) - order.index(sharding.name)))
         return f"method {method} with sharding {sharding.name}: {sharding.refuses[method]}; nearest that works: {nearest}"
+    if recipe.method.load_in_8bit and sharding.no_8bit_base:
+        able = [name for name, other in SHARDINGS.items() if not other.no_8bit_base and offload in other.offloads]
+        return (
+            f"method.load_in_8bit with sharding {sharding.name}: {sharding.no_8bit_base}; 4 bits (leave load_in_8bit out) "
+            f"work with it, and 8 bits with {', '.join(able)}"
+        )
     if recipe.publish.every_save and not sharding.saves_full_weights:
         able = [name for name, other in SHARDINGS.items() if other.saves_full_weights and method not in other.refuses]
         return (

@@ -26,6 +26,8 @@ class ShardingBase:
     """Supported values of sharding.offload."""
     no_8bit_optimizer: ClassVar[str | None] = None
     """Reason why 8-bit optimizers (training.optim) do not work with it; None where they do."""
+    no_8bit_base: ClassVar[str | None] = None
+    """Reason why a base in 8 bits (method.load_in_8bit) does not work with it; None where it does."""
     resizes: ClassVar[bool] = True
     """True if a run can resume from a checkpoint of another number of processes."""
     saves_full_weights: ClassVar[bool] = True
@@ -33,7 +35,7 @@ class ShardingBase:
     async_checkpoint: ClassVar[bool] = False
     """True if checkpoints are copied to host memory, and written from there while training continues."""
     prepares_kbit: ClassVar[bool] = True
-    """True if TRL makes the parameters of a 4-bit model that are not quantized float32 (prepare_model_for_kbit_training)."""
+    """True if TRL makes what is not quantized of a qlora base float32 (prepare_model_for_kbit_training)."""
     traceable: ClassVar[bool] = False
     """True if the dry run can trace it on fake tensors."""
     packed_selftests: ClassVar[tuple[str, ...]] = ()
@@ -92,7 +94,7 @@ class ShardingBase:
         return {}
 
     def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
-        """Return keyword arguments of from_pretrained. A 4-bit model is quantized on each process's own device."""
+        """Return keyword arguments of from_pretrained. A qlora base is quantized on each process's own device."""
         if recipe.method.name != "qlora":
             return {}
         return {"device_map": {"": int(os.environ.get("LOCAL_RANK", "0")) if shape.is_gpu else "cpu"}}

@@ -42,4 +42,5 @@ class DeviceMap(ShardingBase):
             hook.execution_device = trainer.args.device
 
     def check(self, trainer: Any) -> str | None:
-        return None if getattr(trainer.model, "is_loaded_in_4bit", False) else "the base model is not in 4 bits"
+        loaded = [getattr(trainer.model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)]
+        return None if any(loaded) else "the base model is not quantized"

@@ -21,6 +21,7 @@ class FullyShardedDataParallel(ShardingBase):
     )
     offloads = ("none", "cpu")
     no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
+    no_8bit_base = "fully_shard makes plain parameters of 8-bit ones, and bitsandbytes' layers lose the scales of their rows"
     saves_full_weights = False
     async_checkpoint = True
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).

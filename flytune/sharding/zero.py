@@ -178,6 +178,9 @@ class Zero3(Zero):
         gathers_in_backward=True,
     )
     packed_selftests = ("lora",)
+    no_8bit_base = (
+        "bitsandbytes' 8-bit layers keep their complete weights beside the parameters, so that nothing is partitioned"
+    )
 
     def quant_storage(self, recipe: Recipe) -> str:
         return recipe.model.dtype

@@ -70,6 +70,21 @@ def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifact
     assert float(divergence.mean()) == pytest.approx(kept.divergence, abs=1e-9)
 
 
+def test_an_adapter_on_an_8_bit_base_is_merged_the_nearer_way(base, tmp_path):
+    dataset = write_dataset(tmp_path / "dataset", base)
+    changes = {"model.dtype": "float32", "sharding": "device_map"}
+    recipe = recipe_for(base, {"name": "qlora", "load_in_8bit": True}, **changes)
+    artifact = write_artifact(tmp_path / "artifact", recipe, dataset, steps=30)
+    made = merging.merge(artifact, tmp_path / "merged")
+    assert {candidate.onto for candidate in made.candidates} == {"16-bit weights", "dequantized 8-bit weights"}
+    kept, other = made.candidates
+    assert 0 < kept.divergence <= other.divergence < 1e-3, "8-bit layers round their inputs too"
+    model, logits = reloaded(tmp_path / "merged")
+    assert not hasattr(model, "quantization_method"), "no 8-bit model any more"
+    divergence = probe.divergence(trained_logits(recipe, artifact), logits)
+    assert float(divergence.mean()) == pytest.approx(kept.divergence, abs=1e-9)
+
+
 def test_the_merged_folder_is_complete(artifacts, base, tmp_path):
     made = merging.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
     files = {path.name for path in (tmp_path / "new" / "merged").iterdir()}

@@ -123,6 +123,18 @@ def test_8_bit_optimizers_are_refused_where_states_are_sharded(sharding):
     assert SHARDINGS["ddp"]().optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
 
 
+def test_8_bit_bases_are_refused_where_they_are_not_sharded():
+    works = set()
+    for name in SHARDINGS:
+        problem = pair_problem(recipe_of(method={"name": "qlora", "load_in_8bit": True}, sharding=name))
+        if problem is None:
+            works.add(name)
+        else:
+            assert f"method.load_in_8bit with sharding {name}: " in problem
+            assert "and 8 bits with none, ddp, zero1, zero2, device_map" in problem
+    assert works == {"none", "ddp", "zero1", "zero2", "device_map"}
+
+
 def test_a_full_fine_tune_of_quantized_weights_is_refused():
     config = SMALL | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     with pytest.raises(RecipeError, match=r"method: full, but the weights of .* are quantized \(bitsandbytes\)"):

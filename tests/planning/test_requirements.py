@@ -8,6 +8,7 @@ import pytest
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
+from flytune.estimates import model_states
 from flytune.hardware import shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import geometry
@@ -44,8 +45,11 @@ def test_the_optimizer_is_there_after_the_first_update_and_activations_while_tra
 
 
 def test_a_4_bit_base_is_whole_on_each_gpu_before_it_is_sharded():
-    phases = needs_of(recipe_of(method="qlora", sharding="fsdp"))["GPU memory"].phases
-    assert phases[LOAD]["loading"] == pytest.approx(7 * phases[LOAD]["weights"], rel=1e-6)
+    recipe = recipe_of(method="qlora", sharding="fsdp")
+    phases = needs_of(recipe)["GPU memory"].phases
+    # Scales stay whole: bitsandbytes keeps them beside the parameters that FSDP shards.
+    scales = model_states.scale_bytes(workload_of(recipe).geometry, "nf4_double")
+    assert phases[LOAD]["loading"] == pytest.approx(7 * (phases[LOAD]["weights"] - scales), rel=1e-6)
     assert "loading" not in phases[STEP]
 
 

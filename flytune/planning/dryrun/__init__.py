@@ -22,7 +22,7 @@ __all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "refusal", "run"]
 def refusal(recipe: Recipe) -> str | None:
     """Return why a recipe has no dry run; None if it has one."""
     if recipe.method.name == "qlora":
-        return "4-bit layers (bitsandbytes) do not run on fake tensors"
+        return f"{8 if recipe.method.load_in_8bit else 4}-bit layers (bitsandbytes) do not run on fake tensors"
     sharding = sharding_of(recipe)
     if not sharding.traceable:
         able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
