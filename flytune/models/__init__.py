@@ -28,4 +28,5 @@ __all__ = [
     "safetensors_files",
     "scoring",
     "sharded_loading",
+    "vocabulary",
 ]

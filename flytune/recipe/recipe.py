@@ -43,6 +43,7 @@ ELSEWHERE = {
     "num_epochs": "write training.num_train_epochs",
     "bf16": "write model.dtype: bfloat16",
     "fp16": "write model.dtype: float16",
+    **dict.fromkeys(("additional_special_tokens", "added_tokens", "special_tokens"), "write model.extra_special_tokens"),
 }
 """Keys of other tools, and the recipe's keys to use instead."""
 # user:password@ or a token before the host, or the parameters of signed and shared links (S3, GCS, Azure, tokens in general).
