@@ -50,6 +50,8 @@ class Adapter:
         """Base that it was trained on, and needs: model, commit, and precision of the weights."""
         model = self.recipe.model
         precision = f"nf4, computing in {model.dtype}" if self.recipe.method.name == "qlora" else model.dtype
+        if model.extra_special_tokens:
+            precision += f", with the tokens {', '.join(model.extra_special_tokens)}"
         return model.name_or_path, self.config.get("revision") or model.revision, precision
 
     @property

@@ -123,9 +123,25 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
     gathered = lasting.root + lasting.units + lasting.unit_gradients
     at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.root, "gradients": accumulated}
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
+    at_loss |= {"trained tables": _head_table(workload)}
     lowest = batch.stream + at_work + _retained(workload, batch)
-    first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients}
+    # The gradient of an embedding is dense, also where rows of it are trained.
+    table = float(head) if {"embedding"} & {*workload.lora_targets, *workload.tables_by_row} else 0.0
+    first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients, "trained tables": table}
     return [at_loss, last, first, {"gradients": all_gradients, "step temporaries": lasting.update}]
+
+
+def _head_table(workload: Workload) -> float:
+    """Return the bytes of a head that is trained beside an adapter, while the loss is computed.
+
+    TRL's loss sums the gradient of its weight in float32 (trl/kernels/chunked_logprob.py). Where rows are trained, PEFT copies
+    the table for each forward pass, with the trained rows in it (tuners/trainable_tokens/layer.py).
+    """
+    if workload.method == "full" or not workload.trains_head:
+        return 0.0
+    by_row = bool(workload.tables_by_row) and "head" not in workload.lora_targets
+    width = 4 + (BYTES[workload.compute_dtype] if by_row else 0)
+    return float(workload.geometry.vocab_size * workload.geometry.hidden_size * width)
 
 
 def _fragmentation(workload: Workload, batch: activations.Activations) -> float:

@@ -128,11 +128,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     return {
         "forward": layers + attention + head,
         "recomputation": recomputed + attention if again else 0.0,
-        "backward": layers
-        + head
-        + ATTENTION_BACKWARD * attention
-        + (weights if full else 0.0)
-        + head * (full or "head" in workload.lora_targets),
+        "backward": layers + head + ATTENTION_BACKWARD * attention + (weights if full else 0.0) + head * workload.trains_head,
         "adapters": 0.0 if full else passes * narrow,
         "kernels": memory_seconds(moved, accelerator),
         "dequantization": memory_seconds(dequantization_bytes(workload), accelerator) * (passes - 1),

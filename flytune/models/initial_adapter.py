@@ -50,7 +50,9 @@ def _table_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
     method, found = recipe.method, []
     complete, rows = config.get("modules_to_save") or [], config.get("trainable_token_indices") or {}
     if len(complete) != len(method.modules_to_save):
-        found.append(f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has {complete}; write that")
+        found.append(
+            f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has {complete}; write that"
+        )
     wanted = recipe.model.extra_special_tokens or method.trainable_token_indices
     if rows and not wanted:
         found.append(

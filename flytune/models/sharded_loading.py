@@ -20,7 +20,9 @@ from flytune.recipe import Model
 logger = logging.getLogger(__name__)
 
 # Names that module wrappers add to the path: checkpoint_wrapper, torch.compile, PEFT.
-_WRAPPERS = re.compile(r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod|base_layer|token_adapter|original_module|modules_to_save\.\w+)\.")
+_WRAPPERS = re.compile(
+    r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod|base_layer|token_adapter|original_module|modules_to_save\.\w+)\."
+)
 
 
 def meta_model(model: Model, dtype: str) -> Any:
@@ -150,7 +152,7 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
 
 
 def load_token_rows(model: Any, folder: Path) -> None:
-    """Load the rows that PEFT trains one by one (trainable_token_indices) of a model on the meta device, before it is sharded."""
+    """Load the rows that PEFT trains one by one, of a model on the meta device that is not sharded yet."""
     import torch
 
     base = model.get_base_model()

@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flytune.errors import RecipeError
 from flytune.models import base
 from flytune.models.safetensors_files import Part, Stored
-
-if TYPE_CHECKING:
-    from flytune.recipe import Method, Model
+from flytune.recipe import Method, Model
 
 MULTIPLE = 8
 """Rows of a table that grows are a multiple of it: PEFT's own example of added tokens (examples/sft, pad_to_multiple_of=8);
@@ -20,7 +18,7 @@ CHUNK_ROWS = 4096
 """Rows whose sum is computed at a time."""
 
 
-def add_tokens(tokenizer: Any, model: "Model") -> None:
+def add_tokens(tokenizer: Any, model: Model) -> None:
     """Add the recipe's tokens to a tokenizer as special tokens; a token that exists keeps its id."""
     if model.extra_special_tokens:
         tokenizer.add_special_tokens(
@@ -28,7 +26,7 @@ def add_tokens(tokenizer: Any, model: "Model") -> None:
         )  # fmt: skip
 
 
-def load_ids(model: "Model") -> tuple[list[int], int]:
+def load_ids(model: Model) -> tuple[list[int], int]:
     """Return the ids of the recipe's added tokens, and the number of ids of the tokenizer with them; reads the tokenizer."""
     from transformers import AutoTokenizer
 
@@ -43,12 +41,12 @@ def rows_for(rows: int, tokens: int) -> int:
     return rows if tokens <= rows else math.ceil(tokens / MULTIPLE) * MULTIPLE
 
 
-def wanted_rows(model: "Model", rows: int) -> int:
+def wanted_rows(model: Model, rows: int) -> int:
     """Return the rows that embedding and head of the recipe's model have, `rows` of which are in the base's files."""
     return rows_for(rows, load_ids(model)[1]) if model.extra_special_tokens else rows
 
 
-def grow(loaded: Any, model: "Model") -> None:
+def grow(loaded: Any, model: Model) -> None:
     """Give a loaded base model rows for the recipe's tokens, in place; each new row is the mean of the base's rows.
 
     With the mean, a new token's logit is the mean of all (Hewitt 2021, "Initializing New Word Embeddings for Pretrained
@@ -139,7 +137,7 @@ def grown_sources(sources: Mapping[str, Any], tensors: Mapping[str, Any], rows: 
     }
 
 
-def peft_fields(method: "Method", model: "Model", built: Any, ids: list[int] | None = None) -> dict[str, Any]:
+def peft_fields(method: Method, model: Model, built: Any, ids: list[int] | None = None) -> dict[str, Any]:
     """Return the fields of PEFT's configuration that train embedding and head: completely, or rows of them.
 
     Rows of added tokens are trained wherever the table is not trained completely. Head and embedding that are one tensor stay
@@ -158,7 +156,8 @@ def peft_fields(method: "Method", model: "Model", built: Any, ids: list[int] | N
     tables = {"embed_tokens": names[id(embedding)]} | ({} if tied else {"lm_head": names[id(head)]})
     if unknown := [name for name in method.modules_to_save if name not in tables]:
         raise RecipeError(
-            f"method.modules_to_save: {unknown[0]}: head and embedding of {model.name_or_path} are one tensor; write embed_tokens"
+            f"method.modules_to_save: {unknown[0]}: head and embedding of {model.name_or_path} are one tensor; write "
+            "embed_tokens"
         )
     added = (load_ids(model)[0] if model.extra_special_tokens else []) if ids is None else ids
     rows = sorted({*added, *method.trainable_token_indices})
@@ -169,8 +168,8 @@ def peft_fields(method: "Method", model: "Model", built: Any, ids: list[int] | N
     by_row = {name: rows for table, name in tables.items() if table not in method.modules_to_save} if rows else {}
     if by_row and "lm_head" not in method.modules_to_save and getattr(head, "bias", None) is not None:
         raise RecipeError(
-            f"model.extra_special_tokens: the head of {model.name_or_path} has a bias, which PEFT leaves out where it trains rows; "
-            "write method.modules_to_save: [lm_head]"
+            f"model.extra_special_tokens: the head of {model.name_or_path} has a bias, which PEFT leaves out where it trains "
+            "rows; write method.modules_to_save: [lm_head]"
         )
     complete = [tables[name] for name in method.modules_to_save]
     return (

@@ -80,6 +80,17 @@ class Recipe(Strict):
         """Accept `method: full` for `method: {name: full}`."""
         return {"name": value} if isinstance(value, str) else value
 
+    @model_validator(mode="after")
+    def _rows_or_adapter(self) -> Self:
+        named = self.method.target_modules
+        both = sorted({"embed_tokens", "lm_head"} & set(named if isinstance(named, list) else ()))
+        if self.model.extra_special_tokens and both:
+            raise ValueError(
+                f"method.target_modules: rows of {both[0]} are trained for model.extra_special_tokens, and it cannot have an "
+                "adapter too; remove it there, or train it completely (method.modules_to_save)"
+            )
+        return self
+
     @model_validator(mode="wrap")
     @classmethod
     def _all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:

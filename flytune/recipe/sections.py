@@ -30,7 +30,7 @@ class Model(Strict):
     trust_remote_code: bool = False
     """Permission to run Python code of the model's repository."""
     extra_special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
-    """Tokens to add to the vocabulary as special tokens, such as ChatML's marks; their rows of embedding and head are trained."""
+    """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are trained."""
 
     @model_validator(mode="after")
     def _tokens_once(self) -> Self:

@@ -144,8 +144,8 @@ def _prepare_adapter(model: Any, recipe: Recipe) -> None:
     import torch
 
     vocabulary.allow_loss(model)
-    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. PEFT copies tables
-    # that it trains completely (modules_to_save) in the dtype of the base. DeepSpeed has float32 copies of its own.
+    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. PEFT copies
+    # tables that it trains completely (modules_to_save) in the base's dtype. DeepSpeed has float32 copies of its own.
     if recipe.method.name == "qlora" or sharding_of(recipe).precision(recipe) != "pure":
         for parameter in model.parameters():
             if parameter.requires_grad:
