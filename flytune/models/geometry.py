@@ -97,6 +97,18 @@ def _read(model: Model) -> Geometry:
     return geometry(config, model.name_or_path)
 
 
+def table_rows(model: Model) -> int | None:
+    """Return the rows of the embedding that config.json describes; None where it grows with added tokens, or is unknown."""
+    if model.extra_special_tokens:
+        return None
+    try:
+        config = shipped_config(model) or json.loads(config_file(model).read_text(encoding="utf-8"))
+    except (RecipeError, OSError, ValueError):
+        return None  # a folder of a tokenizer alone
+    rows = (config.get("text_config") or config).get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
 def shipped_config(model: Model) -> dict[str, Any] | None:
     """Return base_models.json's part of the model's config.json at that revision; None if the model's own is read.
 
