@@ -115,7 +115,9 @@ def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | Non
         raise ExportError(f"density {density}: the share of values to keep must be in (0, 1]")
     for adapter in adapters:
         # add_weighted_adapter sets alpha = r, which with rsLoRA is not a scale of 1, and drops DoRA's magnitudes.
-        if kinds := [kind for kind in ("use_rslora", "use_dora") if adapter.config.get(kind)]:
+        # What it trains of embedding and head, it leaves out.
+        kinds = ("use_rslora", "use_dora", "modules_to_save", "trainable_token_indices")
+        if kinds := tuple(kind for kind in kinds if adapter.config.get(kind)):
             raise ExportError(f"{adapter.folder}: its adapter has {kinds[0]}, which PEFT does not combine correctly")
 
 

@@ -53,6 +53,8 @@ class Adapter:
         precision = f"{method.quantized}, computing in {model.dtype}" if method.name == "qlora" else model.dtype
         if method.load_in_8bit:
             precision += f", threshold {method.llm_int8_threshold:g}"
+        if model.extra_special_tokens:
+            precision += f", with the tokens {', '.join(model.extra_special_tokens)}"
         return model.name_or_path, self.config.get("revision") or model.revision, precision
 
     @property

@@ -12,7 +12,7 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import written_atomically
 from flytune.models import base as models_base
-from flytune.models import loading, probe
+from flytune.models import loading, probe, vocabulary
 from flytune.recipe import Recipe
 from flytune.schema import Record, Strict
 
@@ -119,6 +119,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
         use_safetensors=True,
         device_map=loading.device_map(),
     ).eval()
+    vocabulary.grow(model, recipe.model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ExportError(
             f"base model {recipe.model.name_or_path}: does not fit on the GPUs together with the trained model; merge in "
@@ -136,6 +137,9 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
             weight = loading.dequantized(layer) if onto.startswith("dequantized") else None
             weight = target.float() if weight is None else weight.to(target.device)
             target.copy_(weight if delta is None else weight + delta.to(target.device, torch.float32))
+        for name, rows, values in _trained_tables(trained):
+            table = model.get_submodule(name).weight
+            table[rows] = values.to(table)
     return model
 
 
@@ -149,6 +153,18 @@ def _layers(trained: Any) -> Iterator[tuple[str, Any, Any]]:
             yield name, adapted.get_base_layer(), adapted.get_delta_weight("default")
         elif loading.is_quantized(module) and not name.endswith(".base_layer"):
             yield name, module, None
+
+
+def _trained_tables(trained: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield embedding and head as far as they are trained: name in the base, rows (ids, or all), and their values."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    base = trained.get_base_model()
+    for name, module in base.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            yield name, slice(None), module.modules_to_save["default"].weight
+    for name, layer in vocabulary.row_layers(base):
+        yield name.removesuffix(".token_adapter"), layer.token_indices["default"], layer.trainable_tokens_delta["default"]
 
 
 def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[int]]) -> Candidate:
@@ -167,7 +183,12 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
 
 def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> None:
     """Write the model to a temporary folder, check its tensors, and rename it to `out`."""
+    from transformers.trainer_utils import align_special_tokens
+
     with written_atomically(out) as folder:
+        if recipe.data.eos_token or recipe.model.extra_special_tokens:
+            # Servers stop at the tokens that the model's own configuration names.
+            align_special_tokens(model, tokenizer(artifact))
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
         made.write(folder / MERGED)

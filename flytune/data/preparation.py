@@ -20,6 +20,7 @@ from flytune.data.tokenizer import load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
+from flytune.models import geometry
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest
 
@@ -74,7 +75,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out)
-    contract.enforce(out, manifest, data, tokenizer)
+    contract.enforce(out, manifest, data, tokenizer, geometry.table_rows(request.model))
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()

@@ -7,7 +7,7 @@ from typing import Any
 from flytune.data.hub import advice
 from flytune.data.sources import read_chat_template
 from flytune.errors import DataError, RecipeError
-from flytune.models import base
+from flytune.models import base, vocabulary
 from flytune.recipe import Data, Model
 
 SHIPPED = "chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
@@ -26,19 +26,21 @@ def load_tokenizer(model: Model, data: Data) -> Any:
             f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which does not report the positions of "
             "tokens in the text; it needs a tokenizer.json: convert it once to a fast one, or choose another model"
         )
+    vocabulary.add_tokens(tokenizer, model)
+    for field, token in (("pad_token", data.pad_token), ("eos_token", data.eos_token)):
+        if token is not None and token not in tokenizer.get_vocab():
+            raise DataError(
+                f"data.{field}: {token!r} is not one of the tokens of {name}; it must be a single token that exists"
+                f"{_candidates(tokenizer) if field == 'pad_token' else ', or that model.extra_special_tokens adds'}"
+            )
+        if token is not None:
+            setattr(tokenizer, field, token)
     if tokenizer.eos_token is None:
         raise DataError(
-            f"model.name_or_path: {name} has no EOS token, so no answer could end; set eos_token in its tokenizer_config.json"
+            f"model.name_or_path: {name} has no EOS token, so no answer could end; set data.eos_token to one of its tokens"
         )
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")
-    if data.pad_token is not None:
-        if data.pad_token not in tokenizer.get_vocab():
-            raise DataError(
-                f"data.pad_token: {data.pad_token!r} is not one of the tokens of {name}; it must be a single token that exists"
-                f"{_candidates(tokenizer)}"
-            )
-        tokenizer.pad_token = data.pad_token
     if tokenizer.pad_token is None:
         raise DataError(f"data.pad_token: {name} has no pad token; set one of its own tokens{_candidates(tokenizer)}")
     if data.chat_template is not None:

@@ -45,6 +45,8 @@ def stream_bytes(workload: Workload) -> int:
         return 4
     if workload.kbit_float32:
         return 4
+    if workload.precision == "autocast" and "embedding" in workload.lora_targets and workload.framework.float32_copies:
+        return 4
     return BYTES[workload.compute_dtype if workload.precision != "pure" else workload.weight_dtype]
 
 

@@ -104,7 +104,7 @@ def flops(workload: Workload) -> Flops:
         forward=linear + head + attention,
         recomputation=linear - layers * 2 * m * k * n + attention if recomputes(workload) else 0.0,
         input_gradients=linear + head + ATTENTION_BACKWARD * attention,
-        weight_gradients=linear + head if full else head * ("head" in workload.lora_targets),
+        weight_gradients=linear + head if full else head * workload.trains_head,
         # Forward, the inputs' and the weights' gradients, and again forward where layers are recomputed.
         adapters=0.0 if full else passes * 2.0 * routed_adapters(workload) * workload.tokens,
         scores_again=(ATTENTION_BACKWARD - 2) * attention,

@@ -15,8 +15,8 @@ CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
 # What the caching allocator holds beside the peak, as a share of the parts that come and go within a step (activations,
 # logits, gathered units): segments of cudaMalloc are not joined. Medians of the published runs with fixed shapes and without
 # expandable segments that name both figures (reserved less outside less allocated, over those parts), in groups of cause:
-# logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes. The first is
-# above its median, 0.12, by the verdicts on published runs near the limit (docs/measured.md).
+# logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes. The first
+# is above its median, 0.12, by the verdicts on published runs near the limit (docs/measured.md).
 FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.14, 0.2, 0.4
 # Bytes a token and vocabulary entry beyond which a loss has logits in float32 beside those in 16 bits.
 WHOLE_LOGITS = 6
@@ -124,9 +124,25 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
     gathered = lasting.root + lasting.units + lasting.unit_gradients
     at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.root, "gradients": accumulated}
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
+    at_loss |= {"trained tables": _head_table(workload)}
     lowest = batch.stream + at_work + _retained(workload, batch)
-    first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients}
+    # The gradient of an embedding is dense, also where rows of it are trained.
+    table = float(head) if {"embedding"} & {*workload.lora_targets, *workload.tables_by_row} else 0.0
+    first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients, "trained tables": table}
     return [at_loss, last, first, {"gradients": all_gradients, "step temporaries": lasting.update}]
+
+
+def _head_table(workload: Workload) -> float:
+    """Return the bytes of a head that is trained beside an adapter, while the loss is computed.
+
+    TRL's loss sums the gradient of its weight in float32 (trl/kernels/chunked_logprob.py). Where rows are trained, PEFT copies
+    the table for each forward pass, with the trained rows in it (tuners/trainable_tokens/layer.py).
+    """
+    if workload.method == "full" or not workload.trains_head:
+        return 0.0
+    by_row = bool(workload.tables_by_row) and "head" not in workload.lora_targets
+    width = 4 + (BYTES[workload.compute_dtype] if by_row else 0)
+    return float(workload.geometry.vocab_size * workload.geometry.hidden_size * width)
 
 
 def _fragmentation(workload: Workload, batch: activations.Activations) -> float:

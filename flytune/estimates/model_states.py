@@ -189,7 +189,7 @@ def _adapter_bytes(workload: Workload) -> float:
     if not workload.framework.float32_adapters or not workload.trained:
         return base
     copies = ADAPTER if workload.framework.float32_copies else base
-    return (ADAPTER * workload.lora_parameters + copies * workload.fully_trained) / workload.trained
+    return ADAPTER + (copies - ADAPTER) * workload.fully_trained / workload.trained
 
 
 def _zero(workload: Workload) -> States:

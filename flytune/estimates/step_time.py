@@ -143,7 +143,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         + head
         + ATTENTION_BACKWARD * attention
         + (weights if full else 0.0)
-        + head * (full or "head" in workload.lora_targets),
+        + head * workload.trains_head,
         "adapters": 0.0 if full else passes * narrow,
         "kernels": memory_seconds(moved, accelerator),
         "dequantization": memory_seconds(dequantization_bytes(workload), accelerator),

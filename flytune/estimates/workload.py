@@ -53,6 +53,8 @@ class Workload:
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
     """Names out of q, k, v, o, gate, up, down, lora_head, embedding and head; the last two are fully trained."""
+    token_rows: int = 0
+    """Tokens whose rows of embedding and head are trained beside an adapter, where these are not fully trained."""
     offload: Literal["none", "cpu", "nvme"] = "none"
     checkpointing: Literal["none", "full", "offloaded"] = "none"
     attention: Literal["flash", "sdpa", "eager"] = "sdpa"
@@ -98,6 +100,23 @@ class Workload:
         return one * sum(name in self.lora_targets for name in ("embedding", "head"))
 
     @property
+    def tables_by_row(self) -> tuple[str, ...]:
+        """Embedding and head, as far as rows of them are trained; a tied head is the embedding."""
+        if not self.token_rows:
+            return ()
+        tables = ("embedding",) if self.geometry.tie_word_embeddings else ("embedding", "head")
+        return tuple(name for name in tables if name not in self.lora_targets)
+
+    @property
+    def trains_head(self) -> bool:
+        """True if the loss computes the gradient of the head's weight."""
+        tables = {*self.lora_targets, *self.tables_by_row}
+        return self.method == "full" or "head" in tables or (self.geometry.tie_word_embeddings and "embedding" in tables)
+
+    @property
     def trained(self) -> int:
         """Parameters that the optimizer updates."""
-        return self.geometry.parameters if self.method == "full" else self.lora_parameters + self.fully_trained
+        if self.method == "full":
+            return self.geometry.parameters
+        rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
+        return self.lora_parameters + self.fully_trained + rows

@@ -131,7 +131,12 @@ def _published(model: Any, state: dict[str, Any], last: bool) -> dict[str, Any]:
 def _adapter(model: Any, state: dict[str, Any]) -> dict[str, Any]:
     from peft import get_peft_model_state_dict
 
-    return dict(get_peft_model_state_dict(model, state_dict=state))
+    # Head and embedding that are trained as one tensor are one parameter, and PEFT reads both.
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (same := first[id(parameter)]) in state and name not in state:
+            state[name] = state[same].clone()
+    return dict(get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False))
 
 
 def _save(state: dict[str, Any], file: Path) -> Written:

@@ -29,4 +29,5 @@ __all__ = [
     "scoring",
     "sharded_loading",
     "shared_cache",
+    "vocabulary",
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import RecipeError
-from flytune.models import base
+from flytune.models import base, vocabulary
 from flytune.recipe import Model
 from flytune.schema import Strict
 
@@ -72,12 +72,21 @@ class Geometry(Strict):
 
 
 def read_geometry(model: Model) -> Geometry:
-    """Return the sizes of a base model, from base_models.json or the config.json of its folder or of the hub.
+    """Return the sizes of a base model with the recipe's added tokens, from base_models.json or config.json.
+
+    The config.json is that of the model's folder or of the hub. The tokenizer is not read: embedding and head may have less
+    rows, where some of the tokens exist already or padding has room for them.
 
     Raises:
         RecipeError: the folder or the file does not exist, the hub cannot be reached, the repository is gated and no token
             is set, or the config is not one of a decoder in Llama's layout.
     """
+    found = _read(model)
+    rows = found.vocab_size + len(model.extra_special_tokens)
+    return found.model_copy(update={"vocab_size": vocabulary.rows_for(found.vocab_size, rows)})
+
+
+def _read(model: Model) -> Geometry:
     if shipped := shipped_config(model):
         return geometry(shipped, model.name_or_path)
     path = config_file(model)
@@ -86,6 +95,18 @@ def read_geometry(model: Model) -> Geometry:
     except ValueError as error:
         raise RecipeError(f"model.name_or_path: {path}: not JSON: {error}") from None
     return geometry(config, model.name_or_path)
+
+
+def table_rows(model: Model) -> int | None:
+    """Return the rows of the embedding that config.json describes; None where it grows with added tokens, or is unknown."""
+    if model.extra_special_tokens:
+        return None
+    try:
+        config = shipped_config(model) or json.loads(config_file(model).read_text(encoding="utf-8"))
+    except (RecipeError, OSError, ValueError):
+        return None  # a folder of a tokenizer alone
+    rows = (config.get("text_config") or config).get("vocab_size")
+    return rows if isinstance(rows, int) else None
 
 
 def shipped_config(model: Model) -> dict[str, Any] | None:

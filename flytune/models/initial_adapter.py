@@ -10,8 +10,8 @@ from flytune.storage import Storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe cannot name.
-_PLAIN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "modules_to_save": None}
-_PLAIN |= {"rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None, "trainable_token_indices": None}
+_PLAIN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False}
+_PLAIN |= {"rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -38,10 +38,33 @@ def problems(recipe: Recipe) -> list[str]:
     wanted, has = recipe.method.target_modules, config.get("target_modules")
     if isinstance(wanted, list) and (not isinstance(has, list) or set(wanted) != set(has)):
         found.append(f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {sorted(has or [])}")
+    found += _table_problems(recipe, config)
     for name, plain in _PLAIN.items():
         if (value := config.get(name, plain)) != plain:
             found.append(f"method.adapter: {name} {value!r} in {CONFIG}; a run can start from plain LoRA adapters only")
     return found + _base_problems(recipe, config)
+
+
+def _table_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
+    """Compare the tables that are trained; the ids of tokens are compared when the adapter is loaded."""
+    method, found = recipe.method, []
+    complete, rows = config.get("modules_to_save") or [], config.get("trainable_token_indices") or {}
+    if len(complete) != len(method.modules_to_save):
+        found.append(
+            f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has {complete}; write that"
+        )
+    wanted = recipe.model.extra_special_tokens or method.trainable_token_indices
+    if rows and not wanted:
+        found.append(
+            f"model.extra_special_tokens: none, but the adapter of method.adapter trains rows of {', '.join(rows)}; write the "
+            "tokens of its recipe.yaml, or method.trainable_token_indices"
+        )
+    if wanted and not rows and not complete:
+        found.append(
+            "model.extra_special_tokens: the adapter of method.adapter trains no rows of tokens; start from one that does, or "
+            "from none"
+        )
+    return found
 
 
 def _base_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
@@ -72,15 +95,18 @@ def load_weights(model: Any, method: Method) -> None:
         TrainingError: they are missing or truncated, or belong to other layers.
     """
     import torch
+    from peft import get_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     where = f"method.adapter: {method.adapter}"
+    _check_rows(model, method, where)
     try:
         state = load(_storage(str(method.adapter), TrainingError).read(WEIGHTS))
     except (FileNotFoundError, SafetensorError) as error:
         raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run stops: {error}") from error
-    parameters = {name.replace(".default.", "."): one for name, one in model.named_parameters() if one.requires_grad}
+    trained = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    parameters = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
     wrong = sorted(parameters.keys() ^ state.keys())
     wrong += [name for name in parameters.keys() & state.keys() if parameters[name].shape != state[name].shape]
     if wrong:
@@ -88,9 +114,32 @@ def load_weights(model: Any, method: Method) -> None:
             f"{where}: {wrong[0]} and {len(wrong) - 1} others are missing on one side, or have another shape: its layers are "
             "not those that method.target_modules names in this model; the run stops"
         )
+    names: dict[int, list[str]] = {}
+    for name, parameter in trained.items():
+        names.setdefault(id(parameter), []).append(name)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(state[name])
+            if not parameter.is_meta:
+                parameter.copy_(state[name])
+                continue
+            # A table that is trained completely, of a model whose weights are read after it was sharded.
+            value = torch.nn.Parameter(state[name].to(parameter.dtype))
+            for live in names[id(parameter)]:
+                place, _, last = live.rpartition(".")
+                setattr(model.get_submodule(place), last, value)
+
+
+def _check_rows(model: Any, method: Method, where: str) -> None:
+    rows = getattr(model, "peft_config", {}).get("default")
+    wanted = sorted(map(sorted, (getattr(rows, "trainable_token_indices", None) or {}).values()))
+    if not wanted:
+        return
+    config = json.loads(_storage(str(method.adapter), TrainingError).read(CONFIG))
+    if (has := sorted(map(sorted, config["trainable_token_indices"].values()))) != wanted:
+        raise TrainingError(
+            f"{where}: it trains the rows of tokens {has[0]}, and this run those of {wanted[0]}; write the same "
+            "model.extra_special_tokens and method.trainable_token_indices; the run stops"
+        )
 
 
 def _storage(address: str, error: type[FlytuneError]) -> Storage:

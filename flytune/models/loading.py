@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flytune.models import base, host_memory
+from flytune.models import base, host_memory, vocabulary
 from flytune.recipe import Model, Recipe
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
-    """Return the recipe's base model in `dtype`; for qlora quantized as the recipe says, ready for an adapter.
+    """Return the recipe's base model in `dtype`, with rows for its added tokens; for qlora quantized, ready for an adapter.
 
     `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
     max_memory). Only safetensors are read.
@@ -29,6 +29,7 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
         use_safetensors=True,
         **load_arguments,
     )
+    vocabulary.grow(model, recipe.model)
     if recipe.method.name == "qlora":
         from peft import prepare_model_for_kbit_training
 
@@ -171,8 +172,13 @@ def quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def peft_config(recipe: Recipe) -> Any:
-    """Return PEFT's configuration of the recipe's adapter; None for full training."""
+def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> Any:
+    """Return PEFT's configuration of the recipe's adapter; None for full training.
+
+    Args:
+        model: the base model, for the names of its embedding and head.
+        added: ids of the recipe's added tokens; by default, the tokenizer's.
+    """
     if recipe.method.name == "full":
         return None
     from peft import LoraConfig
@@ -184,4 +190,5 @@ def peft_config(recipe: Recipe) -> Any:
         lora_dropout=method.lora_dropout,
         target_modules=method.target_modules,
         task_type="CAUSAL_LM",
+        **vocabulary.peft_fields(method, recipe.model, model, added),
     )

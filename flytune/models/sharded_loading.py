@@ -14,13 +14,15 @@ from typing import Any
 
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import base as models_base
-from flytune.models import safetensors_files
+from flytune.models import safetensors_files, vocabulary
 from flytune.recipe import Model
 
 logger = logging.getLogger(__name__)
 
 # Names that module wrappers add to the path: checkpoint_wrapper, torch.compile, PEFT.
-_WRAPPERS = re.compile(r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod|base_layer|original_module|modules_to_save\.\w+)\.")
+_WRAPPERS = re.compile(
+    r"(?<![^.])(?:_checkpoint_wrapped_module|_orig_mod|base_layer|token_adapter|original_module|modules_to_save\.\w+)\."
+)
 
 
 def meta_model(model: Model, dtype: str) -> Any:
@@ -44,6 +46,8 @@ def meta_model(model: Model, dtype: str) -> Any:
             f"model.name_or_path {model.name_or_path}: its weights are quantized ({quantization.get('quant_method')}), and"
             " fsdp reads 16- or 32-bit weights only; name the model that was quantized"
         )
+    text = config.get_text_config()
+    stored_rows, text.vocab_size = text.vocab_size, vocabulary.wanted_rows(model, text.vocab_size)
     with torch.device("meta"), meta_device_safe_creation_ops():
         built = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=model.attn_implementation, trust_remote_code=model.trust_remote_code
@@ -56,6 +60,8 @@ def meta_model(model: Model, dtype: str) -> Any:
     _compute_buffers(built)
     # Before fully_shard, which changes the model's classes that they are found by.
     built._weight_conversions = get_model_conversion_mapping(built)
+    # Tables with rows for added tokens are longer than those in the files.
+    built._stored_rows = stored_rows
     try:
         built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
     except OSError:
@@ -134,8 +140,7 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     slots = _slots(base)
-    files = safetensors_files.Files(folder)
-    sources = safetensors_files.sources(files, base, {name: slot.tensor for slot in slots for name in slot.names})
+    sources = _sources(folder, base, slots)
     slots = [slot for slot in slots if slot.tensor.is_meta or (slot.is_buffer and slot.names[0] in sources)]
     _check_found(slots, sources, folder)
     device = device or _mesh_device(model)
@@ -144,6 +149,37 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
             progress.update(_load_slot(slot, sources, device))
     if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
         raise TrainingError(f"{_enumerate(left)}: without values although all of {folder} was read")
+
+
+def load_token_rows(model: Any, folder: Path) -> None:
+    """Load the rows that PEFT trains one by one, of a model on the meta device that is not sharded yet."""
+    import torch
+
+    base = model.get_base_model()
+    layers = [layer for _, layer in vocabulary.row_layers(base)]
+    if not layers:
+        return
+    slots = _slots(base)
+    sources = _sources(folder, base, slots)
+    for layer in layers:
+        table = layer.get_base_layer().weight
+        slot = next(slot for slot in slots if slot.tensor is table)
+        name = next(name for name in slot.names if name in sources)
+        for adapter, ids in layer.token_indices.items():
+            rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype)
+            for row, token in zip(rows.split(1), ids, strict=True):
+                index = (slice(token, token + 1), slice(0, table.shape[1]))
+                sources[name].read(safetensors_files.Part(name, tuple(table.shape), index, row))
+            delta = layer.trainable_tokens_delta[adapter]
+            layer.trainable_tokens_original[adapter] = rows
+            layer.trainable_tokens_delta[adapter] = torch.nn.Parameter(rows.to(delta.dtype, copy=True))
+
+
+def _sources(folder: Path, base: Any, slots: list[_Slot]) -> dict[str, Any]:
+    """Return the source of each tensor that the files have; tables that added tokens made longer get rows for them."""
+    tensors = {name: slot.tensor for slot in slots for name in slot.names}
+    sources = safetensors_files.sources(safetensors_files.Files(folder), base, tensors)
+    return vocabulary.grown_sources(sources, tensors, getattr(base, "_stored_rows", None))
 
 
 def allocate(model: Any, device: str | None = None) -> None:

@@ -11,6 +11,7 @@ from flytune.recipe import Recipe
 from flytune.sharding import ShardingBase
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+_TABLES = {"embed_tokens": "embedding", "lm_head": "head"}
 _PARTS = (
     "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
     "optimizer", "data",
@@ -46,6 +47,7 @@ def workload(
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
         lora_targets=() if method == "full" else _targets(recipe),
+        token_rows=_token_rows(recipe),
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
         attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
@@ -78,6 +80,13 @@ def parts_of(time: StepTime) -> dict[str, float]:
 
 def _targets(recipe: Recipe) -> tuple[str, ...]:
     named = recipe.method.target_modules
+    tables = tuple(_TABLES[name] for name in recipe.method.modules_to_save)
     if isinstance(named, str):
-        return _LINEARS
-    return tuple(name.removesuffix("_proj") for name in named if name.removesuffix("_proj") in _LINEARS)
+        return _LINEARS + tables
+    return tuple(name.removesuffix("_proj") for name in named if name.removesuffix("_proj") in _LINEARS) + tables
+
+
+def _token_rows(recipe: Recipe) -> int:
+    if recipe.method.name == "full":
+        return 0
+    return len(recipe.model.extra_special_tokens) + len(set(recipe.method.trainable_token_indices))

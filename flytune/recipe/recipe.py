@@ -47,6 +47,7 @@ ELSEWHERE = {
     "num_epochs": "write training.num_train_epochs",
     "bf16": "write model.dtype: bfloat16",
     "fp16": "write model.dtype: float16",
+    **dict.fromkeys(("additional_special_tokens", "added_tokens", "special_tokens"), "write model.extra_special_tokens"),
 }
 """Keys of other tools, and the recipe's keys to use instead."""
 # user:password@ or a token before the host, or the parameters of signed and shared links (S3, GCS, Azure, tokens in general).
@@ -82,6 +83,17 @@ class Recipe(Strict):
     def _name_alone(cls, value: Any) -> Any:
         """Accept `method: full` for `method: {name: full}`."""
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _rows_or_adapter(self) -> Self:
+        named = self.method.target_modules
+        both = sorted({"embed_tokens", "lm_head"} & set(named if isinstance(named, list) else ()))
+        if self.model.extra_special_tokens and both:
+            raise ValueError(
+                f"method.target_modules: rows of {both[0]} are trained for model.extra_special_tokens, and it cannot have an "
+                "adapter too; remove it there, or train it completely (method.modules_to_save)"
+            )
+        return self
 
     @model_validator(mode="wrap")
     @classmethod

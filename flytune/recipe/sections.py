@@ -31,6 +31,14 @@ class Model(Strict):
     """Implementation of attention in transformers."""
     trust_remote_code: bool = False
     """Permission to run Python code of the model's repository."""
+    extra_special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
+    """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are trained."""
+
+    @model_validator(mode="after")
+    def _tokens_once(self) -> Self:
+        if len(set(self.extra_special_tokens)) < len(self.extra_special_tokens):
+            raise ValueError("extra_special_tokens: a token is listed twice; list each once")
+        return self
 
 
 class Source(Strict):
@@ -83,6 +91,8 @@ class Data(Source):
     """A Jinja file (or its address), if the tokenizer has no chat template or another one is wanted."""
     pad_token: str | None = None
     """One of the tokenizer's tokens, if it has no pad token."""
+    eos_token: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """One of the tokenizer's tokens that ends answers instead of its EOS, such as ChatML's <|im_end|>."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
     max_length: Annotated[int, Field(gt=0, le=2**24)] = 1024
@@ -163,6 +173,9 @@ class Data(Source):
             )
 
 
+_TABLES = ("embed_tokens", "lm_head")
+
+
 class Method(Quantization):
     """The trained weights: all, an adapter, or an adapter on a quantized base."""
 
@@ -174,6 +187,10 @@ class Method(Quantization):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     target_modules: str | list[str] = "all-linear"
     """Layers with an adapter: `all-linear`, a regular expression, or a list of names."""
+    modules_to_save: list[Literal["embed_tokens", "lm_head"]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
+    """Tables that are trained completely beside the adapter, and stored with it: input embedding, head."""
+    trainable_token_indices: list[Annotated[int, Field(ge=0)]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
+    """Ids of further tokens whose rows of embedding and head are trained, as those of model.extra_special_tokens are."""
     adapter: str | None = None
     """An adapter to train further (folder or fsspec address of an artifact) instead of a new one; r and the rest must match."""
 
@@ -186,7 +203,14 @@ class Method(Quantization):
             raise ValueError(f"{', '.join(quantized)}: only for qlora, whose base is quantized; write name: qlora")
         if self.name == "full" and changed:
             raise ValueError(f"{', '.join(changed)}: only for lora and qlora; full trains all weights")
+        if both := sorted({*self.modules_to_save, *(_TABLES if self.trainable_token_indices else ())} & self._named_targets):
+            raise ValueError(f"{both[0]}: has an adapter by target_modules, and is trained itself; name it in one of them")
         return self
+
+    @property
+    def _named_targets(self) -> set[str]:
+        """Names in target_modules, where it is a list."""
+        return set() if isinstance(self.target_modules, str) else set(self.target_modules)
 
 
 class Sharding(Strict):

@@ -92,7 +92,8 @@ class FullyShardedDataParallel(ShardingBase):
                 layer.compile()
             fully_shard(layer, **policies)
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        tied = head is not None and head.weight is embedding.weight
+        # PEFT's layers that train tables, or rows of them, compute `weight`.
+        tied = head is not None and _table(head).weight is _table(embedding).weight
         if not tied:
             fully_shard(embedding, **policies)
         # TRL's loss uses the head outside its forward: one unit with the norm before it gathers both.
@@ -129,6 +130,11 @@ class FullyShardedDataParallel(ShardingBase):
         if not trainer.is_fsdp_enabled:
             return "the Trainer does not know of it"
         return f"{full[0]} and {len(full) - 1} more parameters are not sharded" if full else None
+
+
+def _table(layer: Any) -> Any:
+    """Return the base's layer below those of PEFT."""
+    return getattr(layer, "original_module", layer)
 
 
 def _last_norm(model: Any) -> Any:

@@ -10,7 +10,7 @@ from flytune import data
 from flytune.data import Collator, order
 from flytune.errors import TrainingError
 from flytune.hardware import Shape
-from flytune.models import host_memory, initial_adapter, loading, sharded_loading
+from flytune.models import host_memory, initial_adapter, loading, sharded_loading, vocabulary
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.records.plan import SAVE
@@ -110,7 +110,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     stream = order.Stream(rows, recipe.training)
     stream.left_out = notes.left_out
     args.max_steps = stream.steps
-    with sharded_loading.real_adapters() if sliced else nullcontext():
+    with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows():
         trainer = trainer_class()(
             run,
             LossGuard(recipe.training, stream, notes, run.saver.address, args, can_overflow=recipe.model.dtype == "float16"),
@@ -120,15 +120,12 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             train_dataset=rows,
             data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
             processing_class=tokenizer,
-            peft_config=loading.peft_config(recipe),
+            peft_config=loading.peft_config(recipe, model),
         )
-    if recipe.method.name == "qlora":
-        import torch
-
-        # TRL makes the adapter bfloat16; a resume would load it in float32 and compute otherwise.
-        for parameter in trainer.model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.float32)
+    if recipe.method.name != "full":
+        _prepare_adapter(trainer.model, recipe)
+    if sliced and recipe.method.name != "full":
+        sharded_loading.load_token_rows(trainer.model, loading.local_folder(recipe.model))
     if recipe.method.adapter and not resumed:
         initial_adapter.load_weights(trainer.model, recipe.method)
     sharding.shard(trainer, recipe)
@@ -140,6 +137,21 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             sharded_loading.load_weights(trainer.model, loading.local_folder(recipe.model), device)
     sharding.ready(trainer, recipe)
     return trainer, resumed
+
+
+def _prepare_adapter(model: Any, recipe: Recipe) -> None:
+    """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen tables."""
+    import torch
+
+    vocabulary.allow_loss(model)
+    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. PEFT copies
+    # tables that it trains completely (modules_to_save) in the base's dtype. DeepSpeed has float32 copies of its own.
+    if recipe.method.name == "qlora" or sharding_of(recipe).precision(recipe) != "pure":
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+    # Otherwise PEFT stores embedding and head in each checkpoint where the base's vocabulary has grown.
+    model.save_pretrained = functools.partial(model.save_pretrained, save_embedding_layers=False)
 
 
 def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:

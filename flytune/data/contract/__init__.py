@@ -30,13 +30,13 @@ class Contract(Record):
         return "stop" if "stop" in verdicts else "warning" if "warning" in verdicts else "ok"
 
 
-def enforce(folder: Path, manifest: Manifest, data: Data, tokenizer: Any) -> Contract:
+def enforce(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
     """Check the prepared data in `folder`, and write contract.json there; `manifest` need not be written yet.
 
     Raises:
         DataError: checks stop the run, and data.contract is not `warn`; the message has all of them.
     """
-    contract = check(folder, manifest, data, tokenizer)
+    contract = check(folder, manifest, data, tokenizer, rows)
     contract.write(folder / CONTRACT)
     warnings, stops = ([str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop"))
     for line in warnings:
@@ -52,9 +52,9 @@ def enforce(folder: Path, manifest: Manifest, data: Data, tokenizer: Any) -> Con
     return contract
 
 
-def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any) -> Contract:
-    """Return the results of all checks. Reads each shard once, one row group at a time."""
-    statistics = Statistics(folder, manifest, tokenizer)
+def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
+    """Return the results of all checks. Reads each shard once, one row group at a time; `rows` as in `Statistics`."""
+    statistics = Statistics(folder, manifest, tokenizer, rows)
     return Contract(
         checks=[
             *contract_checks.answers(statistics, manifest, data),

@@ -122,14 +122,15 @@ def tokens(statistics: Statistics, data: Data) -> Iterator[Check]:
         "special tokens", len(pieces), statistics.special, f"split into several tokens: {', '.join(pieces)}",
         "BOS or EOS is split", stops=bool(statistics.written & set(pieces)),
         fine=f"each of {statistics.special} is a single token",
-        advice="add them to the tokenizer as special tokens, or use a template with the tokenizer's own",
+        advice="list them in model.extra_special_tokens, or use a template with the tokenizer's own",
     )  # fmt: skip
     yield _judged(
         "vocabulary", statistics.unknown + statistics.outside, statistics.tokens,
         f"{statistics.unknown:,} of {statistics.tokens:,} tokens are the unknown token, "
-        f"{statistics.outside:,} are not in the vocabulary",
+        f"{statistics.outside:,} are not in the vocabulary, or have no row in the model's embedding",
         "any outside the vocabulary", stops=statistics.outside > 0, fine=f"all of {statistics.tokens:,} tokens are in it",
-        advice="the data was tokenized for another tokenizer, or it has characters that this one cannot encode",
+        advice="the data was tokenized for another tokenizer, or it has characters that this one cannot encode; tokens that "
+        "the tokenizer has and the model has not are listed in model.extra_special_tokens",
         example=statistics.examples.get("outside", "") or statistics.examples.get("unknown", ""),
     )  # fmt: skip
     yield _judged(

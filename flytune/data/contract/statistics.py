@@ -54,8 +54,10 @@ class Duplicates:
 class Statistics:
     """Counts of a prepared data set, of both splits together unless noted."""
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Any) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> None:
+        """Count; `rows` are those of the model's embedding, where they are known."""
         self._tokenizer, self._max_length = tokenizer, manifest.max_length
+        self._rows = min(len(tokenizer), rows or len(tokenizer))
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         special[tokenizer.eos_token_id] = self.eos
@@ -67,6 +69,8 @@ class Statistics:
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
         self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
+        # A token may begin with a mark: <|im_start|>user.
+        written -= {mark for mark in written for token in special.values() if token != mark and token.startswith(mark)}
         tested = sorted(self.named | set(special.values()) | written)
         self.special = len(tested)
         self.in_pieces = [token for token in tested if len(self._encode(token)) != 1]
@@ -112,7 +116,7 @@ class Statistics:
             twice = begins & (part.lengths > 1) & (ids[second] == self._tokenizer.bos_token_id)
             self.double_bos += self._note("double_bos", part, numpy.flatnonzero(twice))
         owners = numpy.repeat(numpy.arange(len(starts)), part.lengths)
-        self.outside += self._note("outside", part, owners[(ids < 0) | (ids >= len(self._tokenizer))])
+        self.outside += self._note("outside", part, owners[(ids < 0) | (ids >= self._rows)])
         unknown = self._tokenizer.unk_token_id
         if unknown is not None and self._tokenizer.unk_token not in self.named:
             self.unknown += self._note("unknown", part, owners[ids == unknown])

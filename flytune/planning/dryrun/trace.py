@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from flytune.data import Collator
-from flytune.models import host_memory, loading, sharded_loading
+from flytune.models import host_memory, loading, sharded_loading, vocabulary
 from flytune.planning.dryrun import cuda_kernels
 from flytune.planning.dryrun.allocations import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger, local
 from flytune.planning.dryrun.case import Case, DryRun, Storage
@@ -83,7 +83,9 @@ def _is_flash(case: Case) -> bool:
 def _local_model(case: Case) -> Any:
     # FlashAttention's package is not needed: cuda_kernels.cuda() replaces sdpa by its buffers.
     sdpa = {"attn_implementation": "sdpa"} if _is_flash(case) else {}
-    return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa)
+    # Its folder has no tokenizer.
+    added: dict[str, Any] = {"extra_special_tokens": []}
+    return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa | added)
 
 
 def _build(case: Case) -> Any:
@@ -97,7 +99,10 @@ def _build(case: Case) -> Any:
     model.config.use_cache = False
     if recipe.method.name != "full":
         with torch.device("meta"):
-            model = get_peft_model(model, loading.peft_config(recipe))
+            # Which tokens are trained has no effect on memory.
+            added = list(range(len(recipe.model.extra_special_tokens)))
+            model = get_peft_model(model, loading.peft_config(recipe, model, added))
+            vocabulary.allow_loss(model)
     if case.profile.loss == "chunked":
         add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
         if case.profile.kernels == "cpu":
