@@ -46,6 +46,8 @@ class States:
     """Bytes beside the resident ones while the model is loaded."""
     offloaded: float
     """Bytes of one process in host memory (on the disk, under offload to NVMe) instead of on its GPU."""
+    paged: float
+    """Optimizer states in unified memory: all may be in host memory, as only those of the tensor at work must be on the GPU."""
 
 
 def stored_bytes(workload: Workload) -> int:
@@ -68,6 +70,34 @@ def base_bytes(workload: Workload) -> float:
         4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
     return sizes.linear_parameters * QUANTIZED[workload.quantization] + rest
+
+
+def state_bytes(workload: Workload, width: float) -> float:
+    """Return the bytes of the optimizer's states for all trained parameters, which have `width` bytes each.
+
+    torch's AdamW keeps two moments in the dtype of the parameter, Lion (Chen et al. 2023) one. bitsandbytes: float32, or 8 bits
+    and a float32 for each block of 256, with 32 bits for an embedding (transformers, Trainer.create_optimizer).
+    Adafactor (Shazeer and Stern 2018, §3): a number for each row and column of a matrix, and for each number of a vector.
+    """
+    optimizer, sizes = workload.optimizer, workload.geometry
+    if optimizer.factored:
+        return 4.0 * _factored(workload)
+    each = 2 * width if optimizer.state_bytes is None else optimizer.state_bytes
+    if optimizer.embedding_bytes is None or not (workload.method == "full" or "embedding" in workload.lora_targets):
+        return each * workload.trained
+    table = sizes.vocab_size * sizes.hidden_size
+    return each * (workload.trained - table) + optimizer.embedding_bytes * table
+
+
+def _factored(workload: Workload) -> int:
+    """Return the number of rows and columns of all trained matrices, and of the numbers of all vectors."""
+    sizes, r = workload.geometry, workload.lora_r
+    table = sizes.vocab_size + sizes.hidden_size
+    if workload.method == "full":
+        tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
+        return sizes.num_hidden_layers * sum(map(sum, sizes.linears)) + tables * table + sizes.extra
+    adapters = sum(rows + columns + 2 * r for name, rows, columns in sizes.named_linears if name in workload.lora_targets)
+    return sizes.num_hidden_layers * adapters + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
 
 
 def reentrant(workload: Workload) -> bool:
@@ -111,14 +141,20 @@ def of(workload: Workload) -> States:
         # Autocast keeps a 16-bit copy of each trained weight until the forward pass ends; recomputing makes them again.
         resident["autocast copies"] = 2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full else 0.0
     optimizer = workload.optimizer
-    each = 2.0 * width if optimizer.state_bytes is None else optimizer.state_bytes
-    states = 0.0 if optimizer.paged else each * trained / shards
+    all_states = state_bytes(workload, width) / shards
+    states, paged = (0.0, all_states) if optimizer.paged else (all_states, 0.0)
     gradients = trained * width / shards
     if workload.layout.copies_gradients:
         # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view is set.
         resident["buckets"] = gradients
     # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
+    if optimizer.factored:
+        # The squared gradient and the update in float32, and of 16-bit weights both they and their gradient as well.
+        update = (2 if width == 4 else 4) * 4.0 * workload.largest_trained
+    if paged:
+        # The states of one tensor are fetched for its update.
+        update += paged * workload.largest_trained / (trained or 1.0)
     offloaded = 0.0
     if workload.offload != "none" and workload.layout.shards_parameters:
         offloaded = sum(resident.values()) + states + gradients
@@ -142,6 +178,7 @@ def of(workload: Workload) -> States:
         if workload.quantization != "none" and workload.layout.shards_parameters
         else 0.0,
         offloaded=offloaded,
+        paged=paged,
     )
 
 
@@ -178,9 +215,15 @@ def _zero(workload: Workload) -> States:
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
     update = 4.0 * min(trained / shards, ZERO_SUB_GROUP if layout.shards_parameters else trained) if on_device else 0.0
     update *= 2 if workload.optimizer.implementation == "foreach" else 1
+    # The moments are float32 like the master copies that they belong to; under offload they are those of DeepSpeed's Adam.
+    moments = (state_bytes(workload, 4) if on_device else ZERO_MOMENTS * trained) / shards
+    paged = moments if workload.optimizer.paged and on_device else 0.0
+    if paged:
+        # A partition (stage 3: a sub group) is one tensor, whose states are fetched together.
+        update += paged * min(1.0, ZERO_SUB_GROUP * shards / trained) if layout.shards_parameters else paged
     return States(
         resident=resident,
-        optimizer={"optimizer": ZERO_MOMENTS * trained / shards if on_device else 0.0},
+        optimizer={"optimizer": moments - paged if on_device else 0.0},
         gradients=gradients if on_device or not layout.shards_parameters else 0.0,
         root=0.0,
         units=live,
@@ -190,5 +233,6 @@ def _zero(workload: Workload) -> States:
         # Gradients wait there for the optimizer; parameters do under stage 3 alone.
         offloaded=0.0
         if on_device
-        else (trained * (width + ZERO_MASTER + ZERO_MOMENTS) + (base if layout.shards_parameters else 0.0)) / shards,
+        else (trained * (width + ZERO_MASTER) + (base if layout.shards_parameters else 0.0)) / shards + moments,
+        paged=paged,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.hardware import Shape
-from flytune.recipe import Recipe
+from flytune.recipe import OptimizerKind, Recipe
 from flytune.records import Plan
 from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.layout import Layout
@@ -19,7 +19,6 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
-    no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
     resizes = False
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
@@ -28,6 +27,18 @@ class Zero(ShardingBase):
         if recipe.sharding.offload == "nvme" and not shape.nvme:
             return "offloads to NVMe, and the shape's disk is none"
         return None
+
+    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+        if kind.bits == 8:
+            return "DeepSpeed flattens the parameters that it partitions, and the embedding's states would be of 8 bits too"
+        if kind.algorithm == "adafactor":
+            return "DeepSpeed flattens the parameters that it partitions, and Adafactor's states are of rows and columns"
+        if recipe.sharding.offload == "none":
+            return None
+        if kind.paged:
+            return "states that are offloaded are never on the GPU, and have nothing to be paged from"
+        # accelerate makes its Adam of any other, and fails to make its Lion (map_pytorch_optim_to_deepspeed).
+        return None if kind.algorithm == "adamw" else "DeepSpeed updates offloaded states with its own AdamW"
 
     def load_dtype(self, recipe: Recipe) -> str:
         # DeepSpeed makes the float32 master weights itself.
