@@ -1,5 +1,6 @@
 """Communication between GPUs and with the host, and the time of the optimizer's update on either."""
 
+from flytune.estimates import model_states
 from flytune.estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
 from flytune.estimates.model_states import PACKED
 from flytune.estimates.workload import BYTES, Workload
@@ -92,11 +93,12 @@ def optimizer_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds of the update, on the GPU or on the host."""
     if workload.optimizer_on == "none":
         seconds = memory_seconds(optimizer_bytes(workload, shards(workload)), accelerator)
-        states = workload.trained / shards(workload) * (workload.optimizer.state_bytes or 8)
-        weights = 2 * workload.geometry.parameters / shards(workload)
-        if workload.optimizer.paged and states + weights > workload.gpu_memory_gib * 2**30:
-            # Every page is fetched and put back in each step: the next page is never one that was used recently.
-            seconds += 2 * states / pcie_rate(accelerator)
+        if workload.optimizer.paged:
+            lasting = model_states.of(workload)
+            held = sum(lasting.resident.values()) + (0.0 if workload.optimizer.in_backward else lasting.gradients)
+            if lasting.paged + held > workload.gpu_memory_gib * 2**30:
+                # Every page is fetched and put back in each step: the next page is never one that was used recently.
+                seconds += 2 * lasting.paged / pcie_rate(accelerator)
         return seconds
     node = workload.trained / shards(workload) * workload.gpus / workload.nodes
     held = 4 if workload.layout.deepspeed else BYTES[workload.weight_dtype]

@@ -49,8 +49,10 @@ class States:
     """Bytes beside the resident ones while the model is loaded."""
     offloaded: float
     """Bytes of one process in host memory or on the NVMe disk instead of on its GPU."""
+    paged: float
+    """Optimizer states in unified memory: all may be in host memory, as only those of the tensor at work must be on the GPU."""
     on_disk: float = 0.0
-    """Bytes of them on the NVMe disk."""
+    """Bytes of those offloaded that are on the NVMe disk."""
     buffers: float = 0.0
     """Bytes of one process in host memory for copies to and from the NVMe disk."""
 
@@ -105,6 +107,34 @@ def _working_copy(workload: Workload) -> float:
     return float(width * max(rows * columns for rows, columns in workload.geometry.linears))
 
 
+def state_bytes(workload: Workload, width: float) -> float:
+    """Return the bytes of the optimizer's states for all trained parameters, which have `width` bytes each.
+
+    torch's AdamW keeps two moments in the dtype of the parameter, Lion (Chen et al. 2023) one. bitsandbytes: float32, or 8 bits
+    and a float32 for each block of 256, with 32 bits for an embedding (transformers, Trainer.create_optimizer).
+    Adafactor (Shazeer and Stern 2018, §3): a number for each row and column of a matrix, and for each number of a vector.
+    """
+    optimizer, sizes = workload.optimizer, workload.geometry
+    if optimizer.factored:
+        return 4.0 * _factored(workload)
+    each = 2 * width if optimizer.state_bytes is None else optimizer.state_bytes
+    if optimizer.embedding_bytes is None or not (workload.method == "full" or "embedding" in workload.lora_targets):
+        return each * workload.trained
+    table = sizes.vocab_size * sizes.hidden_size
+    return each * (workload.trained - table) + optimizer.embedding_bytes * table
+
+
+def _factored(workload: Workload) -> int:
+    """Return the number of rows and columns of all trained matrices, and of the numbers of all vectors."""
+    sizes, r = workload.geometry, workload.lora_r
+    table = sizes.vocab_size + sizes.hidden_size
+    if workload.method == "full":
+        tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
+        return sizes.num_hidden_layers * sum(map(sum, sizes.linears)) + tables * table + sizes.extra
+    adapters = sum(rows + columns + 2 * r for name, rows, columns in sizes.named_linears if name in workload.lora_targets)
+    return sizes.num_hidden_layers * adapters + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
+
+
 def reentrant(workload: Workload) -> bool:
     """Return whether FSDP's units are gathered within a checkpointed backward pass."""
     return workload.checkpointing != "none" and workload.framework.reentrant
@@ -147,14 +177,20 @@ def of(workload: Workload) -> States:
         # Autocast keeps a 16-bit copy of each trained weight until the forward pass ends; recomputing makes them again.
         resident["autocast copies"] = 2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full else 0.0
     optimizer = workload.optimizer
-    each = 2.0 * width if optimizer.state_bytes is None else optimizer.state_bytes
-    states = 0.0 if optimizer.paged else each * trained / shards
+    all_states = state_bytes(workload, width) / shards
+    states, paged = (0.0, all_states) if optimizer.paged else (all_states, 0.0)
     gradients = trained * width / shards
     if workload.layout.copies_gradients:
         # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view is set.
         resident["buckets"] = gradients
     # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
+    if optimizer.factored:
+        # The squared gradient and the update in float32, and of 16-bit weights both they and their gradient as well.
+        update = (2 if width == 4 else 4) * 4.0 * workload.largest_trained
+    if paged:
+        # The states of one tensor are fetched for its update.
+        update += paged * workload.largest_trained / (trained or 1.0)
     offloaded = 0.0
     if workload.offload != "none" and workload.layout.shards_parameters:
         offloaded = sum(resident.values()) + states + gradients
@@ -176,6 +212,7 @@ def of(workload: Workload) -> States:
         if workload.quantization != "none" and workload.layout.shards_parameters
         else 0.0,
         offloaded=offloaded,
+        paged=paged,
     )
 
 
@@ -215,16 +252,22 @@ def _zero(workload: Workload) -> States:
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
     update = 4.0 * min(trained / shards, layout.sub_group if layout.shards_parameters else trained) if on_device else 0.0
     update *= 2 if workload.optimizer.implementation == "foreach" else 1
+    # The moments are float32 like the master copies that they belong to; under offload they are those of DeepSpeed's Adam.
+    moments = (state_bytes(workload, 4) if on_device else ZERO_MOMENTS * trained) / shards
+    paged = moments if workload.optimizer.paged and on_device else 0.0
+    if paged:
+        # A partition (stage 3: a sub group) is one tensor, whose states are fetched together.
+        update += paged * min(1.0, layout.sub_group * shards / trained) if layout.shards_parameters else paged
     # Gradients wait for the optimizer where its states are; parameters are sharded under stage 3 alone.
     away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
-    away[workload.optimizer_on] += trained * (width + ZERO_MASTER + ZERO_MOMENTS) / shards
+    away[workload.optimizer_on] += trained * (width + ZERO_MASTER) / shards + moments
     away[workload.parameters_on] += base / part
     buffers = 4.0 * layout.optimizer_buffers * min(layout.sub_group, trained / shards)
     if workload.parameters_on == "nvme":
         buffers += width * (layout.parameter_buffers + min(layout.parameters_in_host, workload.geometry.parameters / shards))
     return States(
         resident=resident,
-        optimizer={"optimizer": ZERO_MOMENTS * trained / shards if on_device else 0.0},
+        optimizer={"optimizer": moments - paged if on_device else 0.0},
         gradients=gradients if on_device or not layout.shards_parameters else 0.0,
         root=0.0,
         units=live,
@@ -232,6 +275,7 @@ def _zero(workload: Workload) -> States:
         update=update,
         load=(base - whole) * (1 - 1 / part) if workload.quantization != "none" else 0.0,
         offloaded=away["cpu"] + away["nvme"],
+        paged=paged,
         on_disk=away["nvme"],
         buffers=buffers,
     )

@@ -26,6 +26,10 @@ class Optimizer:
     """True if each parameter is updated, and its gradient freed, as soon as backward has computed it."""
     paged: bool = False
     """True if states are in unified memory, and leave the GPU where it has no room."""
+    embedding_bytes: float | None = None
+    """Bytes a parameter of the trained embedding, where they differ from state_bytes."""
+    factored: bool = False
+    """True for Adafactor: a float32 number for each row and column of a matrix, instead of state_bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,17 @@ class Workload:
         """True if the loss computes the gradient of the head's weight."""
         tables = {*self.lora_targets, *self.tables_by_row}
         return self.method == "full" or "head" in tables or (self.geometry.tie_word_embeddings and "embedding" in tables)
+
+    @property
+    def largest_trained(self) -> int:
+        """Parameters of the largest trained tensor; transformers 5 joins gate and up of all experts of a layer in one."""
+        geometry = self.geometry
+        table = geometry.vocab_size * geometry.hidden_size
+        if self.method == "full":
+            experts = 2 * geometry.experts * geometry.hidden_size * geometry.intermediate_size if geometry.experts > 1 else 0
+            return max(table, experts, *(rows * columns for rows, columns in geometry.linears))
+        adapted = [self.lora_r * max(one) for name, *one in geometry.named_linears if name in self.lora_targets]
+        return max([table] if self.fully_trained else adapted, default=0)
 
     @property
     def trained(self) -> int:

@@ -11,7 +11,7 @@ from flytune.hardware import Shape
 from flytune.hardware.shapes import GIB
 from flytune.models import Geometry
 from flytune.planning import requirements, workloads
-from flytune.recipe import Recipe
+from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.records import Need
 from flytune.records.plan import STEP, TIGHT
 from flytune.sharding import pair_problem, sharding_of
@@ -98,7 +98,8 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     if pair := pair_problem(recipe):
         problems.append(pair)
     problems += sharding_of(recipe).problems(recipe)
-    if "8bit" in recipe.training.optim and (reason := sharding_of(recipe).no_8bit_optimizer):
+    kind = OPTIMIZERS.get(recipe.training.optim)
+    if kind and (reason := sharding_of(recipe).optimizer_problem(recipe, kind)):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
     if geometry.quantized and recipe.method.name == "full":
         problems.append(

@@ -89,6 +89,8 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
     low, high = step_time.likely(work, time) if time else (0.0, 0.0)
     steps = recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples)
+    if steps and (wrong := recipe.training.schedule_problem(steps)):
+        raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
     hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
     disk = pod_disk.shortage(recipe, samples)

@@ -97,11 +97,17 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     phases = {
         LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
         # Distributed checkpoints copy the shards of each process to the host before they are written.
-        SAVE: {"checkpoint": own * states if sharding.async_checkpoint and workload.method == "full" else 0.0},
+        SAVE: {
+            "checkpoint": own * (states + lasting.paged) if sharding.async_checkpoint and workload.method == "full" else 0.0
+        },
         EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload))},
     }
+    # CUDA evicts them from the GPU for whatever else is allocated there.
+    paged = {"paged optimizer states": own * lasting.paged}
     return _need(
-        "host memory", shape.memory_gib - shape.shared_memory_gib, {name: always | phases.get(name, {}) for name in PHASES}
+        "host memory",
+        shape.memory_gib - shape.shared_memory_gib,
+        {name: always | (paged if name != LOAD else {}) | phases.get(name, {}) for name in PHASES},
     )
 
 

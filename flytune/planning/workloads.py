@@ -7,9 +7,11 @@ from flytune.estimates import Optimizer, StepTime, Workload, step_time
 from flytune.hardware import Shape, accelerator_named
 from flytune.models import Geometry
 from flytune.planning.calibration import load_factors
-from flytune.recipe import Recipe
+from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sharding import ShardingBase
 
+BLOCK = 256
+"""Numbers of an 8-bit state that share a float32 scale (bitsandbytes, Optimizer8bit.init_state)."""
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = {"embed_tokens": "embedding", "lm_head": "head"}
 _PARTS = (
@@ -24,7 +26,6 @@ def workload(
 ) -> Workload:
     """Return one step of a recipe on a shape."""
     method, model = recipe.method.name, recipe.model
-    optimizer = sharding.optimizer(recipe)
     return Workload(
         geometry=geometry,
         method=method,
@@ -35,12 +36,7 @@ def workload(
         weight_dtype=sharding.load_dtype(recipe),  # type: ignore[arg-type]  # a str in ShardingBase
         precision=sharding.precision(recipe),
         compute_dtype=model.dtype,
-        optimizer=Optimizer(
-            optimizer,
-            2.0 if "8bit" in optimizer else None,
-            # On a CPU bitsandbytes keeps the states of a paged optimizer where those of any other are.
-            paged="paged" in optimizer and shape.is_gpu,
-        ),
+        optimizer=optimizer(recipe, sharding, shape),
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
@@ -56,6 +52,26 @@ def workload(
         kbit_float32=method == "qlora" and sharding.prepares_kbit,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
+    )
+
+
+def optimizer(recipe: Recipe, sharding: ShardingBase, shape: Shape) -> Optimizer:
+    """Return the states and the update of a recipe's optimizer."""
+    name = sharding.optimizer(recipe)
+    kind = OPTIMIZERS[name]
+    states = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}[kind.algorithm]
+    # torch's SGD copies gradients to add the decay; both it and adamw_torch are foreach on a GPU only.
+    copies = name == "adamw_torch" or (kind.algorithm == "sgd" and recipe.training.weight_decay > 0)
+    implementation = "for_loop" if kind.algorithm == "adafactor" or not shape.is_gpu else "foreach" if copies else "fused"
+    each = 1 + 4 / BLOCK if kind.bits == 8 else 4.0
+    return Optimizer(
+        name,
+        None if kind.library == "torch" and states else states * each,
+        implementation=implementation,  # type: ignore[arg-type]  # one of three words
+        # On a CPU bitsandbytes keeps the states of a paged optimizer where those of any other are.
+        paged=kind.paged and shape.is_gpu,
+        embedding_bytes=states * 4.0 if kind.bits == 8 else None,
+        factored=kind.algorithm == "adafactor",
     )
 
 

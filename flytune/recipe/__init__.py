@@ -1,5 +1,6 @@
 """Recipe files: what a person decided."""
 
+from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
     Checkpoints,
@@ -14,10 +15,11 @@ from flytune.recipe.sections import (
     Positive,
     Sharding,
     Source,
-    Training,
 )
+from flytune.recipe.training import Training
 
 __all__ = [
+    "OPTIMIZERS",
     "Checkpoints",
     "Data",
     "DataRequest",
@@ -28,6 +30,7 @@ __all__ = [
     "Method",
     "Model",
     "Notify",
+    "OptimizerKind",
     "Positive",
     "Recipe",
     "Sharding",

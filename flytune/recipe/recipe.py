@@ -1,6 +1,7 @@
 """Recipes: the decisions of a person about one fine-tuning run, without anything that follows from them.
 
-This is the only module that reads recipes: strictly, frozen, with all mistakes reported at once. The fields are in sections.py.
+This is the only module that reads recipes: strictly, frozen, with all mistakes reported at once. The fields are in sections.py
+and training.py.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ from flytune.recipe.sections import (
     Publish,
     Sharding,
     Tracking,
-    Training,
 )
+from flytune.recipe.training import Training
 from flytune.schema import Strict, dotted, load_yaml, mistakes, wrong_numbers
 
 _PLANNED = "the planner computes it; write training.global_batch_size"

@@ -242,51 +242,6 @@ class Sharding(Strict):
         return self if self.offload == offload else self.model_copy(update={"offload": offload})
 
 
-class Training(Strict):
-    """The optimizer, its schedule, and the supervision of training."""
-
-    learning_rate: Annotated[float, Field(gt=0)]
-    global_batch_size: Positive
-    """Samples (with data.packing: blocks) of one optimizer step over all processes; accumulation follows from it."""
-    per_device_train_batch_size: Positive | None = None
-    """Largest number of samples of one forward pass; by default the largest that fits."""
-    auto_find_batch_size: bool = False
-    """Halve that number in the next attempt after a GPU ran out of memory, with the same global batch."""
-    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
-    max_steps: Positive | None = None
-    """Number of optimizer steps, instead of num_train_epochs."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
-    warmup_steps: Annotated[float, Field(ge=0)] = 0.03
-    """Number of warm-up steps; below 1, their share of all steps."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    optim: Literal["auto", "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"] = "auto"
-    """Optimizer; `auto` is paged_adamw_8bit for qlora, adamw_torch_fused otherwise."""
-    activation_checkpointing: bool = True
-    """Recompute activations in the backward pass instead of storing them."""
-    torch_compile: bool = False
-    """Compile each decoder layer: the first steps take minutes longer, the others are faster."""
-    probe_longest: bool = False
-    """Train the longest samples in the first step, which then shows if the memory suffices; warm-up reduces their weight."""
-    logging_steps: Positive = 1
-    """Optimizer steps between two logged steps."""
-    hang_minutes: Annotated[float, Field(gt=0)] = 10.0
-    """Minutes after which a step that is also ten times slower than any before ends the attempt, with a stack of each rank."""
-    max_loss_jump: Annotated[float, Field(gt=1)] | None = None
-    """Factor over the median of the last 16 logged losses from which a loss is treated like NaN."""
-    on_bad_loss: Literal["stop", "skip"] = "stop"
-    """Reaction to a bad loss; with `skip` the next attempt resumes from the last checkpoint and skips the data since, at most
-    three times."""
-    seed: int = 42
-    """Seed of the order of samples, new adapters and dropout."""
-
-    @model_validator(mode="after")
-    def _skip_needs_each_step(self) -> Self:
-        if self.on_bad_loss == "skip" and self.logging_steps > 1:
-            raise ValueError("on_bad_loss: skip needs the loss of each step; set logging_steps to 1")
-        return self
-
-
 HUB_ADDRESS = re.compile(r"hf://(?!(?:datasets|spaces|buckets)/)[\w-][\w.-]*/[\w.-]+")
 """Address of a model repository on the Hugging Face Hub."""
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from flytune.hardware import Shape
-from flytune.recipe import Recipe
+from flytune.recipe import OPTIMIZERS, OptimizerKind, Recipe
 from flytune.records import Plan
 from flytune.sharding.layout import Layout
 
@@ -24,8 +24,6 @@ class ShardingBase:
     """Methods that cannot work with it, each with the reason."""
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     """Supported values of sharding.offload."""
-    no_8bit_optimizer: ClassVar[str | None] = None
-    """Reason why 8-bit optimizers (training.optim) do not work with it; None where they do."""
     no_8bit_base: ClassVar[str | None] = None
     """Reason why a base in 8 bits (method.load_in_8bit) does not work with it; None where it does."""
     resizes: ClassVar[bool] = True
@@ -67,11 +65,16 @@ class ShardingBase:
         """Return the number of processes on a node."""
         return shape.processes
 
+    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+        """Return why an optimizer does not work with it; None if it does."""
+        return None
+
     def optimizer(self, recipe: Recipe) -> str:
         """Return the optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
         if recipe.training.optim != "auto":
             return recipe.training.optim
-        return "paged_adamw_8bit" if recipe.method.name == "qlora" and not self.no_8bit_optimizer else "adamw_torch_fused"
+        paged = recipe.method.name == "qlora" and not self.optimizer_problem(recipe, OPTIMIZERS["paged_adamw_8bit"])
+        return "paged_adamw_8bit" if paged else "adamw_torch_fused"
 
     def load_dtype(self, recipe: Recipe) -> str:
         """Return the dtype that the base model's weights are loaded in.

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from flytune.hardware import Shape
-from flytune.recipe import Recipe
+from flytune.recipe import OptimizerKind, Recipe
 from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.layout import Layout
 
@@ -20,7 +20,6 @@ class FullyShardedDataParallel(ShardingBase):
         name="fsdp2", shards_optimizer=True, shards_gradients=True, shards_parameters=True, gathers_in_backward=True
     )
     offloads = ("none", "cpu")
-    no_8bit_optimizer = "FSDP2 shards no 8-bit optimizer states (bitsandbytes has no sharding rule)"
     no_8bit_base = "fully_shard makes plain parameters of 8-bit ones, and bitsandbytes' layers lose the scales of their rows"
     saves_full_weights = False
     async_checkpoint = True
@@ -31,6 +30,15 @@ class FullyShardedDataParallel(ShardingBase):
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "shards over processes, and the shape has one"
+
+    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+        if kind.bits == 8:
+            return "FSDP2 shards no 8-bit optimizer states (each block of 256 has a scale, and processes cut blocks)"
+        if kind.algorithm == "adafactor":
+            return "transformers' Adafactor keeps plain states, which torch does not combine with sharded gradients"
+        if kind.paged and recipe.sharding.offload != "none":
+            return "states that are offloaded are never on the GPU, and have nothing to be paged from"
+        return None
 
     def precision(self, recipe: Recipe) -> Precision:
         return "policy"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.hardware import Shape, load_cluster
-from flytune.recipe import Recipe
+from flytune.recipe import OptimizerKind, Recipe
 from flytune.records import Plan
 from flytune.sharding import deepspeed_config
 from flytune.sharding.base import Precision, ShardingBase
@@ -23,7 +23,6 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
-    no_8bit_optimizer = "DeepSpeed partitions float32 optimizer states, its own"
     resizes = False
 
     def problems(self, recipe: Recipe) -> list[str]:
@@ -39,9 +38,10 @@ class Zero(ShardingBase):
         if not shape.nvme:
             return "offloads to NVMe, and the shape's disk is none"
         own = [path for path in _nvme_paths(self.content(recipe)) if path is not None]
-        reached = ("/tmp", *(str(mount) for mount in load_cluster().mounted))
-        if foreign := [path for path in own if shape.is_gpu and not any(Path(path).is_relative_to(mount) for mount in reached)]:
-            return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out for the scratch disk, or mount it"
+        cluster = load_cluster()
+        there = [path for path in own if Path(path).is_relative_to("/tmp") or cluster.volume_at(path, shape.name)]
+        if shape.is_gpu and (foreign := [path for path in own if path not in there]):
+            return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out for the scratch disk, or mount a volume"
         return None
 
     def batch_problem(self, recipe: Recipe, micro_batch: int, accumulation: int) -> str | None:
@@ -68,6 +68,18 @@ class Zero(ShardingBase):
             devices["parameters"] = layout.parameters_on or offload
         parts += [f"{what} offloaded to {device}" for what, device in devices.items() if device != "none"]
         return [f"sharding.config: stage {self.stage}, {', '.join(parts)}"]
+
+    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+        if kind.bits == 8:
+            return "DeepSpeed flattens the parameters that it partitions, and the embedding's states would be of 8 bits too"
+        if kind.algorithm == "adafactor":
+            return "DeepSpeed flattens the parameters that it partitions, and Adafactor's states are of rows and columns"
+        if (self.layout(recipe).optimizer_on or recipe.sharding.offload) == "none":
+            return None
+        if kind.paged:
+            return "states that are offloaded are never on the GPU, and have nothing to be paged from"
+        # accelerate makes its Adam of any other, and fails to make its Lion (map_pytorch_optim_to_deepspeed).
+        return None if kind.algorithm == "adamw" else "DeepSpeed updates offloaded states with its own AdamW"
 
     def load_dtype(self, recipe: Recipe) -> str:
         # DeepSpeed makes the float32 master weights itself.

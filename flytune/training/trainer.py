@@ -15,7 +15,7 @@ from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.records.plan import SAVE
 from flytune.sharding import sharding_of
-from flytune.training import callbacks, trackers, watchdog
+from flytune.training import bitsandbytes_states, callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
 from flytune.training.run_state import RunState
@@ -43,6 +43,9 @@ def trainer_class() -> Any:
             # It prints the logs as they are.
             self.remove_callback(PrinterCallback)
             self.callback_handler.callbacks = callbacks.in_order(self, self.callback_handler.callbacks)
+
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            return bitsandbytes_states.adapt(super().create_optimizer(*args, **kwargs))
 
         def end_at(self, step: int) -> None:
             """Train no step after `step`."""
@@ -109,6 +112,8 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     rows = data.load(run.dataset, "train")
     stream = order.Stream(rows, recipe.training)
     stream.left_out = notes.left_out
+    if wrong := recipe.training.schedule_problem(stream.steps):
+        raise TrainingError(f"training.{wrong}")
     args.max_steps = stream.steps
     with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows():
         trainer = trainer_class()(
@@ -167,10 +172,14 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "per_device_train_batch_size": plan.per_device_train_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "lr_scheduler_type": training.lr_scheduler_type,
+        "lr_scheduler_kwargs": training.lr_scheduler_kwargs,
         "warmup_steps": training.warmup_steps,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "optim": sharding.optimizer(recipe),
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        "adam_epsilon": training.adam_epsilon,
         "seed": training.seed,
         "activation_checkpointing": training.activation_checkpointing,
         "torch_compile": training.torch_compile,

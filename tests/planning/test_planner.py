@@ -114,11 +114,28 @@ def test_each_method_has_the_shardings_that_were_promised():
     assert works["qlora"] == set(SHARDINGS)
 
 
+@pytest.mark.parametrize(
+    ("sharding", "optim", "said"),
+    [
+        ("zero2", "paged_adamw_8bit", "DeepSpeed flattens the parameters that it partitions, and the embedding's states"),
+        ("fsdp", "paged_adamw_8bit", "FSDP2 shards no 8-bit optimizer states"),
+        ("zero3", "adafactor", "DeepSpeed flattens the parameters that it partitions, and Adafactor's states"),
+        ("fsdp", "adafactor", "transformers' Adafactor keeps plain states"),
+        ("fsdp cpu", "paged_adamw_32bit", "states that are offloaded are never on the GPU, and have nothing to be paged from"),
+        ("zero2 cpu", "paged_adamw_32bit", "states that are offloaded are never on the GPU, and have nothing to be paged from"),
+        ("zero2 cpu", "lion_32bit", "DeepSpeed updates offloaded states with its own AdamW"),
+        ("zero2 cpu", "sgd", "DeepSpeed updates offloaded states with its own AdamW"),
+    ],
+)
+def test_optimizers_are_refused_where_they_do_not_work(sharding, optim, said):
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": optim}
+    name, _, offload = sharding.partition(" ")
+    with pytest.raises(RecipeError, match=f"training.optim: {optim} with sharding {name}: {said}.*; use auto"):
+        plan_of(sharding={"name": name, "offload": offload or "none"}, training=training)
+
+
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
-def test_8_bit_optimizers_are_refused_where_states_are_sharded(sharding):
-    training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": "paged_adamw_8bit"}
-    with pytest.raises(RecipeError, match=f"training.optim: paged_adamw_8bit with sharding {sharding}: .*; use auto"):
-        plan_of(sharding=sharding, training=training)
+def test_qlora_pages_its_states_where_they_are_not_sharded(sharding):
     assert SHARDINGS[sharding]().optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
     assert SHARDINGS["ddp"]().optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
 
@@ -488,3 +505,14 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     assert not caplog.text
     assert on("t4-8", method=lora).name == "t4-8"
     assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text)
+
+
+def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_are_known():
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "lr_scheduler_type": "warmup_stable_decay"}
+    training |= {"lr_scheduler_kwargs": {"num_decay_steps": 100}, "warmup_steps": 0}
+    recipe = recipe_of(sharding="none", training=training)
+    assert planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b")).steps is None
+    with pytest.raises(
+        RecipeError, match=r"training.lr_scheduler_kwargs: 0 steps of warm-up \+ 100 of decay, and the run has 10"
+    ):
+        planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"), samples=80)

@@ -84,6 +84,24 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(inputs, tmp_p
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sharding", "optim"),
+    [
+        ("none", "adafactor"),
+        ("fsdp", "paged_adamw_32bit"),
+        pytest.param("none", "paged_lion_8bit", marks=pytest.mark.slow),
+        pytest.param("zero2", "lion_32bit", marks=pytest.mark.slow),
+    ],
+)
+def test_optimizers_resume_with_their_states(sharding, optim, inputs, tmp_path):
+    resumed, losses = killed_and_resumed(
+        recipe_for(inputs, sharding, tmp_path / "kept", **{"training.optim": optim}), inputs, tmp_path
+    )
+    # The update of step 3 is the first that the states of the steps before it change.
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == losses[2:]
+
+
 def test_nodes_without_a_common_disk_resume_from_s3(inputs, tmp_path, bucket):
     import boto3
     import s3fs

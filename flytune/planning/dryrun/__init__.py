@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flytune.errors import RecipeError
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
-from flytune.recipe import Recipe
+from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sharding import SHARDINGS, sharding_of
 
 __all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "refusal", "run"]
@@ -27,8 +27,11 @@ def refusal(recipe: Recipe) -> str | None:
     if not sharding.traceable:
         able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
         return f"sharding {sharding.name} does not run on fake tensors; {able} do"
-    if "8bit" in sharding.optimizer(recipe):
-        return "8-bit optimizers (bitsandbytes) do not run on fake tensors"
+    optimizer = sharding.optimizer(recipe)
+    if OPTIMIZERS[optimizer].library == "bitsandbytes":
+        return f"{optimizer} (bitsandbytes) does not run on fake tensors"
+    if OPTIMIZERS[optimizer].algorithm != "adamw":
+        return f"the update of {optimizer} is not written down; the one of AdamW is"
     if recipe.training.torch_compile:
         return "compiled layers are other operations than the ones written down"
     return None

@@ -1,0 +1,99 @@
+"""The learning rate schedules that recipes name, and the arguments that each of them takes."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SHAPES = ("linear", "cosine", "1-sqrt")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """The values of an argument of a schedule."""
+
+    low: float = 0.0
+    high: float | None = None
+    integer: bool = False
+    above: bool = False
+    """True if `low` itself is not allowed."""
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str | None:
+        """Return what it should be; None if `value` is one of its values."""
+        if self.choices:
+            return None if value in self.choices else f"should be one of {', '.join(self.choices)}"
+        limits = f"{'greater than' if self.above else 'at least'} {self.low:g}"
+        limits += "" if self.high is None else f" and at most {self.high:g}"
+        fits = isinstance(value, int if self.integer else int | float) and not isinstance(value, bool)
+        fits = fits and (value > self.low if self.above else value >= self.low)
+        fits = fits and (self.high is None or value <= self.high)
+        return None if fits else f"should be {'an integer' if self.integer else 'a number'} {limits}"
+
+
+_WAVES = Argument(above=True)
+_RATE = Argument(high=1.0)
+_COSINE_TO = {"num_cycles": _WAVES, "min_lr": Argument(), "min_lr_rate": _RATE}
+_STEPS = Argument(low=1, integer=True)
+
+SCHEDULES: dict[str, dict[str, Argument]] = {
+    "linear": {},
+    "cosine": {"num_cycles": _WAVES},
+    "constant": {},
+    "constant_with_warmup": {},
+    "cosine_with_restarts": {"num_cycles": Argument(low=1, integer=True)},
+    "polynomial": {"lr_end": Argument(), "power": Argument(above=True)},
+    "inverse_sqrt": {"timescale": _STEPS},
+    "cosine_with_min_lr": _COSINE_TO,
+    "cosine_warmup_with_min_lr": _COSINE_TO | {"warmup_lr_rate": _RATE},
+    "warmup_stable_decay": {
+        "num_decay_steps": _STEPS,
+        "num_stable_steps": Argument(integer=True),
+        "warmup_type": Argument(choices=_SHAPES),
+        "decay_type": Argument(choices=_SHAPES),
+        "min_lr_ratio": _RATE,
+        "num_cycles": _WAVES,
+    },
+}
+"""Schedules of transformers that need no metric, with the arguments of their functions (transformers/optimization.py)."""
+
+
+def problem(name: str, arguments: Mapping[str, Any], learning_rate: float) -> str | None:
+    """Return what is wrong with a schedule's `lr_scheduler_kwargs`; None if nothing is."""
+    known = SCHEDULES[name]
+    for key, value in arguments.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            takes = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}" if known else "it takes none"
+            return f"lr_scheduler_kwargs: {key} is no argument of {name}; {takes}"
+        if wrong := known[key].problem(value):
+            return f"lr_scheduler_kwargs: {key} {wrong}; found {value!r:.60}"
+    if "min_lr" in known and ("min_lr" in arguments) == ("min_lr_rate" in arguments):
+        return f"lr_scheduler_kwargs: {name} needs one of min_lr (a learning rate) and min_lr_rate (a share of learning_rate)"
+    if name == "warmup_stable_decay" and "num_decay_steps" not in arguments:
+        return "lr_scheduler_kwargs: warmup_stable_decay needs num_decay_steps, the steps of its last phase"
+    end = "lr_end" if name == "polynomial" else "min_lr"
+    # 1e-7 is the default of polynomial's lr_end.
+    if (name == "polynomial" and arguments.get("lr_end", 1e-7) >= learning_rate) or arguments.get(end, 0.0) > learning_rate:
+        return f"lr_scheduler_kwargs: {end} should be below learning_rate, {learning_rate:g}"
+    return None
+
+
+def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float, steps: int) -> str | None:
+    """Return why a schedule does not fit into a run of `steps` optimizer steps; None if it does.
+
+    transformers would begin warmup_stable_decay in the middle of its decay, or end it early at the lowest rate.
+    """
+    if name != "warmup_stable_decay":
+        return None
+    # transformers rounds a share of all steps up (TrainingArguments.get_warmup_steps).
+    warmup = int(warmup_steps) if warmup_steps >= 1 else -int(-steps * warmup_steps // 1)
+    stable, decay = arguments.get("num_stable_steps"), arguments["num_decay_steps"]
+    parts = warmup + (stable or 0) + decay
+    if parts > steps or (stable is not None and parts < steps):
+        middle = f" + {stable} stable" if stable is not None else ""
+        return (
+            f"lr_scheduler_kwargs: {warmup} steps of warm-up{middle} + {decay} of decay, and the run has {steps} steps; change "
+            "num_decay_steps, or leave num_stable_steps out, which then follows"
+        )
+    return None

@@ -1,0 +1,93 @@
+"""The section `training` of a recipe."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from flytune.recipe import optimizers, schedules
+from flytune.recipe.sections import Positive
+from flytune.schema import Strict
+
+
+class Training(Strict):
+    """The optimizer, its schedule, and the supervision of training."""
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    global_batch_size: Positive
+    """Samples (with data.packing: blocks) of one optimizer step over all processes; accumulation follows from it."""
+    per_device_train_batch_size: Positive | None = None
+    """Largest number of samples of one forward pass; by default the largest that fits."""
+    auto_find_batch_size: bool = False
+    """Halve that number in the next attempt after a GPU ran out of memory, with the same global batch."""
+    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
+    max_steps: Positive | None = None
+    """Number of optimizer steps, instead of num_train_epochs."""
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt",
+        "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+    ] = "cosine"  # fmt: skip
+    lr_scheduler_kwargs: dict[str, int | float | str] = Field(default={}, json_schema_extra={"since": "0.2.0"})
+    """Arguments of the schedule (docs/recipes.md): {min_lr_rate: 0.1} of cosine_with_min_lr."""
+    warmup_steps: Annotated[float, Field(ge=0)] = 0.03
+    """Number of warm-up steps; below 1, their share of all steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    optim: Literal[
+        "auto", "adamw_torch_fused", "adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
+        "lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "adafactor", "sgd",
+    ] = "auto"  # fmt: skip
+    """Optimizer; `auto` is paged_adamw_8bit for qlora, adamw_torch_fused otherwise."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, json_schema_extra={"since": "0.2.0"})
+    """Decay rate of the first moment of AdamW and Lion."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.999, json_schema_extra={"since": "0.2.0"})
+    """Decay rate of the second moment of AdamW, and of Lion's only one (0.99 in its paper)."""
+    adam_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-8, json_schema_extra={"since": "0.2.0"})
+    """Term that AdamW adds to the root of the second moment."""
+    activation_checkpointing: bool = True
+    """Recompute activations in the backward pass instead of storing them."""
+    torch_compile: bool = False
+    """Compile each decoder layer: the first steps take minutes longer, the others are faster."""
+    probe_longest: bool = False
+    """Train the longest samples in the first step, which then shows if the memory suffices; warm-up reduces their weight."""
+    logging_steps: Positive = 1
+    """Optimizer steps between two logged steps."""
+    hang_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """Minutes after which a step that is also ten times slower than any before ends the attempt, with a stack of each rank."""
+    max_loss_jump: Annotated[float, Field(gt=1)] | None = None
+    """Factor over the median of the last 16 logged losses from which a loss is treated like NaN."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """Reaction to a bad loss; with `skip` the next attempt resumes from the last checkpoint and skips the data since, at most
+    three times."""
+    seed: int = 42
+    """Seed of the order of samples, new adapters and dropout."""
+
+    @model_validator(mode="after")
+    def _skip_needs_each_step(self) -> Self:
+        if self.on_bad_loss == "skip" and self.logging_steps > 1:
+            raise ValueError("on_bad_loss: skip needs the loss of each step; set logging_steps to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_has_its_arguments(self) -> Self:
+        given = {name: value for name, value in self if value != type(self).model_fields[name].default}
+        if wrong := optimizers.problem(self.optim, given):
+            raise ValueError(wrong)
+        return self
+
+    @field_validator("lr_scheduler_kwargs")
+    @classmethod
+    def _integers(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # Between tasks, Flyte may make floats of integers: the key of a run must not depend on that.
+        return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in value.items()}
+
+    @model_validator(mode="after")
+    def _schedule_has_its_arguments(self) -> Self:
+        if wrong := schedules.problem(self.lr_scheduler_type, self.lr_scheduler_kwargs, self.learning_rate):
+            raise ValueError(wrong)
+        if self.max_steps and (wrong := self.schedule_problem(self.max_steps)):
+            raise ValueError(wrong)
+        return self
+
+    def schedule_problem(self, steps: int) -> str | None:
+        """Return why the schedule does not fit into a run of `steps` optimizer steps; None if it does."""
+        return schedules.length_problem(self.lr_scheduler_type, self.lr_scheduler_kwargs, self.warmup_steps, steps)

@@ -1,0 +1,96 @@
+"""States of bitsandbytes' optimizers: sharded like their parameters, and still paged after a resume.
+
+bitsandbytes 0.50 cannot update DTensors, which FSDP2 makes of parameters; and its load_state_dict puts states that were paged
+on the GPU, where there may be no room for them.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+
+def adapt(optimizer: Any) -> Any:
+    """Return the optimizer; if it is one of bitsandbytes, with states that are sharded and paged."""
+    # An optimizer of bitsandbytes has imported it.
+    if "bitsandbytes" in sys.modules:
+        from bitsandbytes.optim.optimizer import Optimizer8bit
+
+        if isinstance(optimizer, Optimizer8bit):
+            # It keeps its type's name and module: transformers and accelerate recognize it by them.
+            kind = type(optimizer)
+            optimizer.__class__ = type(kind.__name__, (_methods(), kind), {"__module__": kind.__module__})
+    return optimizer
+
+
+def _methods() -> type:
+    """Return the methods that replace those of Optimizer8bit. torch is imported here."""
+    import torch
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    def local(tensor: Any) -> Any:
+        # to_local() makes another object, without bitsandbytes' mark of a paged tensor.
+        return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+    class Methods:
+        def get_state_buffer(self: Any, p: Any, dtype: Any = torch.float32) -> Any:
+            buffer = super().get_state_buffer(local(p), dtype=dtype)  # type: ignore[misc]
+            if not isinstance(p, DTensor):
+                return buffer
+            # Saved and resharded like its parameter. DTensor.from_local would copy a paged buffer to the GPU.
+            meta = TensorMeta(p.shape, p.stride(), dtype)
+            return DTensor(buffer, DTensorSpec(p.device_mesh, p.placements, tensor_meta=meta), requires_grad=False)
+
+        def prefetch_state(self: Any, p: Any) -> None:
+            # bitsandbytes reads only the states of `p`; a shard's have the mark of a paged tensor.
+            with self._shard(p) as shard:
+                super().prefetch_state(shard)  # type: ignore[misc]
+
+        def update_step(self: Any, group: Any, p: Any, gindex: int, pindex: int) -> None:
+            with self._shard(p) as shard:
+                if shard.numel():
+                    super().update_step(group, shard, gindex, pindex)  # type: ignore[misc]
+
+        @contextmanager
+        def _shard(self: Any, p: Any) -> Iterator[Any]:
+            """Give the local part of a sharded parameter, with its gradient and its state; any other parameter as it is."""
+            if not isinstance(p, DTensor):
+                yield p
+                return
+            shard, state = local(p), self.state[p]
+            shard.grad, self.state[shard] = local(p.grad), {name: local(value) for name, value in state.items()}
+            yield shard
+            state["step"] = self.state.pop(shard)["step"]
+            shard.grad = None
+
+        def load_state_dict(self: Any, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+            """Load a state_dict() into the states' own memory.
+
+            Raises:
+                ValueError: it is of other parameter groups.
+            """
+            saved = state_dict["param_groups"]
+            if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+                raise ValueError("the loaded optimizer states are of other parameter groups")
+            ids = chain.from_iterable(group["params"] for group in saved)
+            for number, p in zip(ids, chain.from_iterable(group["params"] for group in self.param_groups), strict=True):
+                if number in state_dict["state"]:
+                    loaded = dict(state_dict["state"][number])
+                    loaded |= loaded.pop(self._FSDP_WRAPPED_QUANT_STATE_KEY, {})
+                    self.state[p] = {name: self._loaded(p, name, value) for name, value in loaded.items()}
+            for group, other in zip(self.param_groups, saved, strict=True):
+                group.update({name: value for name, value in other.items() if name != "params"})
+
+        def _loaded(self: Any, p: Any, name: str, value: Any) -> Any:
+            """Return a loaded value of the state of `p` where it belongs; unified memory is never freed, and so used again."""
+            if name not in ("state1", "state2"):
+                return value.to(p.device) if isinstance(value, torch.Tensor) else value
+            own = self.state.get(p, {}).get(name)
+            own = own if own is not None else self.get_state_buffer(p, dtype=value.dtype)
+            if own is not value:
+                local(own).copy_(local(value))
+            return own
+
+    return Methods
