@@ -30,6 +30,10 @@ class StepLines:
             text += f"  loss {number(steps[-1].loss)}  {sum(step.tokens for step in steps):,} tokens  {_gib(most)}"
         show(text)
 
+    def export(self, step: int, loss: float | None) -> None:
+        """Print the step whose weights are exported; `loss` is the lowest of all scored steps, None if none was scored."""
+        show(f"exports step {step}: {'no step was scored' if loss is None else f'lowest held-out loss {number(loss)}'}")
+
     def score(self, loss: float, samples: int) -> None:
         """Print the held-out loss of the model before its export."""
         show(f"held-out loss {number(loss)} on {samples} samples")

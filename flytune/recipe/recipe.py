@@ -110,12 +110,14 @@ class Recipe(Strict):
             raise RecipeError.of(where, secrets)
         wrong = list(wrong_numbers(data, cls))
         try:
-            read = handler(data)
+            made = handler(data)
         except ValidationError as error:
             raise RecipeError.of(where, [*mistakes(error, cls), *wrong]) from None
+        if problem := _export_problem(made.checkpoints.export, made.checkpoints.save_steps, made.evaluation.eval_steps):
+            wrong.append(f"checkpoints.export: {problem}")
         if wrong:
             raise RecipeError.of(where, wrong)
-        return read
+        return made
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "Recipe":
@@ -165,6 +167,23 @@ def _remove_new_defaults(section: BaseModel, content: dict[str, Any]) -> None:
             for item, part in zip(value, content[name], strict=True):
                 if isinstance(item, BaseModel):
                     _remove_new_defaults(item, part)
+
+
+def _export_problem(export: str, save: int | str | None, score: int | str | None) -> str | None:
+    """Return why checkpoints.export cannot work with checkpoints.save_steps and evaluation.eval_steps; None if it can."""
+    if export == "last":
+        return None
+    if unset := [name for name, value in (("checkpoints.save_steps", save), ("evaluation.eval_steps", score)) if value is None]:
+        return f"best takes the checkpoint of the lowest eval_loss, and there are none without {' and '.join(unset)}; set them"
+    if save == "auto":
+        return f"best with save_steps: auto, which saves steps that are not scored; write save_steps: {score}, as eval_steps"
+    multiple = isinstance(save, int) and isinstance(score, int) and 0 in (save % score, score % save)
+    if multiple or save == score or 1 in (save, score):
+        return None
+    return (
+        f"best takes checkpoints of scored steps; save_steps {save} is neither a multiple nor a divisor of eval_steps {score}: "
+        "write the same for both"
+    )
 
 
 def _with_credentials(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:

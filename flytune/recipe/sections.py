@@ -271,8 +271,13 @@ class Evaluation(Strict):
 
     max_samples: Positive = 500
     """Largest number of held-out samples to score."""
-    eval_steps: Positive | None = None
-    """Optimizer steps between evaluations of the live model on those samples; none by default."""
+    eval_steps: Positive | Literal["epoch"] | None = None
+    """Optimizer steps between evaluations of the live model on those samples; `epoch` evaluates it at the end of each epoch;
+    none by default."""
+    early_stopping_patience: Annotated[Positive | None, Field(json_schema_extra={"since": "0.2.0"})] = None
+    """Number of evaluations in a row without a lower eval_loss after which training ends; no limit by default."""
+    early_stopping_threshold: Annotated[float, Field(ge=0, json_schema_extra={"since": "0.2.0"})] = 0.0
+    """Decrease of eval_loss, in nats, that an evaluation must exceed to count as a lower one."""
     batch_size: Positive = 8
     """Samples, prompts or requests of one forward pass."""
     sample_answers: Annotated[int, Field(ge=0)] = 16
@@ -297,6 +302,14 @@ class Evaluation(Strict):
     def _name_alone(cls, value: Any) -> Any:
         """Accept `gsm8k` for `{name: gsm8k}`."""
         return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _patience_has_scores(self) -> Self:
+        if self.early_stopping_patience is not None and self.eval_steps is None:
+            raise ValueError("early_stopping_patience counts evaluations of the live model, and there are none: set eval_steps")
+        if self.early_stopping_threshold and self.early_stopping_patience is None:
+            raise ValueError("early_stopping_threshold has no effect alone; set early_stopping_patience too")
+        return self
 
     @model_validator(mode="after")
     def _guards_have_tasks(self) -> Self:
@@ -325,10 +338,13 @@ class Hardware(Strict):
 class Checkpoints(Strict):
     """The checkpoints of a run, from which it resumes after a failure."""
 
-    save_steps: Positive | Literal["auto"] | None = None
-    """Optimizer steps between checkpoints; `auto` takes the interval that loses least time; none are written by default."""
+    save_steps: Positive | Literal["auto", "epoch"] | None = None
+    """Optimizer steps between checkpoints; `auto` takes the interval that loses least time, `epoch` saves at the end of each
+    epoch; none are written by default."""
     save_total_limit: Positive = 2
-    """Number of newest checkpoints to keep, in addition to the one of the lowest eval_loss if evaluation.eval_steps is set."""
+    """Number of newest checkpoints to keep, in addition to the one of the lowest eval_loss with `export: best`."""
+    export: Annotated[Literal["last", "best"], Field(json_schema_extra={"since": "0.2.0"})] = "last"
+    """Weights that the run exports: those of the last step, or those of the checkpoint with the lowest eval_loss."""
     folder: str | None = None
     """A folder that every attempt and node can reach (mounted into the pods, absolute), or an fsspec address. By default: on a
     cluster below its raw output location, otherwise `.checkpoints`."""
@@ -356,8 +372,9 @@ class Checkpoints(Strict):
 
     @property
     def copies_on_disk(self) -> int:
-        """Largest number of checkpoints on a pod's own disk: for an address, the one that waits to be stored."""
-        copies = self.save_total_limit + 1 if not self.is_mounted else 1 if self._is_address else 0
+        """Largest number of checkpoints on a pod's own disk: for an address, the one that waits to be stored, or is loaded."""
+        kept = self.save_total_limit + (self.export == "best")
+        copies = kept + 1 if not self.is_mounted else 1 if self._is_address else 0
         return copies if self.save_steps else 0
 
 

@@ -72,8 +72,23 @@ class TrainingResult(Record):
     """Step of the checkpoint that the run resumed from; 0 for a run from the start."""
     stopped_early: str | None = None
     """Reason why the recipe's budget ended the run before its last step."""
+    early_stopping: str | None = None
+    """Reason why the recipe's early stopping ended the run before its last step."""
+    exported_step: int | None = None
+    """Step whose weights were exported; None in records of version 0.1.0, which always exported the last."""
+    exported_eval_loss: float | None = None
+    """Loss of those weights on the held-out samples in training, in nats per trained token; None if they were not scored."""
     attempt: str = ""
     """Attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
+
+    @property
+    def exported(self) -> str:
+        """Exported step as a phrase, with its eval_loss if it was scored in training."""
+        if self.exported_step is None:
+            return "the last step"
+        loss = "" if self.exported_eval_loss is None else f", eval_loss {self.exported_eval_loss:.4f}"
+        last = self.steps[-1].step if self.steps else max(self.resumed_from_step, self.exported_step)
+        return f"step {self.exported_step} of {last}{loss}"
 
     @property
     def tokens_per_second(self) -> float:

@@ -52,6 +52,8 @@ def step_callback(trainer: Any) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step, is_last = state.global_step, state.global_step >= state.max_steps
             is_scored = run.recorder.end_step(step, is_last)
+            if is_scored:
+                run.stopper.early.count(step, run.recorder.eval_loss)
             run.saver.end_step(step)
             save, stop = run.stopper.end_step(step, args, is_last)
             # A step that is saved is logged, so that the log in the checkpoint ends with it.

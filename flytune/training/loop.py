@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from flytune.errors import TrainingError
 from flytune.export import write
@@ -12,7 +13,8 @@ from flytune.models import loading, probe, scoring
 from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult
 from flytune.records.plan import EVALUATE, EXPORT
-from flytune.training import attempt_notes
+from flytune.records.training import STEPS
+from flytune.training import attempt_notes, step_log
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import live_loss, scored_rows
 from flytune.training.run_state import RunState
@@ -62,7 +64,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         raise TrainingError("there is no complete checkpoint of this recipe and data, so there is nothing to export yet")
     if export_only:
         trainer.end_at(saver.resumed_step)
-    if resumed and stopper.is_used_up(saver.resumed_step, trainer.args):
+    if resumed:
+        stopper.early.resume(step_log.read(resumed / STEPS))
+    if resumed and stopper.has_ended(saver.resumed_step, trainer.args):
         # The run ends here: the checkpoint is loaded, and no step is trained.
         trainer.end_at(saver.resumed_step)
     started = time.monotonic()
@@ -73,6 +77,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         raise attempt_notes.out_of_memory(saver.address, notes, trainer.args, step, is_noted=is_noted, error=error) from error
     stopper.end()
     seconds = time.monotonic() - started
+    exported = _load_exported(run, trainer)
 
     run.peaks.enter(EVALUATE)
     rows = scored_rows(run.dataset, min(scoring.GATE_SAMPLES, recipe.evaluation.max_samples))
@@ -80,8 +85,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     recorder.score(heldout_loss, len(rows))
     probe.record(trainer, trainer.processing_class, out / probe.PROBE)
     run.peaks.enter(EXPORT)
-    # The digest of the last step's checkpoint lets a later attempt complete an interrupted export.
-    write.write(trainer, recipe, run.dataset / "tokenizer", out, saver.weights_at(trainer.state.global_step))
+    # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
+    write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)
     parameters = [(parameter.requires_grad, write.elements(parameter)) for parameter in trainer.model.parameters()]
     result = TrainingResult(
         steps=recorder.steps,
@@ -95,6 +100,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         **run.peaks.of_all_processes(),
         resumed_from_step=saver.resumed_step,
         stopped_early=stopper.stopped_early,
+        early_stopping=stopper.early_stopping,
+        exported_step=exported.step,
+        exported_eval_loss=exported.eval_loss,
         attempt="" if export_only else saver.ledger.attempt,
     )
     if trainer.is_world_process_zero():
@@ -102,3 +110,28 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         result.write(out / "training.json")
     saver.finish()
     return result
+
+
+class _Exported(NamedTuple):
+    """The weights of the live model that is exported."""
+
+    step: int
+    eval_loss: float | None
+    digest: str | None
+    """Digest of their checkpoint; None if there is none."""
+
+
+def _load_exported(run: RunState, trainer: Any) -> _Exported:
+    """Load the checkpoint that the recipe exports, if it is not the live model already. Every process calls it."""
+    saver, step = run.saver, trainer.state.global_step
+    loss = saver.resumed_loss if step == saver.resumed_step else run.recorder.eval_loss_of(step)
+    found = saver.best(step, loss)
+    if found is None:
+        exported = _Exported(step, loss, saver.weights_at(step))
+    else:
+        checkpoint, folder = found
+        trainer.load_weights(folder)
+        exported = _Exported(checkpoint.step, checkpoint.eval_loss, checkpoint.digest)
+    if run.recipe.checkpoints.export == "best":
+        run.recorder.export(exported.step, exported.eval_loss)
+    return exported

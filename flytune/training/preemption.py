@@ -1,6 +1,6 @@
-"""Preemption, automatic saves and budgets: all processes save and stop at the same step.
+"""Preemption, automatic saves, budgets and early stopping: all processes save and stop at the same step.
 
-SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of five numbers.
+SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of six numbers.
 """
 
 import logging
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from flytune.errors import Preempted
 from flytune.hardware import Shape
 from flytune.planning import Budget, save_interval
-from flytune.recipe import Checkpoints
+from flytune.recipe import Checkpoints, Evaluation
 from flytune.training.checkpoints import Saver
+from flytune.training.early_stopping import EarlyStopping
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL: torchelastic's, which cannot be configured, and Kubernetes' default."""
 FIRST_SAVE = 2
 """First step that save_steps `auto` saves and measures; the step before it is slower than others."""
+
+
+_NO_EVALUATION = Evaluation()
 
 
 class Agreed(NamedTuple):
@@ -37,13 +41,25 @@ class Agreed(NamedTuple):
     since_save: float
     spent: float
     """Seconds of training, all attempts together."""
+    early: float = -1.0
+    """1 if early stopping is due."""
 
 
 class Stopper:
     """Decision after each step whether to save and stop, the same on every process."""
 
-    def __init__(self, checkpoints: Checkpoints, shape: Shape, saver: Saver, budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        shape: Shape,
+        saver: Saver,
+        budget: Budget | None = None,
+        evaluation: Evaluation = _NO_EVALUATION,
+    ) -> None:
         self._saver, self._budget, self._began = saver, budget, time.monotonic()
+        self.early = EarlyStopping(evaluation)
+        self.early_stopping: str | None = None
+        """Sentence on the early stopping that ended the run; None where it did not."""
         self.stopped_early: str | None = None
         """Sentence on the budget that ended the run; None where none did."""
         self._saves, self._auto = checkpoints.save_steps is not None, checkpoints.save_steps == "auto"
@@ -89,9 +105,21 @@ class Stopper:
         """Return the seconds of training so far, all attempts together."""
         return self._saver.resumed_seconds + time.monotonic() - self._began
 
-    def is_used_up(self, step: int, args: Any) -> bool:
-        """Return whether the budget is used up after `step`. Every process calls it, and all get the same."""
-        return self._budget is not None and self._ends_budget(step, _largest(Agreed(-1, -1, -1, -1, self.spent()), args))
+    def has_ended(self, step: int, args: Any) -> bool:
+        """Return whether budget or early stopping had ended the run after `step`, the one that it resumes from.
+
+        Every process calls it, and all get the same.
+        """
+        is_early = self.early.is_due and step < args.max_steps
+        agreed = _largest(Agreed(-1, -1, -1, -1, self.spent(), float(is_early)), args)
+        return self._ends_early(step, agreed) or self._ends_budget(step, agreed)
+
+    def _ends_early(self, step: int, agreed: Agreed) -> bool:
+        if agreed.early <= 0:
+            return False
+        self.early_stopping = self.early.describe(step)
+        log.info("%s", self.early_stopping)
+        return True
 
     def _ends_budget(self, step: int, agreed: Agreed) -> bool:
         if self._budget is None or agreed.spent < self._budget.seconds:
@@ -116,8 +144,11 @@ class Stopper:
         """Return whether to save and whether to stop after a step. Every process calls it."""
         self.done, now = step, time.monotonic()
         since = now - self._signalled if self._signalled else -1.0
-        agreed = _largest(Agreed(since, self._save_seconds, self._saver.store_seconds, now - self._last, self.spent()), args)
-        if agreed.since_signal < 0 and not is_last and self._ends_budget(step, agreed):
+        mine = Agreed(
+            since, self._save_seconds, self._saver.store_seconds, now - self._last, self.spent(), float(self.early.is_due)
+        )
+        agreed = _largest(mine, args)
+        if agreed.since_signal < 0 and not is_last and (self._ends_early(step, agreed) or self._ends_budget(step, agreed)):
             return self._saves, True
         if agreed.since_signal < 0:
             return self._is_due(step, agreed), False

@@ -25,7 +25,8 @@ class Recorder:
     def __init__(self, sharding: ShardingBase, scorer: Scorer, peaks: Peaks) -> None:
         self.steps: list[Step] = []
         self.sharding, self._scorer, self._peaks = sharding, scorer, peaks
-        self._eval_loss: float | None = None
+        self.eval_loss: float | None = None
+        """Held-out loss after the step that is being recorded; None if the model was not scored after it."""
         self._tokens = 0
         """Tokens that this process read since the last logged step, padding not counted."""
 
@@ -61,7 +62,7 @@ class Recorder:
             return False
         self.clock.enter("eval")
         with self._peaks.during(EVALUATE):
-            self._eval_loss = self._scorer.score(self._trainer)
+            self.eval_loss = self._scorer.score(self._trainer)
         self.clock.enter("other")
         return True
 
@@ -74,7 +75,7 @@ class Recorder:
             step=step,
             epoch=epoch,
             loss=logs["loss"],
-            eval_loss=self._eval_loss,
+            eval_loss=self.eval_loss,
             learning_rate=logs["learning_rate"],
             grad_norm=logs.get("grad_norm"),
             seconds=seconds,
@@ -88,7 +89,7 @@ class Recorder:
             memory_bytes=held,
             memory_reserved_bytes=reserved,
         )
-        self._tokens, self._eval_loss = 0, None
+        self._tokens, self.eval_loss = 0, None
         self.steps.append(done)
         logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens"})
         if self._trainer.is_world_process_zero():
@@ -101,6 +102,15 @@ class Recorder:
         """Print the end of training; the last score and the export follow."""
         if self._trainer.is_world_process_zero():
             self._lines.end(self.steps)
+
+    def eval_loss_of(self, step: int) -> float | None:
+        """Return the held-out loss of a step that this attempt logged; None if it was not scored."""
+        return next((done.eval_loss for done in self.steps if done.step == step), None)
+
+    def export(self, step: int, loss: float | None) -> None:
+        """Print the step whose weights are exported, and their held-out loss."""
+        if self._trainer.is_world_process_zero():
+            self._lines.export(step, loss)
 
     def score(self, loss: float, samples: int) -> None:
         """Print the held-out loss of the model that is exported."""
@@ -117,6 +127,12 @@ class Recorder:
         """Move steps.jsonl to `out` and close the trackers; called by the first process after the export."""
         shutil.move(self.file, out / STEPS)
         trackers.finish(self._trainer.args.report_to)
+
+
+def read(file: Path) -> list[Step]:
+    """Read the complete lines of a steps.jsonl; none if there is no such file."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [Step.model_validate_json(line) for line in lines if _step_of(line) < sys.maxsize]
 
 
 def _cut(file: Path, done: int) -> None:

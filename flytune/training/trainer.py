@@ -25,6 +25,7 @@ from flytune.training.run_state import RunState
 def trainer_class() -> Any:
     """Return RunTrainer, SFTTrainer with what Flytune changes in it. TRL is imported here."""
     from transformers import PrinterCallback
+    from transformers.integrations.deepspeed import deepspeed_load_checkpoint
     from trl import SFTTrainer
 
     class RunTrainer(SFTTrainer):  # type: ignore[misc]
@@ -64,6 +65,16 @@ def trainer_class() -> Any:
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             with self.run.recorder.clock.during("forward", then="backward"):
                 return super().compute_loss(*args, **kwargs)
+
+        def load_weights(self, checkpoint: Path) -> None:
+            """Replace the trained weights by those of a checkpoint, as a resume reads them. Every process calls it."""
+            # What the last forward pass gathered would be used again.
+            self.run.sharding.before_gather(self.accelerator.unwrap_model(self.model))
+            if self.is_deepspeed_enabled:
+                is_full = self.run.recipe.method.name == "full"
+                deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=is_full)
+            else:
+                self._load_from_checkpoint(str(checkpoint), self.model_wrapped if self.is_fsdp_enabled else None)
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             run, write = self.run, functools.partial(super()._save_checkpoint, model, trial)

@@ -99,7 +99,7 @@ def agree():
     for step in range(1, 5):
         saver.resumed_seconds = 40.0 * step * torch.distributed.get_rank()
         found.append(stopper.end_step(step, args))
-    return found, stopper.is_used_up(4, args)
+    return found, stopper.has_ended(4, args)
 
 
 def test_all_ranks_stop_at_the_step_at_which_one_is_past_it():

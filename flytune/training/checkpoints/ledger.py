@@ -10,6 +10,7 @@ cannot harm each other.
 
 import hashlib
 import logging
+import math
 import re
 import secrets
 import shutil
@@ -71,8 +72,9 @@ class Checkpoint(Record):
 class Ledger:
     """Checkpoints of one run, as one attempt sees them."""
 
-    def __init__(self, storage: Storage, limit: int) -> None:
-        self.storage, self.limit = storage, limit
+    def __init__(self, storage: Storage, limit: int, keeps_best: bool = False) -> None:
+        """Read and write the checkpoints at `storage`; keep the newest `limit`, and with `keeps_best` that of the lowest loss."""
+        self.storage, self.limit, self.keeps_best = storage, limit, keeps_best
         self.attempt = ""
         """Id of this attempt, set by `begin`; until then the ledger is only read."""
 
@@ -181,7 +183,7 @@ class Ledger:
         complete = [checkpoint for checkpoint in self.checkpoints() if not self._missing(checkpoint)]
         if newest not in complete:
             return
-        kept_folders = {checkpoint.folder for checkpoint in kept(complete, self.limit)}
+        kept_folders = {checkpoint.folder for checkpoint in kept(complete, self.limit, self.keeps_best)}
         complete_folders = {checkpoint.folder for checkpoint in complete}
         for step, attempt, number in self._folders():
             folder = f"{step}-{attempt}"
@@ -205,10 +207,22 @@ class Ledger:
                 self._remove(f"{step}-{attempt}")
 
 
-def kept(checkpoints: list[Checkpoint], limit: int) -> list[Checkpoint]:
-    """Return one complete checkpoint of each of the newest `limit` steps, and the one with the lowest eval_loss."""
-    by_step = {checkpoint.step: checkpoint for checkpoint in sorted(checkpoints, key=lambda one: (one.step, one.attempt))}
+def kept(checkpoints: list[Checkpoint], limit: int, keeps_best: bool) -> list[Checkpoint]:
+    """Return one complete checkpoint of each of the newest `limit` steps, and with `keeps_best` that of the lowest eval_loss."""
+    by_step = _by_step(checkpoints)
     newest = [by_step[step] for step in sorted(by_step, reverse=True)[:limit]]
-    scored = [checkpoint for checkpoint in by_step.values() if checkpoint.eval_loss is not None]
-    best = min(scored, key=lambda one: (one.eval_loss, -one.step), default=None)
-    return newest if best is None or best in newest else [*newest, best]
+    best = by_loss(checkpoints, newest[0].decisions)[:1] if keeps_best and newest else []
+    return [*newest, *(one for one in best if one not in newest)]
+
+
+def by_loss(checkpoints: list[Checkpoint], decisions: str) -> list[Checkpoint]:
+    """Return a checkpoint of each scored step, the lowest eval_loss first; of equal ones, the later step.
+
+    Those of other `decisions` are left out: with other data, the loss is of other samples.
+    """
+    scored = [one for one in _by_step(checkpoints).values() if one.eval_loss is not None and math.isfinite(one.eval_loss)]
+    return sorted((one for one in scored if one.decisions == decisions), key=lambda one: (one.eval_loss, -one.step))
+
+
+def _by_step(checkpoints: list[Checkpoint]) -> dict[int, Checkpoint]:
+    return {checkpoint.step: checkpoint for checkpoint in sorted(checkpoints, key=lambda one: (one.step, one.attempt))}

@@ -25,7 +25,7 @@ def ledger_of(recipe: Recipe, key: str) -> Ledger:
     """Return the ledger of all attempts' checkpoints."""
     settings, home = recipe.checkpoints, home_of(recipe, key)
     address = str(home) if settings.home == settings.address else f"{settings.address.rstrip('/')}/{home.name}"
-    return Ledger(Storage(address), settings.save_total_limit)
+    return Ledger(Storage(address), settings.save_total_limit, keeps_best=settings.export == "best")
 
 
 def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from flytune import __version__
 from flytune.errors import StorageError, TrainingError
-from flytune.training.checkpoints.ledger import Checkpoint, Ledger
+from flytune.training.checkpoints.ledger import Checkpoint, Ledger, by_loss
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -57,6 +57,34 @@ def newest_complete(
         # Another attempt may have deleted these for newer ones meanwhile.
         time.sleep(PAUSE)
     log.warning("%s: no checkpoint is complete; the run starts from the beginning", ledger.storage.address)
+    return None
+
+
+def lowest_loss(
+    ledger: Ledger, args: Any, into: Path, decisions: str, step: int, loss: float | None
+) -> tuple[Checkpoint, Path] | None:
+    """Return the complete checkpoint whose eval_loss is below that of the live model, and the folder to read it from.
+
+    None if there is none: the live model is the best. All processes get the same. Of a damaged checkpoint, the log has the
+    reason, and the one of the next lowest loss is tried.
+
+    Args:
+        into: receives the files, as in `newest_complete`.
+        decisions: key of the run; other checkpoints of the same checkpoints.name are left out.
+        step: step of the live model; later checkpoints are another attempt's.
+        loss: eval_loss of the live model; None if it was not scored.
+
+    Raises:
+        StorageError: the storage is unavailable, or denies access.
+    """
+    loss = gathered(loss, args)[0]
+    for checkpoint in by_loss([one for one in _seen_by_all(ledger, args) if one.step <= step], decisions):
+        if checkpoint.step == step or (loss is not None and loss <= (checkpoint.eval_loss or 0.0)):
+            return None
+        if not (reason := _fault(ledger, args, checkpoint, into)):
+            return checkpoint, into / checkpoint.folder
+        where = f"{ledger.storage.address}/{checkpoint.folder}"
+        log.warning("%s has the lowest eval_loss and is not complete: %s; trying the next lowest", where, reason)
     return None
 
 

@@ -35,6 +35,8 @@ FAILURES = 2
 """Number of checkpoints in a row that are not stored, after which a run stops."""
 RESUMED = "resumed"
 """Folder in the Trainer's folder for the checkpoint that the run resumes from."""
+BEST = "best"
+"""Folder in the Trainer's folder for the checkpoint of the lowest eval_loss."""
 _NO_ROOM = 2**26
 """Free bytes below which a failed write is attributed to a full disk."""
 
@@ -64,6 +66,8 @@ class Saver:
         """Address of the run's checkpoints and notes."""
         self.resumed_step, self.resumed_seconds = 0, 0.0
         """Step and seconds of training of the checkpoint that the run resumes from."""
+        self.resumed_loss: float | None = None
+        """Held-out loss of that checkpoint; None if it was not scored."""
         self.saved_step = 0
         """Step of the newest complete checkpoint."""
         self.store_seconds = 0.0
@@ -116,7 +120,7 @@ class Saver:
             return None
         checkpoint, folder = found
         self.resumed_step = self.saved_step = checkpoint.step
-        self.resumed_seconds = checkpoint.seconds
+        self.resumed_seconds, self.resumed_loss = checkpoint.seconds, checkpoint.eval_loss
         trackers.resume_runs(checkpoint.trackers)
         if self.args.process_index == 0 and (folder / STEPS).is_file():
             shutil.copy(folder / STEPS, self.folder)
@@ -268,6 +272,15 @@ class Saver:
         found = self.ledger.checkpoints() if self.args.process_index == 0 and self.saved_step == step > 0 else []
         digest: str | None = gathered(next((one.digest for one in found if one.step == step), None), self.args)[0]
         return digest
+
+    def best(self, step: int, loss: float | None) -> tuple[Checkpoint, Path] | None:
+        """Return the checkpoint to export instead of the live model after `step`, and the folder to read it from.
+
+        None where the live model is to be exported: checkpoints.export is last, or no eval_loss is below its `loss`.
+        """
+        if self.recipe.checkpoints.export == "last":
+            return None
+        return checkpoints_resume.lowest_loss(self.ledger, self.args, self.folder / BEST, self.key, step, loss)
 
     def finish(self) -> None:
         """End the run. Its checkpoints are kept until its artifact is stored (paths.clear)."""
