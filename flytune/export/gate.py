@@ -187,12 +187,13 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
         raise ExportError(f"{MANIFEST}: not a manifest ({error.error_count()} mistakes); nothing was stored") from None
     if export.base != recipe.model.name_or_path:
         raise ExportError(f"{MANIFEST}: made from {export.base}, the recipe's base is {recipe.model.name_or_path}")
-    # Artifacts of 0.1.0 do not say it.
-    if export.quantized not in (None, recipe.method.quantized):
-        raise ExportError(
-            f"{MANIFEST}: trained on {export.quantized} weights of the base, the recipe says {recipe.method.quantized}; "
-            "nothing was stored"
-        )
+    if recipe.method.name == "qlora":
+        # Artifacts of 0.1.0 do not say the format, of which there was one.
+        found, wanted = export.quantized or "nf4_double", recipe.method.quantized
+        if found != wanted:
+            raise ExportError(
+                f"{MANIFEST}: trained on {found} weights of the base, the recipe's are {wanted}; nothing was stored"
+            )
     written = {file.sha256: file.file for file in export.files}
     for file in export.files:
         path, where = folder / file.file, f"{folder.name}/{file.file}"
@@ -200,8 +201,8 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
             raise ExportError(f"{where}: listed in {MANIFEST} but missing; nothing was stored")
         if (size := path.stat().st_size) != file.size:
             raise ExportError(f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
-        if (found := sha256_of(path)) != file.sha256:
-            other = f"; it is what was written as {written[found]}" if found in written else ""
+        if (digest := sha256_of(path)) != file.sha256:
+            other = f"; it is what was written as {written[digest]}" if digest in written else ""
             raise ExportError(f"{where}: its content is not what was written{other}; nothing was stored")
 
 

@@ -22,11 +22,23 @@ from flytune.sharding import sharding_of
 # and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).
 CPU_BUILD_GIB = 1.0
 CUDA_BUILD_GIB = 1.27
+# GiB of host memory that a process takes for CUDA: context, kernels and libraries (cuBLAS) as they are loaded. Published:
+# 322,040 kB after the import of torch and 2,056,600 with a tensor on the GPU (pytorch/pytorch issue 113326: torch 2.2, lazy
+# loading); 479 and 1,344 to 1,425 MB (torch 2.10, a small model, Windows; huggingface.co/owensong/Inflect-Micro-v2,
+# discussion 6). The larger is taken.
+CUDA_HOST_GIB = (2_056_600 - 322_040) * 1024 / GIB
+# GiB of page-locked host memory of a process for NCCL's connections to other nodes: 9.19 MiB each (a report with a backtrace:
+# tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark, issue 8), one each way for each of 16 channels (assumed). Between GPUs of
+# a node it uses /dev/shm, or none of it where they reach each other.
+NCCL_NETWORK_GIB = 2 * 16 * 9.19 / 1024
 # GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide recommends for
 # containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process that trains.
 NCCL_SHM_GIB = 1.0
 # Bytes a trained parameter in a checkpoint: float32 weight and both moments of Adam.
 CHECKPOINT = 12.0
+# Host memory of weights that are converted while they are loaded, over that of the result: Llama 2 7B, 25,704 MiB in float32,
+# took 32,744 less a process of 1,506 (docs/measured.md, "Loading on rank 0").
+CONVERTED = 1.22
 # Bytes of an exported file at most; the process that writes holds one (flytune/export/write.py).
 EXPORT_FILE = 5e9
 
@@ -90,7 +102,9 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
 def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     sharding, lasting = sharding_of(recipe), model_states.of(workload)
     own = sharding.processes(shape)
-    always = {"processes": own * process_gib(shape) * GIB}
+    always = {"processes": own * process_gib(shape) * GIB, "CUDA": own * CUDA_HOST_GIB * GIB}
+    if shape.nodes > 1:
+        always["NCCL"] = own * NCCL_NETWORK_GIB * GIB
     always["offloaded"] = own * (lasting.offloaded - lasting.on_disk)
     always["offload buffers"] = own * lasting.buffers
     states = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
@@ -120,7 +134,7 @@ def _as_loaded(recipe: Recipe, workload: Workload) -> float:
     converted = workload.geometry.dtype != workload.weight_dtype
     if workload.method == "qlora" or sharding.reads_slices(recipe) or workload.layout.shards_parameters or not converted:
         return 0.0
-    return float(workload.geometry.parameters * BYTES[workload.weight_dtype])
+    return CONVERTED * workload.geometry.parameters * BYTES[workload.weight_dtype]
 
 
 def _shared(shape: Shape) -> Need:

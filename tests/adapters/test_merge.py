@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from flytune import cli
+from flytune.adapters import loading as adapters_loading
 from flytune.adapters import merging
 from flytune.errors import ExportError
 from flytune.models import loading, probe
@@ -81,8 +83,12 @@ def test_an_adapter_on_an_8_bit_base_is_merged_the_nearer_way(base, tmp_path):
     assert 0 < kept.divergence <= other.divergence < 1e-3, "8-bit layers round their inputs too"
     model, logits = reloaded(tmp_path / "merged")
     assert not hasattr(model, "quantization_method"), "no 8-bit model any more"
-    divergence = probe.divergence(trained_logits(recipe, artifact), logits)
+    expected = trained_logits(recipe, artifact)
+    divergence = probe.divergence(expected, logits)
     assert float(divergence.mean()) == pytest.approx(kept.divergence, abs=1e-9)
+    served = adapters_loading.load({"a": artifact})
+    prompts = probe.tokenized(AutoTokenizer.from_pretrained(artifact))
+    assert torch.equal(torch.cat([found for _, found in probe.logits_of(served, prompts)]), expected)
 
 
 def test_the_merged_folder_is_complete(artifacts, base, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import frameworks
 from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
-from flytune.estimates import Optimizer, Workload, activations, memory
+from flytune.estimates import Optimizer, Workload, activations, memory, model_states
 from flytune.estimates.framework import FLYTUNE
 from flytune.estimates.memory import GIB
 from flytune.models.geometry import geometry
@@ -108,6 +108,27 @@ def test_four_bits_are_of_the_linear_layers_alone():
     assert double["weights"] == pytest.approx(linear * 4.127 / 8 + 2 * rest, rel=1e-4)
     assert wide["weights"] - double["weights"] == pytest.approx(2 * rest)
     assert double["quantization"] == 2 * 4096 * 14336
+
+
+def test_8_bits_take_a_byte_and_a_scale_for_each_row_and_keep_their_inputs():
+    linear = LAYERS * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    rows = LAYERS * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)
+    changes = {"method": "qlora", "kbit_float32": True, "checkpointing": "none"}
+    four, eight = (lora(quantization=name, **changes) for name in ("fp4_double", "int8"))
+    assert model_states.base_bytes(eight) == linear + 4 * rows + 4 * (PARAMETERS - linear)
+    assert steady(eight)["quantization"] == 4 * 4096 * 14336, "dequantized to float32, as its input is"
+    assert steady(four)["quantization"] == 2 * 4096 * 14336
+    kept = activations.count(eight).kept - activations.count(four).kept
+    assert kept == eight.tokens * (4 * (2 * 4096 + 14336) + 2 * 4096)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", "zero3"])
+def test_scales_are_not_sharded(sharding):
+    whole = {"method": "qlora", "quantization": "nf4"}
+    alone, shared = model_states.of(lora(**whole)), model_states.of(lora(**whole, layout=LAYOUTS[sharding], gpus=4))
+    scales = model_states.scale_bytes(lora(**whole).geometry, "nf4")
+    assert shared.resident["weights"] == pytest.approx((alone.resident["weights"] - scales) / 4 + scales)
+    assert shared.resident["weights"] + shared.load == pytest.approx(alone.resident["weights"])
 
 
 def test_at_the_loss_there_are_the_checkpoints_and_the_logits_of_all_tokens():

@@ -115,6 +115,12 @@ def test_gathered_weights_of_qlora_are_packed_and_only_adapters_are_reduced():
     assert communication_bytes(qlora)[0] == pytest.approx(0.75 * (2 * (0.5 * LAYERS + 2 * rest) + 4 * adapters))
 
 
+def test_behind_8_bit_layers_gradients_are_float32_products():
+    four, eight = (step(replace(LORA, method="qlora", quantization=name, kbit_float32=True), A100) for name in ("nf4", "int8"))
+    assert eight.forward == four.forward
+    assert eight.backward > 5 * four.backward, "an A100's float32 rate is a fourteenth of its 16-bit rate"
+
+
 def test_a_ring_over_nodes_is_as_fast_as_its_slowest_link():
     one = replace(LLAMA, layout=LAYOUTS["fsdp1"], gpus=8)
     assert link_rate(one, A100) == 0.8 * 300e9

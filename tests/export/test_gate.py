@@ -307,6 +307,13 @@ def no_manifest_at_all(folder):
     return "export.json: not a manifest .[0-9] mistakes"
 
 
+def test_another_format_of_the_base_is_refused(runs, inputs):
+    recipe, trained = runs("qlora", "device_map")
+    other = recipe.model_copy(update={"method": recipe.method.model_copy(update={"load_in_8bit": True})})
+    with pytest.raises(ExportError, match="export.json: trained on nf4_double weights of the base, the recipe's are int8"):
+        gate.check_files(other, trained, inputs / "dataset")
+
+
 @pytest.mark.parametrize(
     "fault", [flipped_bit, exchanged_with_the_index, added_byte, lost_file, no_manifest, no_manifest_at_all]
 )

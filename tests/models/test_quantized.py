@@ -200,3 +200,17 @@ def offloaded_gradients(base):
 def test_adapters_of_offloaded_layers_get_no_gradients(inputs):
     """The reason for refusing llm_int8_enable_fp32_cpu_offload: where this fails, accelerate has learned to train them."""
     assert offloaded_gradients(inputs / "tiny") == [(28, 0), (0, 28)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "zero2"])
+def test_an_8_bit_base_trains_on_two_processes_as_on_one(sharding, inputs, tmp_path):
+    losses = []
+    for name, size in (("device_map", 1), (sharding, 2)):
+        changes = {"method": {"name": "qlora", "load_in_8bit": True, "lora_dropout": 0.0}, "sharding": name}
+        changes |= {"hardware.shape": f"cpu-{size}", "training.global_batch_size": 8}
+        changes |= {"checkpoints.folder": str(tmp_path / f"checkpoints-{name}")}
+        recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+        losses.append([step.loss for step in ranks.run(size, fit_here, recipe, inputs, tmp_path / name).steps])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert losses[0][-1] < losses[0][0]

@@ -99,6 +99,28 @@ def test_adapter_fields_are_refused_for_full():
     assert Recipe.model_validate(content(method={"name": "lora", "r": 8})).method.r == 8
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"name": "lora", "load_in_8bit": True}, "load_in_8bit: only for qlora, whose base is quantized; write name: qlora"),
+        ({"name": "full", "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type: only for qlora"),
+        ({"name": "qlora", "load_in_8bit": True, "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type: no effect in 8 bits"),
+        ({"name": "qlora", "llm_int8_threshold": 5.0}, "llm_int8_threshold: no effect without 8 bits .*; write load_in_8bit"),
+        ({"name": "qlora", "bnb_4bit_quant_type": "int4"}, "method.bnb_4bit_quant_type: .*'nf4' or 'fp4'"),
+    ],
+)
+def test_formats_that_do_not_fit_together_are_refused(method, said):
+    assert re.search(said, mistakes_of(content(method=method)))
+
+
+def test_formats_of_a_quantized_base_survive_json_and_keep_the_keys_of_old_recipes():
+    recipe = Recipe.model_validate(content(method={"name": "qlora", "load_in_8bit": True}))
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+    old = Recipe.model_validate(content(method="qlora"))
+    assert old.key() == Recipe.model_validate(content(method={"name": "qlora", "bnb_4bit_quant_type": "nf4"})).key()
+    assert old.key() != recipe.key()
+
+
 def test_a_recipe_survives_yaml_and_json_and_is_frozen(tmp_path):
     recipe = Recipe.model_validate(content(method="lora"))
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
@@ -132,6 +154,7 @@ def test_a_misspelt_key_is_recognised(key, position):
         ("training", "gradient_accumulation_steps", "the planner computes it; write training.global_batch_size"),
         ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
         ("method", "merge", "a run stores only the adapter"),
+        ("method", "llm_int8_enable_fp32_cpu_offload", "adapters of layers on the CPU would not be trained"),
         ("sharding", "fsdp_config", "write sharding: NAME; the rest follows from it"),
     ],
 )
