@@ -15,8 +15,8 @@ CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
 # What the caching allocator holds beside the peak, as a share of the parts that come and go within a step (activations,
 # logits, gathered units): segments of cudaMalloc are not joined. Medians of the published runs with fixed shapes and without
 # expandable segments that name both figures (reserved less outside less allocated, over those parts), in groups of cause:
-# logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes. The first is
-# above its median, 0.12, by the verdicts on published runs near the limit (docs/measured.md).
+# logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes. The
+# first is above its median, 0.12, by the verdicts on published runs near the limit (docs/measured.md).
 FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.14, 0.2, 0.4
 # Bytes a token and vocabulary entry beyond which a loss has logits in float32 beside those in 16 bits.
 WHOLE_LOGITS = 6
