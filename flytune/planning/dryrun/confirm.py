@@ -76,6 +76,5 @@ def _describe(recipe: Recipe, fit: Fit, traced: DryRun) -> str:
     ignored = f"; {said}" if (said := dryrun.left_out(recipe)) else ""
     return (
         f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in {traced.peak_module}), the "
-        f"closed form has {closed / GIB:.2f}; {traced.seconds:.0f} s"
-        + (f"; {said}" if (said := dryrun.left_out(recipe)) else "")
+        f"closed form has {closed / GIB:.2f}; {traced.seconds:.0f} s{ignored}"
     )
