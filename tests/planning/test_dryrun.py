@@ -115,7 +115,6 @@ def test_what_cannot_run_on_fake_tensors_is_refused_with_the_reason(tmp_path):
     )
     assert "sharding zero3 does not run on fake tensors; none and fsdp do" in asked(sharding="zero3")
     assert "adamw_8bit (bitsandbytes) does not" in asked(**{"training.optim": "adamw_8bit"})
-    assert "compiled layers" in asked(**{"training.torch_compile": True})
     # Where the model itself cannot be built: what its library said.
     assert f"no dry run of the model in {tmp_path}: " in asked()
 

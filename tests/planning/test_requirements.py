@@ -170,15 +170,45 @@ def small_model(tmp_path):
 
 
 def test_the_dry_run_confirms_a_plan(small_model):
-    recipe = recipe_of(model=small_model, sharding="fsdp", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
+    recipe = recipe_of(
+        model=small_model,
+        sharding="fsdp",
+        hardware={"shape": "a10g-8"},
+        data={"path": "x", "max_length": 256},
+        training={"learning_rate": 1e-4, "global_batch_size": 8, "torch_compile": True},
+    )
     plan = planner.make(recipe)
     found = confirm.confirmed(recipe, plan)
+    assert found.reasons[-1].endswith("; torch_compile is left out: the trace has the layers as written")
     assert found.memory.engine == "dry run"
     assert [need.engine for need in found.needs[1:]] == ["closed form"] * 3
     assert any(reason.startswith("dry run: ") for reason in found.reasons)
     step = found.memory.phases[STEP]
     assert {"CUDA context", "NCCL", "parameters", "optimizer states"} <= set(step)
     assert found.verdict == "fits"
+
+
+def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeypatch):
+    name, configs = "meta-llama/Llama-3.1-405B", []
+    recipe = recipe_of(
+        model={"name_or_path": name, "revision": geometry.shipped()[name]["revision"]},
+        sharding={"name": "fsdp", "offload": "cpu"},
+        training={"learning_rate": 1e-4, "global_batch_size": 64},
+        hardware={"shape": "h100-8x8"},
+    )
+
+    class Asked(Exception):
+        """The end of the stand-in for the dry run."""
+
+    def run(recipe, folder, world_size, micro_batch):
+        configs.append(json.loads((folder / "config.json").read_text()))
+        raise Asked
+
+    monkeypatch.setattr(confirm.dryrun, "run", run)
+    monkeypatch.delattr(confirm, "config_file")
+    with pytest.raises(Asked):
+        confirm.confirmed(recipe, planner.make(recipe))
+    assert configs == [geometry.shipped()[name]["config"]]
 
 
 def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):

@@ -16,7 +16,7 @@ from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
 from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sharding import SHARDINGS, sharding_of
 
-__all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "refusal", "run"]
+__all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "left_out", "refusal", "run"]
 
 
 def refusal(recipe: Recipe) -> str | None:
@@ -32,9 +32,12 @@ def refusal(recipe: Recipe) -> str | None:
         return f"{optimizer} (bitsandbytes) does not run on fake tensors"
     if OPTIMIZERS[optimizer].algorithm != "adamw":
         return f"the update of {optimizer} is not written down; the one of AdamW is"
-    if recipe.training.torch_compile:
-        return "compiled layers are other operations than the ones written down"
     return None
+
+
+def left_out(recipe: Recipe) -> str:
+    """Return the setting of a recipe that the dry run ignores, as a sentence; empty if there is none."""
+    return "torch_compile is left out: the trace has the layers as written" if recipe.training.torch_compile else ""
 
 
 def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile: Profile | None = None) -> DryRun:
