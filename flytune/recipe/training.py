@@ -45,6 +45,8 @@ class Training(Strict):
     """Term that AdamW adds to the root of the second moment."""
     activation_checkpointing: bool = True
     """Recompute activations in the backward pass instead of storing them."""
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """Scale of the uniform noise on the embeddings of training samples (NEFTune); none by default, 5 to 15 in its paper."""
     torch_compile: bool = False
     """Compile each decoder layer: the first steps take minutes longer, the others are faster."""
     probe_longest: bool = False

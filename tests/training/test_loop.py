@@ -131,6 +131,18 @@ def test_bfloat16_exports_are_what_was_trained(pair, inputs, tmp_path):
     assert loss == pytest.approx(result.heldout_loss, abs=5e-3)
 
 
+@pytest.mark.parametrize("pair", ["lora fsdp", *slow("full none", "full zero3", "qlora device_map")])
+def test_neftune_adds_noise_in_training_alone(pair, inputs, runs, tmp_path):
+    method, sharding = pair.split()
+    recipe = recipe_for(inputs, method, sharding, **{"training.neftune_noise_alpha": 30.0})
+    noisy = ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "noisy")
+    first = runs(method, sharding)[1].steps[0].loss
+    assert abs(noisy.steps[0].loss - first) > 1e-3
+    # The export has no noise.
+    loss = ranks.run(1, reloaded_loss, recipe, inputs, tmp_path / "noisy")
+    assert loss == pytest.approx(noisy.heldout_loss, abs=1e-4)
+
+
 @pytest.mark.parametrize("pair", ["qlora device_map", "lora fsdp", *slow("full zero3", "lora ddp", "full fsdp")])
 def test_activation_checkpointing_changes_no_loss(pair, inputs, tmp_path):
     method, sharding = pair.split()
