@@ -25,8 +25,6 @@ CUDA_BUILD_GIB = 1.27
 # GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide recommends for
 # containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process that trains.
 NCCL_SHM_GIB = 1.0
-# Bytes a trained parameter in a checkpoint: float32 weight and both moments of Adam.
-CHECKPOINT = 12.0
 # Bytes of an exported file at most; the process that writes holds one (flytune/export/write.py).
 EXPORT_FILE = 5e9
 
@@ -42,6 +40,12 @@ def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
         _shared(shape),
         _disk(recipe, shape, workload),
     ]
+
+
+def checkpoint_bytes(workload: Workload) -> float:
+    """Return the bytes of a checkpoint: trained weights as the optimizer has them (float32 of DeepSpeed), and its states."""
+    width = BYTES[workload.weight_dtype] if workload.method == "full" and not workload.layout.deepspeed else 4
+    return width * workload.trained + model_states.state_bytes(workload, width)
 
 
 def process_gib(shape: Shape) -> float:
@@ -137,7 +141,7 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
         running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).offloaded
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
-        saved["checkpoints"] = CHECKPOINT * workload.trained * copies
+        saved["checkpoints"] = checkpoint_bytes(workload) * copies
     phases = {LOAD: base, FIRST_STEP: running, STEP: running, EVALUATE: running, SAVE: saved}
     return _need("disk", shape.disk_gib, phases | {EXPORT: saved | {"export": _exported(workload)}})
 
