@@ -85,7 +85,6 @@ class Framework:
 FLYTUNE = Framework(
     loss=CHUNKED,
     float32_copies=True,
-    upcasts=True,
     prepares_kbit=True,
     fsdp_reduces_float32=True,
     # deepspeed_configs/ have offload_param.

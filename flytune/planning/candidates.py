@@ -101,6 +101,8 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     kind = OPTIMIZERS.get(recipe.training.optim)
     if kind and (reason := sharding_of(recipe).optimizer_problem(recipe, kind)):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
+    if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(recipe)):
+        problems.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
     if geometry.quantized and recipe.method.name == "full":
         problems.append(
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
@@ -119,6 +121,14 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     if recipe.model.revision is not None and (name.startswith((".", "/", "~")) or "://" in name):
         problems.append("model.revision: only models on the hub have one, folders and addresses do not")
     return problems
+
+
+def _no_bfloat16_masters(recipe: Recipe) -> str | None:
+    if recipe.method.name != "full":
+        return f"the adapters of {recipe.method.name} are float32, and take little memory"
+    if recipe.model.dtype != "bfloat16":
+        return f"weights that compute in {recipe.model.dtype} (model.dtype) would be rounded to another dtype"
+    return sharding_of(recipe).float32_masters
 
 
 def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:

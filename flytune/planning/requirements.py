@@ -34,8 +34,6 @@ NCCL_NETWORK_GIB = 2 * 16 * 9.19 / 1024
 # GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide recommends for
 # containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process that trains.
 NCCL_SHM_GIB = 1.0
-# Bytes a trained parameter in a checkpoint: float32 weight and both moments of Adam.
-CHECKPOINT = 12.0
 # Host memory of weights that are converted while they are loaded, over that of the result: Llama 2 7B, 25,704 MiB in float32,
 # took 32,744 less a process of 1,506 (docs/measured.md, "Loading on rank 0").
 CONVERTED = 1.22
@@ -54,6 +52,12 @@ def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
         _shared(shape),
         _disk(recipe, shape, workload),
     ]
+
+
+def checkpoint_bytes(workload: Workload) -> float:
+    """Return the bytes of a checkpoint: trained weights as the optimizer has them (float32 of DeepSpeed), and its states."""
+    width = BYTES[workload.weight_dtype] if workload.method == "full" and not workload.layout.deepspeed else 4
+    return width * workload.trained + model_states.state_bytes(workload, width)
 
 
 def process_gib(shape: Shape) -> float:
@@ -150,7 +154,7 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).on_disk
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
-        saved["checkpoints"] = CHECKPOINT * workload.trained * copies
+        saved["checkpoints"] = checkpoint_bytes(workload) * copies
     phases = {LOAD: base, FIRST_STEP: running, STEP: running, EVALUATE: running, SAVE: saved}
     return _need("disk", shape.disk_gib, phases | {EXPORT: saved | {"export": _exported(workload)}})
 

@@ -43,8 +43,12 @@ class Training(Strict):
     """Decay rate of the second moment of AdamW, and of Lion's only one (0.99 in its paper)."""
     adam_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-8, json_schema_extra={"since": "0.2.0"})
     """Term that AdamW adds to the root of the second moment."""
+    master_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"since": "0.2.0"})
+    """Dtype of the weights that the optimizer updates, of their gradients and AdamW's moments; bfloat16 only for full."""
     activation_checkpointing: bool = True
     """Recompute activations in the backward pass instead of storing them."""
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """Scale of the uniform noise on the embeddings of training samples (NEFTune); none by default, 5 to 15 in its paper."""
     torch_compile: bool = False
     """Compile each decoder layer: the first steps take minutes longer, the others are faster."""
     probe_longest: bool = False

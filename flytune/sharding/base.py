@@ -26,6 +26,8 @@ class ShardingBase:
     """Supported values of sharding.offload."""
     no_8bit_base: ClassVar[str | None] = None
     """Reason why a base in 8 bits (method.load_in_8bit) does not work with it; None where it does."""
+    float32_masters: ClassVar[str | None] = None
+    """Reason why training.master_dtype is always float32 with it; None where it may be bfloat16."""
     resizes: ClassVar[bool] = True
     """True if a run can resume from a checkpoint of another number of processes."""
     saves_full_weights: ClassVar[bool] = True
@@ -79,10 +81,10 @@ class ShardingBase:
     def load_dtype(self, recipe: Recipe) -> str:
         """Return the dtype that the base model's weights are loaded in.
 
-        A full fine-tune keeps float32 weights and computes in recipe.model.dtype by autocast: bfloat16 weights lose
-        updates smaller than 1/256 of a weight. A frozen base is loaded in the dtype it computes in.
+        A full fine-tune keeps its weights in training.master_dtype and computes in recipe.model.dtype by autocast: bfloat16
+        weights lose updates smaller than 1/256 of a weight. A frozen base is loaded in the dtype it computes in.
         """
-        return "float32" if recipe.method.name == "full" else recipe.model.dtype
+        return recipe.training.master_dtype if recipe.method.name == "full" else recipe.model.dtype
 
     def precision(self, recipe: Recipe) -> Precision:
         """Return how the forward pass computes."""

@@ -23,6 +23,7 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
+    float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
 
     def problems(self, recipe: Recipe) -> list[str]:

@@ -193,6 +193,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "adam_epsilon": training.adam_epsilon,
         "seed": training.seed,
         "activation_checkpointing": training.activation_checkpointing,
+        "neftune_noise_alpha": training.neftune_noise_alpha,
         "torch_compile": training.torch_compile,
         "bf16": recipe.model.dtype == "bfloat16",
         "fp16": recipe.model.dtype == "float16",

@@ -109,6 +109,19 @@ def test_paged_states_are_counted_on_the_host_and_those_of_one_tensor_on_the_gpu
     assert "paged optimizer states" not in host.phases[LOAD]
 
 
+def test_bfloat16_masters_take_half_the_memory_of_states_and_checkpoints():
+    shape = "a100-80gb-8x2"
+    full, half = (work_of(shipped(master_dtype=dtype), shape) for dtype in ("float32", "bfloat16"))
+    for of in (
+        lambda states: states.resident["weights"],
+        lambda states: states.gradients,
+        lambda states: states.optimizer["optimizer"],
+    ):
+        assert of(model_states.of(half)) == of(model_states.of(full)) / 2
+    assert requirements.checkpoint_bytes(full) == 12 * full.trained
+    assert requirements.checkpoint_bytes(half) == 6 * half.trained
+
+
 def test_the_page_of_recipes_has_the_bytes_that_are_counted():
     page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8").partition("## Optimizers")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and "`training" not in line]

@@ -507,6 +507,21 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text)
 
 
+@pytest.mark.parametrize(
+    ("method", "sharding", "dtype", "said"),
+    [
+        ("full", "zero2", "bfloat16", "DeepSpeed keeps float32 master copies of 16-bit weights"),
+        ("lora", "none", "bfloat16", "the adapters of lora are float32, and take little memory"),
+        ("full", "none", "float32", r"weights that compute in float32 \(model.dtype\) would be rounded to another dtype"),
+    ],
+)
+def test_bfloat16_masters_are_refused_where_there_are_none(method, sharding, dtype, said):
+    training = {"learning_rate": 1e-4, "global_batch_size": 8, "master_dtype": "bfloat16"}
+    recipe = recipe_of(method=method, sharding=sharding, training=training, model={"name_or_path": "a/b", "dtype": dtype})
+    with pytest.raises(RecipeError, match=f"training.master_dtype: bfloat16: {said}; leave it out"):
+        planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"))
+
+
 def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_are_known():
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "lr_scheduler_type": "warmup_stable_decay"}
     training |= {"lr_scheduler_kwargs": {"num_decay_steps": 100}, "warmup_steps": 0}

@@ -132,6 +132,18 @@ def test_bfloat16_exports_are_what_was_trained(pair, inputs, tmp_path):
     assert loss == pytest.approx(result.heldout_loss, abs=5e-3)
 
 
+@pytest.mark.parametrize("pair", ["lora fsdp", *slow("full none", "full zero3", "qlora device_map")])
+def test_neftune_adds_noise_in_training_alone(pair, inputs, runs, tmp_path):
+    method, sharding = pair.split()
+    recipe = recipe_for(inputs, method, sharding, **{"training.neftune_noise_alpha": 30.0})
+    noisy = ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "noisy")
+    first = runs(method, sharding)[1].steps[0].loss
+    assert abs(noisy.steps[0].loss - first) > 1e-3
+    # The export has no noise.
+    loss = ranks.run(1, reloaded_loss, recipe, inputs, tmp_path / "noisy")
+    assert loss == pytest.approx(noisy.heldout_loss, abs=1e-4)
+
+
 @pytest.mark.parametrize("pair", ["qlora device_map", "lora fsdp", *slow("full zero3", "lora ddp", "full fsdp")])
 def test_activation_checkpointing_changes_no_loss(pair, inputs, tmp_path):
     method, sharding = pair.split()
@@ -388,3 +400,19 @@ def test_a_deepspeed_configuration_of_ones_own_is_what_deepspeed_runs_with(input
     alone = runs("full", "none")[1]
     assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
     assert gate.check_files(recipe, tmp_path / "trained", inputs / "dataset").is_dir()
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", *slow("none", "ddp")])
+def test_bfloat16_masters_are_trained_and_exported(sharding, inputs, tmp_path):
+    """Weights, gradients and moments in bfloat16: half the bytes of a checkpoint, and a model that learns."""
+    changes = {"model.dtype": "bfloat16", "training.master_dtype": "bfloat16", "checkpoints.save_steps": 3}
+    changes |= {"checkpoints.folder": str(tmp_path / "kept")}
+    sizes = {}
+    for dtype in ("bfloat16", "float32"):
+        recipe = recipe_for(inputs, "full", sharding, **changes | {"training.master_dtype": dtype})
+        result = ranks.run(world(recipe), fit, recipe, inputs, tmp_path / dtype)
+        assert result.steps[-1].loss < result.steps[0].loss
+        (kept,) = (tmp_path / "kept").glob("*/3-*")
+        sizes[dtype] = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
+        shutil.rmtree(tmp_path / "kept")
+    assert sizes["bfloat16"] == pytest.approx(sizes["float32"] / 2, rel=0.1)
