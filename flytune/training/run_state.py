@@ -54,7 +54,9 @@ class RunState:
         """
         sharding, scorer = sharding_of(recipe), Scorer(recipe, dataset)
         saver = Saver(recipe, data.read_manifest(dataset).content_sha256, publisher)
-        stopper = Stopper(recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation)
+        stopper = Stopper(
+            recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
+        )
         watch = Watch(recipe.training.hang_minutes)
         phases = PhaseNotes(saver.address, plan, lambda: stopper.is_signalled)
         # The watchdog first: a phase's note may wait for the storage.
