@@ -13,8 +13,8 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.sharding import sharding_of
 from flytune.training import checkpoints, trainer
 from tests.support import ranks
+from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-from tests.training.test_checkpoints_run import fit, fit_and_die_in_the_export, recipe_for
 
 
 @pytest.fixture(scope="module")
