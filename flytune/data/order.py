@@ -91,7 +91,16 @@ class Stream:
 
     def epochs_after(self, step: int) -> float:
         """Return the epochs that are done after `step` optimizer steps."""
-        return (self.batch_of(step - 1) + 1) * self._batch / len(self._dataset)
+        return self._samples_after(step) / len(self._dataset)
+
+    def ends_epoch(self, step: int) -> bool:
+        """Return whether an epoch is done after `step` optimizer steps that was not after one step less."""
+        rows = len(self._dataset)
+        before = self._samples_after(step - 1) if step > 1 else 0
+        return self._samples_after(step) // rows > before // rows
+
+    def _samples_after(self, step: int) -> int:
+        return (self.batch_of(step - 1) + 1) * self._batch
 
 
 def _longest(dataset: Any, count: int) -> Any:

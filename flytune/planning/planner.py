@@ -97,7 +97,8 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
-    lost = save_interval.planned(recipe, shape, requirements.checkpoint_bytes(work), time.seconds) if time else None
+    saved = requirements.checkpoint_bytes(work)
+    lost = save_interval.planned(recipe, shape, saved, time.seconds, samples) if time else None
     return Plan(
         recipe=recipe.name,
         key=recipe.key(),

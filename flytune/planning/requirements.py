@@ -100,6 +100,7 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
         for phase, table in _tables(recipe, shape, workload, memory).items()
     }
     tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
+    tables[EXPORT]["best checkpoint"] = _best(recipe, workload)
     return _need("process memory", (shape.memory_gib - shape.shared_memory_gib) / shape.processes, tables)
 
 
@@ -118,7 +119,7 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
         SAVE: {
             "checkpoint": own * (states + lasting.paged) if sharding.async_checkpoint and workload.method == "full" else 0.0
         },
-        EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload))},
+        EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload)), "best checkpoint": own * _best(recipe, workload)},
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
     paged = {"paged optimizer states": own * lasting.paged}
@@ -139,6 +140,17 @@ def _as_loaded(recipe: Recipe, workload: Workload) -> float:
     if workload.method == "qlora" or sharding.reads_slices(recipe) or workload.layout.shards_parameters or not converted:
         return 0.0
     return CONVERTED * workload.geometry.parameters * BYTES[workload.weight_dtype]
+
+
+def _best(recipe: Recipe, workload: Workload) -> float:
+    """Return bytes of one process in host memory while it loads the checkpoint that `export: best` takes.
+
+    DeepSpeed reads its states as one file each, optimizer included; the other shardings read one tensor at a time.
+    """
+    if recipe.checkpoints.export == "last" or not workload.layout.deepspeed:
+        return 0.0
+    states = model_states.of(workload)
+    return sum(states.optimizer.values()) + states.offloaded
 
 
 def _shared(shape: Shape) -> Need:

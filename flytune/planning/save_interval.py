@@ -72,10 +72,19 @@ def expected_loss(
     return Loss(hours, min(1.0, saving + hours * interruptions_per_hour))
 
 
-def planned(recipe: Recipe, shape: Shape, checkpoint_bytes: float, step_seconds: float) -> Interruptions:
-    """Return the expected loss of a run with its recipe's interval; `checkpoint_bytes` are those of all nodes together."""
+def planned(
+    recipe: Recipe, shape: Shape, checkpoint_bytes: float, step_seconds: float, samples: int | None = None
+) -> Interruptions | None:
+    """Return the expected loss of a run with its recipe's interval; `checkpoint_bytes` are those of all nodes together.
+
+    None with save_steps `epoch` where the number of training `samples`, and so of steps an epoch, is unknown.
+    """
     per_hour, save_seconds = interruptions_per_hour(shape), checkpoint_bytes / shape.nodes / WRITE_RATE
     best, steps = best_interval(save_seconds, per_hour), recipe.checkpoints.save_steps
+    if steps == "epoch":
+        if samples is None:
+            return None
+        steps = max(1, round(samples / recipe.training.global_batch_size))
     interval = best if steps == "auto" else steps * step_seconds if steps else math.inf
     lost = expected_loss(interval, save_seconds, per_hour, RESTART_SECONDS)
     return Interruptions(

@@ -57,6 +57,8 @@ class Training(Strict):
     """Optimizer steps between two logged steps."""
     hang_minutes: Annotated[float, Field(gt=0)] = 10.0
     """Minutes after which a step that is also ten times slower than any before ends the attempt, with a stack of each rank."""
+    ddp_timeout: Annotated[Positive | None, Field(json_schema_extra={"since": "0.2.0"})] = None
+    """Seconds after which a collective that not all processes reach fails; by default more than all limits of hang_minutes."""
     max_loss_jump: Annotated[float, Field(gt=1)] | None = None
     """Factor over the median of the last 16 logged losses from which a loss is treated like NaN."""
     on_bad_loss: Literal["stop", "skip"] = "stop"

@@ -114,7 +114,7 @@ class Plan(Record):
     hours: list[float] = Field(default=[])
     """Hours of all steps if every sample is data.max_length long: likely minimum, estimate, likely maximum."""
     interruptions: Interruptions | None = None
-    """Expected cost of interruptions; None if the time of a step is unknown."""
+    """Expected cost of interruptions; None if the time of a step, or of an epoch between saves, is unknown."""
     calibration: Calibration | None = None
     """Calibration that memory and speed above were multiplied by, if the shape has one."""
     reasons: list[str]

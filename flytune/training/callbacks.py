@@ -51,14 +51,16 @@ def step_callback(trainer: Any) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step, is_last = state.global_step, state.global_step >= state.max_steps
-            is_scored = run.recorder.end_step(step, is_last)
+            ends_epoch = trainer.train_dataset.ends_epoch(step)
+            is_scored = run.recorder.end_step(step, is_last, ends_epoch)
             if is_scored:
                 run.stopper.early.count(step, run.recorder.eval_loss)
             run.saver.end_step(step)
             save, stop = run.stopper.end_step(step, args, is_last)
+            is_due = control.should_save or (ends_epoch and run.recipe.checkpoints.save_steps == "epoch")
+            control.should_save = (is_due and not stop) or save
             # A step that is saved is logged, so that the log in the checkpoint ends with it.
-            control.should_log = control.should_log or is_scored or control.should_save or save or stop
-            control.should_save = (control.should_save and not stop) or save
+            control.should_log = control.should_log or is_scored or control.should_save or stop
             control.should_training_stop = control.should_training_stop or stop
             run.watch.end_step(step)
 

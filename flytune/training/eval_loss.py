@@ -11,15 +11,17 @@ from flytune.recipe import Recipe
 
 
 class Scorer:
-    """Scorer of the model in training, every evaluation.eval_steps steps and after the last; never if that is unset."""
+    """Scorer of the model in training, every evaluation.eval_steps steps or epoch, and after the last; never if it is unset."""
 
     def __init__(self, recipe: Recipe, dataset: Path) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
         self.eval_steps = recipe.evaluation.eval_steps
         self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
 
-    def is_due(self, step: int, is_last: bool) -> bool:
-        """Return whether the model is scored after a step."""
+    def is_due(self, step: int, is_last: bool, ends_epoch: bool) -> bool:
+        """Return whether the model is scored after a step, which may be the run's last, or the one that ends an epoch."""
+        if self.eval_steps == "epoch":
+            return is_last or ends_epoch
         return self.eval_steps is not None and (is_last or step % self.eval_steps == 0)
 
     def score(self, trainer: Any) -> float:

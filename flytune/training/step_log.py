@@ -53,12 +53,12 @@ class Recorder:
         """Add the tokens of micro batches; TRL's num_tokens counts one row of a packed batch, with its padding."""
         self._tokens += sum(int(tokens_of(batch)) for batch in batches)
 
-    def end_step(self, step: int, is_last: bool) -> bool:
+    def end_step(self, step: int, is_last: bool, ends_epoch: bool = False) -> bool:
         """Note that an optimizer step has finished; return whether the live model was scored after it."""
         self.clock.enter("other")
         if self._peaks.phase == FIRST_STEP:
             self._peaks.enter(STEP)
-        if not self._scorer.is_due(step, is_last):
+        if not self._scorer.is_due(step, is_last, ends_epoch):
             return False
         self.clock.enter("eval")
         with self._peaks.during(EVALUATE):

@@ -68,8 +68,6 @@ def trainer_class() -> Any:
 
         def load_weights(self, checkpoint: Path) -> None:
             """Replace the trained weights by those of a checkpoint, as a resume reads them. Every process calls it."""
-            # What the last forward pass gathered would be used again.
-            self.run.sharding.before_gather(self.accelerator.unwrap_model(self.model))
             if self.is_deepspeed_enabled:
                 is_full = self.run.recipe.method.name == "full"
                 deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=is_full)
@@ -203,12 +201,18 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
         "save_strategy": "steps" if save_steps else "no",
-        # With `auto`, the stopper decides.
+        # With `auto`, the stopper decides; with `epoch`, the callback at the step's end.
         "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,
         # The data is prepared: it has labels, and no sample is longer than data.max_length.
         "max_length": None,
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "dataloader_pin_memory": shape.is_gpu,
-        "ddp_timeout": watchdog.process_group_seconds(training.hang_minutes),
+        "ddp_timeout": training.ddp_timeout or watchdog.process_group_seconds(training.hang_minutes),
     }
-    return SFTConfig(**(common | trackers.arguments(recipe, checkpoints) | sharding.arguments(recipe, shape)))
+    made = SFTConfig(**(common | trackers.arguments(recipe, checkpoints) | sharding.arguments(recipe, shape)))
+    if made.world_size > 1 and not shape.is_gpu:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        # transformers leaves it out of a process group on CPUs (TrainingArguments._setup_devices).
+        _set_pg_timeout(made.ddp_timeout_delta)
+    return made

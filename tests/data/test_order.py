@@ -82,6 +82,15 @@ def test_steps_follow_from_epochs_and_the_global_batch(rows, fields, steps):
     assert made.epochs_after(steps) == steps * BATCH / rows
 
 
+@pytest.mark.parametrize(
+    ("rows", "left_out", "ends"), [(16, (), [2, 4, 6]), (21, (), [3, 6]), (5, (), [1, 2, 3, 4, 5, 6]), (21, (1,), [2, 5])]
+)
+def test_an_epoch_ends_with_the_step_that_trains_its_last_row(rows, left_out, ends):
+    made = stream(rows, num_train_epochs=9)
+    made.left_out = left_out
+    assert [step for step in range(1, 7) if made.ends_epoch(step)] == ends
+
+
 def test_a_batch_of_more_than_there_is_is_told(caplog):
     with caplog.at_level(logging.WARNING):
         stream(3)

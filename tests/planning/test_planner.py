@@ -175,10 +175,15 @@ def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
 
 
 def test_checkpoints_on_the_disk():
-    def copies(folder, save_steps=10):
-        return recipe_of(checkpoints={"save_steps": save_steps, "folder": folder}).checkpoints.copies_on_disk
+    def copies(folder, save_steps=10, **changes):
+        return recipe_of(
+            checkpoints={"save_steps": save_steps, "folder": folder} | changes, **scored
+        ).checkpoints.copies_on_disk
+
+    scored = {"evaluation": {"eval_steps": 10}}
 
     assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None), copies(None)] == [3, 0, 1, 0, 1]
+    assert [copies(folder, export="best") for folder in (".checkpoints", "/mnt/x", "s3://x")] == [4, 0, 1]
 
 
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():

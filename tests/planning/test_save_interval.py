@@ -57,10 +57,10 @@ def test_a_row_says_its_interruptions_or_they_follow_from_its_machines():
     assert interruptions_per_hour(machines.model_copy(update={"interruptions_per_hour": 0.5})) == 0.5
 
 
-def lost(save_steps, **changes):
+def lost(save_steps, samples=None, **changes):
     shape = shape_named("a100-80gb-8x2").model_copy(update={"interruptions_per_hour": 0.1} | changes)
     recipe = recipe_of(checkpoints={"save_steps": save_steps})
-    return save_interval.planned(recipe, shape, checkpoint_bytes=200e9, step_seconds=10.0)
+    return save_interval.planned(recipe, shape, checkpoint_bytes=200e9, step_seconds=10.0, samples=samples)
 
 
 def test_a_plan_says_what_saving_and_interruptions_cost():
@@ -73,6 +73,11 @@ def test_a_plan_says_what_saving_and_interruptions_cost():
     assert found.share_lost == pytest.approx(100 / 1100 + 0.1 * each)
     assert lost("auto").share_lost < found.share_lost
     assert save_interval.describe(found).startswith("an interruption is expected every 10.0 hours; saving every 17 minutes, ")
+
+
+def test_a_save_an_epoch_is_counted_where_the_number_of_samples_is_known():
+    assert lost("epoch") is None
+    assert lost("epoch", samples=8 * 100) == lost(100)
 
 
 def test_a_plan_without_checkpoints_says_what_an_interruption_loses():

@@ -168,6 +168,38 @@ def test_keys_of_other_tools_are_answered_with_what_a_recipe_says_instead(sectio
     assert f"{section}.{key}: unknown key; {said}" in text
 
 
+@pytest.mark.parametrize(
+    ("save", "score", "said"),
+    [
+        (None, None, "there are none without checkpoints.save_steps and evaluation.eval_steps; set them"),
+        (None, 5, "there are none without checkpoints.save_steps; set them"),
+        (10, None, "there are none without evaluation.eval_steps; set them"),
+        ("auto", 5, "which saves steps that are not scored; write save_steps: 5, as eval_steps"),
+        (15, 10, "save_steps 15 is neither a multiple nor a divisor of eval_steps 10: write the same for both"),
+        ("epoch", 10, "save_steps epoch is neither a multiple nor a divisor of eval_steps 10: write the same for both"),
+    ],
+)
+def test_the_best_needs_a_checkpoint_of_each_scored_step(save, score, said):
+    text = mistakes_of(content(checkpoints={"save_steps": save, "export": "best"}, evaluation={"eval_steps": score}))
+    assert "checkpoints.export: best " in text
+    assert said in text
+
+
+@pytest.mark.parametrize(("save", "score"), [(10, 10), (20, 10), (10, 20), ("epoch", "epoch"), (1, "epoch"), ("epoch", 1)])
+def test_the_best_can_be_exported_where_scored_steps_have_checkpoints(save, score):
+    made = content(checkpoints={"save_steps": save, "export": "best"}, evaluation={"eval_steps": score})
+    assert Recipe.model_validate(made).checkpoints.export == "best"
+
+
+def test_early_stopping_needs_scores():
+    text = mistakes_of(content(evaluation={"early_stopping_patience": 2}))
+    assert (
+        "evaluation: early_stopping_patience counts evaluations of the live model, and there are none: set eval_steps" in text
+    )
+    text = mistakes_of(content(evaluation={"eval_steps": 5, "early_stopping_threshold": 0.1}))
+    assert "evaluation: early_stopping_threshold has no effect alone; set early_stopping_patience too" in text
+
+
 def test_the_key_follows_every_decision():
     one = Recipe.model_validate(content())
     assert one.key() == Recipe.model_validate(content()).key()

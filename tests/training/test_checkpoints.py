@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import logging
+import math
 import os
 import uuid
 from itertools import count
@@ -77,8 +78,8 @@ class MortalFileSystem(MemoryFileSystem):
 fsspec.register_implementation("mortal", MortalFileSystem, clobber=True)
 
 
-def ledger_at(address, limit=2):
-    ledger = Ledger(Storage(address), limit)
+def ledger_at(address, limit=2, keeps_best=True):
+    ledger = Ledger(Storage(address), limit, keeps_best)
     ledger.begin()
     return ledger
 
@@ -183,7 +184,8 @@ def test_two_attempts_at_once_do_not_harm_each_other(turns, ahead, folder):
 def test_the_newest_and_the_best_are_kept(steps, limit):
     ledger = ledger_at(f"memory://{uuid.uuid4()}")
     checkpoints = [checkpoint_of(ledger, step, loss) for step, loss in {step: (step, loss) for step, loss in steps}.values()]
-    found = [checkpoint.step for checkpoint in kept(checkpoints, limit)]
+    found = [checkpoint.step for checkpoint in kept(checkpoints, limit, keeps_best=True)]
+    assert [checkpoint.step for checkpoint in kept(checkpoints, limit, keeps_best=False)] == found[:limit]
     by_step = sorted((checkpoint.step for checkpoint in checkpoints), reverse=True)
     assert found[:limit] == by_step[:limit]
     losses = {checkpoint.step: checkpoint.eval_loss for checkpoint in checkpoints if checkpoint.eval_loss is not None}
@@ -204,6 +206,36 @@ def test_a_folder_keeps_the_newest_and_the_best_and_files_are_moved_there(tmp_pa
     assert checkpoint.files[0].sha256 == hashlib.sha256(content(5, FILES[0])).hexdigest()
     ledger.clear()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def lowest(ledger, into, step, loss, decisions="d"):
+    found = resume.lowest_loss(ledger, ALONE, into, decisions, step, loss)
+    return found and (found[0].step, (found[1] / FILES[0]).read_bytes() == content(found[0].step, FILES[0]))
+
+
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_the_checkpoint_of_the_lowest_loss_is_read_unless_the_live_model_is_better(place, tmp_path, caplog):
+    address = str(tmp_path / "run") if place == "folder" else f"memory://{uuid.uuid4()}"
+    ledger = ledger_at(address, limit=9)
+    for step, loss in enumerate((3.0, 1.0, 2.0, None, math.nan, 2.0, 0.5), 1):
+        save(ledger, step, tmp_path, loss)
+    into = tmp_path / "best"
+    assert lowest(ledger, into, 6, 2.0) == (2, True), "step 7 is another attempt's"
+    assert lowest(ledger, into, 6, None) == (2, True)
+    assert lowest(ledger, into, 6, 1.0) is None, "of equal losses, the last"
+    assert lowest(ledger, into, 2, 1.0) is None
+    assert lowest(ledger, into, 6, 2.0, "other data") is None
+    ledger.storage.write(f"2-{ledger.attempt}/{FILES[0]}", b"damaged")
+    assert lowest(ledger, into, 5, 2.5) == (3, True)
+    assert "has the lowest eval_loss and is not complete" in caplog.text
+    assert lowest(ledger, into, 6, 1.5) is None
+
+
+def test_only_the_newest_are_kept_where_the_last_weights_are_exported(tmp_path):
+    ledger = ledger_at(str(tmp_path / "run"), keeps_best=False)
+    for step, loss in enumerate((1.0, 2.0, 3.0), 1):
+        save(ledger, step, tmp_path, loss)
+    assert [one.step for one in ledger.checkpoints()] == [3, 2]
 
 
 @pytest.mark.parametrize("has_links", [True, False])

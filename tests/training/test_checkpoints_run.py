@@ -10,14 +10,13 @@ import pytest
 
 from flytune import data
 from flytune.errors import StorageError
-from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.training import checkpoints, loop, step_log
+from flytune.training import checkpoints
 from flytune.training.checkpoints import saver
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 from tests.support import ranks
-from tests.support.process_kills import kill_once_saved
+from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 
@@ -27,28 +26,6 @@ def inputs(tmp_path_factory):
     recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
     data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
     return folder
-
-
-def recipe_for(inputs, sharding, folder, **changes):
-    usual = {"sharding": sharding, "training.max_steps": 4, "hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
-    usual |= {"checkpoints.save_steps": 1, "checkpoints.folder": str(folder)}
-    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", usual | changes))
-
-
-def fit(recipe, inputs, out, nodes=1, die_at=None):
-    """Run once, with each rank as a node of its own if there are two; with `die_at`, all are killed at that step."""
-    if nodes == 2:
-        os.environ |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": os.environ["RANK"]}
-    record = step_log.Recorder.record
-
-    def record_and_die(self, step, epoch, logs):
-        record(self, step, epoch, logs)
-        if step == die_at:
-            kill_once_saved(recipe, die_at - 1)
-
-    step_log.Recorder.record = record_and_die
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
 def killed_and_resumed(recipe, inputs, folder, nodes=1, between=lambda: None):
@@ -227,11 +204,6 @@ def test_nodes_that_see_other_checkpoints_do_not_train(inputs, tmp_path):
     Checkpoint(**fields).sealed().write(complete / "manifest.json")
     with pytest.raises(ranks.RankFailed, match="one folder that all nodes see.* is 2-0001-aaaaaa on rank 0, None on rank 1"):
         ranks.run(2, fit_from_disks_of_their_own, recipe, inputs, tmp_path / "trained")
-
-
-def fit_and_die_in_the_export(recipe, inputs, out):
-    loop.write.write = lambda *arguments: kill_once_saved(recipe, 4)
-    fit(recipe, inputs, out)
 
 
 def test_a_run_that_died_after_its_last_step_is_only_exported(inputs, tmp_path):

@@ -73,7 +73,7 @@ class Ledger:
     """Checkpoints of one run, as one attempt sees them."""
 
     def __init__(self, storage: Storage, limit: int, keeps_best: bool = False) -> None:
-        """Read and write the checkpoints at `storage`; keep the newest `limit`, and with `keeps_best` that of the lowest loss."""
+        """Keep the newest `limit` checkpoints at `storage`, and with `keeps_best` that of the lowest eval_loss."""
         self.storage, self.limit, self.keeps_best = storage, limit, keeps_best
         self.attempt = ""
         """Id of this attempt, set by `begin`; until then the ledger is only read."""
@@ -208,7 +208,7 @@ class Ledger:
 
 
 def kept(checkpoints: list[Checkpoint], limit: int, keeps_best: bool) -> list[Checkpoint]:
-    """Return one complete checkpoint of each of the newest `limit` steps, and with `keeps_best` that of the lowest eval_loss."""
+    """Return one complete checkpoint of each of the newest `limit` steps, and with `keeps_best` that of the lowest loss."""
     by_step = _by_step(checkpoints)
     newest = [by_step[step] for step in sorted(by_step, reverse=True)[:limit]]
     best = by_loss(checkpoints, newest[0].decisions)[:1] if keeps_best and newest else []

@@ -1,0 +1,115 @@
+"""Real runs that export the checkpoint of the lowest eval_loss: a learning rate that is far too high makes it the first."""
+
+import re
+import time
+
+import pytest
+
+from flytune import data
+from flytune.hardware import shape_named
+from flytune.models import loading, scoring
+from flytune.planning import planner
+from flytune.recipe import DataRequest, Recipe
+from flytune.sharding import sharding_of
+from flytune.training import checkpoints, trainer
+from tests.support import ranks
+from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("best")
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
+    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
+    return folder
+
+
+def best_of(inputs, method, sharding, folder, **changes):
+    adapter = {} if method == "full" else {"lora_dropout": 0.0}
+    usual = {
+        "method": {"name": method} | adapter,
+        "training.learning_rate": 0.1 if method == "full" else 1.0,
+        "training.lr_scheduler_type": "constant",
+        "training.warmup_steps": 0,
+        "training.max_steps": 2,
+        "evaluation.eval_steps": 1,
+        "checkpoints.export": "best",
+    }
+    if sharding == "device_map":
+        usual |= {"hardware.shape": "cpu-1", "model.dtype": "bfloat16"}
+    return recipe_for(inputs, sharding, folder, **usual | changes)
+
+
+def reloaded_loss(recipe, inputs, out):
+    nll, tokens = scoring.heldout_loss(
+        loading.exported_model(recipe, out), data.heldout_rows(inputs / "dataset", 8), 0, batch_size=4
+    )
+    return float(nll.sum() / tokens.sum())
+
+
+@pytest.mark.parametrize(
+    ("method", "sharding"), [("full", "fsdp"), ("full", "zero3"), ("lora", "fsdp"), ("qlora", "device_map")]
+)
+def test_the_exported_weights_are_those_of_the_lowest_loss(method, sharding, inputs, tmp_path):
+    recipe = best_of(inputs, method, sharding, tmp_path / "kept")
+    result = ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "out")
+    losses = [step.eval_loss for step in result.steps]
+    assert losses.index(min(losses)) == 0 < len(losses) - 1
+    assert (result.exported_step, result.exported_eval_loss) == (1, losses[0])
+    assert result.heldout_loss == losses[0], "the gate and the probe compare with the weights that are exported"
+    assert ranks.run(1, reloaded_loss, recipe, inputs, tmp_path / "out") == pytest.approx(losses[0], abs=1e-2)
+
+
+def test_a_run_is_saved_and_scored_at_the_end_of_each_epoch(inputs, tmp_path):
+    rows = data.read_manifest(inputs / "dataset").train.samples
+    epochs = {"training.max_steps": None, "training.num_train_epochs": 2, "training.global_batch_size": 16}
+    each = {"checkpoints.save_steps": "epoch", "evaluation.eval_steps": "epoch", "training.logging_steps": 100}
+    recipe = best_of(inputs, "full", "none", tmp_path / "kept", **epochs, **each)
+    result = ranks.run(1, fit, recipe, inputs, tmp_path / "out")
+    ends = [-(-rows // 16), -(-2 * rows // 16)]
+    scored = [step.step for step in result.steps if step.eval_loss is not None]
+    stored = sorted(int(path.parent.name.partition("-")[0]) for path in tmp_path.glob("kept/*/*/manifest.json"))
+    assert (scored, stored) == (ends, ends)
+    assert result.exported_step in ends
+
+
+def collective_that_rank_1_does_not_reach(recipe, inputs, out):
+    import torch.distributed
+
+    plan = planner.make(recipe)
+    args = trainer.arguments(recipe, plan, shape_named(plan.shape), out)
+    sharding_of(recipe).before_load("cpu")
+    if args.process_index == 1:
+        return time.sleep(60)
+    return torch.distributed.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero3"])
+def test_the_timeout_reaches_the_process_group(sharding, inputs, tmp_path):
+    recipe = recipe_for(inputs, sharding, tmp_path, **{"training.ddp_timeout": 2})
+    with pytest.raises(ranks.RankFailed, match="rank 0: (?s:.*)[Tt]imed out waiting 2000ms"):
+        ranks.run(2, collective_that_rank_1_does_not_reach, recipe, inputs, tmp_path)
+
+
+def test_best_and_early_stopping_survive_two_kills(inputs, tmp_path, capfd):
+    settings = {"training.max_steps": 9, "evaluation.early_stopping_patience": 3}
+    recipe = best_of(inputs, "full", "ddp", tmp_path / "kept", **settings)
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 1, 3)
+    assert sorted(path.name[0] for path in tmp_path.glob("kept/*/*-*") if (path / "manifest.json").exists()) == ["1", "2"]
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit_and_die_in_the_export, recipe, inputs, tmp_path / "killed again")
+    # The newest two, and the best: the count of evaluations went on, so that no step after the fourth was trained.
+    kept = sorted(path.parent.name[0] for path in tmp_path.glob("kept/*/*/manifest.json"))
+    assert kept == ["1", "3", "4"]
+    result = ranks.run(2, fit, recipe, inputs, tmp_path / "out")
+    assert (result.resumed_from_step, result.steps, result.exported_step) == (4, [], 1)
+    assert result.heldout_loss == result.exported_eval_loss
+    assert "3 evaluations in a row did not lower eval_loss" in result.early_stopping
+    assert result.early_stopping.endswith("at step 1); training ended after step 4")
+    assert result.exported.startswith("step 1 of 4, eval_loss ")
+    assert re.search(r"exports step 1: lowest held-out loss \d", capfd.readouterr().out)
+    assert result.stopped_early is None, "the checkpoints of a complete run are deleted"
+    checkpoints.clear(recipe, data.read_manifest(inputs / "dataset"), result)
+    assert list((tmp_path / "kept").iterdir()) == []
