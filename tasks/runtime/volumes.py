@@ -55,6 +55,7 @@ def source(volume: Volume) -> Any:
         return V1Volume(name=volume.name, csi=of_driver)
     if (nfs := volume.nfs) is not None:
         return V1Volume(name=volume.name, nfs=V1NFSVolumeSource(server=nfs.server, path=nfs.path, read_only=read_only))
+    assert volume.host_path is not None
     # Directory: a path that does not exist is an error of the pod, and no empty folder of root.
     return V1Volume(name=volume.name, host_path=V1HostPathVolumeSource(path=volume.host_path, type="Directory"))
 

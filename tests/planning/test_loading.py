@@ -87,7 +87,11 @@ def test_time_and_price_are_shown_with_those_of_the_run():
     total = plan.hours[1] + plan.loading.seconds / 3600
     assert f"with it, the run takes {table._duration(total)}" in line
     on_cpu = recipe_of(
-        method="lora", sharding="none", model={"dtype": "float32"}, hardware={"shape": "cpu-1"}, training=TRAINING
+        method="lora",
+        sharding="none",
+        model={"name_or_path": "a/b", "dtype": "float32"},
+        hardware={"shape": "cpu-1"},
+        training=TRAINING,
     )
     small = models_geometry.geometry(LLAMA_8B | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "a/b")
     assert planner.make(on_cpu, geometry=small).loading is None
