@@ -32,7 +32,7 @@ def forecast(recipe: Recipe, shape: Shape, workload: Workload, cluster: Cluster)
     # Of slices, each process reads its own; otherwise each node reads all files, from its page cache after the first time.
     share = 1 / shape.nodes if sharding.reads_slices(recipe) else 1.0
     name = recipe.model.name_or_path
-    if volume := _volume(name, shape, cluster):
+    if volume := volume_of(name, shape, cluster):
         seconds, rate = _of_volume(volume, size * share, shape.nodes)
         return Loading(source=f"volume {volume.name}", bytes=round(size), parts={f"volume {volume.name} ({rate})": seconds})
     store = min(cluster.store_read_gbs or STORE_GBS, shape.fabric.gbs)
@@ -48,13 +48,17 @@ def forecast(recipe: Recipe, shape: Shape, workload: Workload, cluster: Cluster)
     )
 
 
-def _volume(name: str, shape: Shape, cluster: Cluster) -> Volume | None:
-    """Return the volume that pods read the model from; None for a model that they download."""
+def volume_of(name: str, shape: Shape, cluster: Cluster) -> Volume | None:
+    """Return the volume that pods read the model from; None for a model that they download.
+
+    Whether a cache that pods cannot write has the model is unknown here, so that a download is counted.
+    """
     if name.startswith("/"):
         return cluster.volume_at(name, shape.name)
     if cluster.model_cache is None or base.is_address(name) or base.is_path(name):
         return None
-    return cluster.volume_at(cluster.model_cache, shape.name)
+    volume = cluster.volume_at(cluster.model_cache, shape.name)
+    return None if volume is None or volume.read_only else volume
 
 
 def _of_volume(volume: Volume, node_bytes: float, nodes: int) -> tuple[float, str]:

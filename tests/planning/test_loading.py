@@ -7,7 +7,7 @@ from rich.console import Console
 
 from flytune.hardware import Cluster, shape_named
 from flytune.models import geometry as models_geometry
-from flytune.planning import loading, planner, table
+from flytune.planning import loading, planner, requirements, table
 from flytune.planning.candidates import best_fit
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
@@ -60,7 +60,8 @@ def test_a_volume_is_read_at_the_rate_of_a_node_or_of_all(rates, sharding, expec
         assert taken == pytest.approx(expected)
 
 
-def test_an_address_is_not_in_the_model_cache():
+def test_what_is_not_surely_in_the_model_cache_is_downloaded():
+    assert seconds(volumes=[TEAM | {"read_only": True}], model_cache="/mnt/team/hub")[1] == "the cluster's storage"
     assert seconds(name="s3://b/model", volumes=[TEAM], model_cache="/mnt/team/hub")[1] == "the cluster's storage"
 
 
@@ -86,12 +87,18 @@ def test_time_and_price_are_shown_with_those_of_the_run():
     assert "32 seconds from the cluster's storage (0.5 GB/s a node, assumed)" in line
     total = plan.hours[1] + plan.loading.seconds / 3600
     assert f"with it, the run takes {table._duration(total)}" in line
-    on_cpu = recipe_of(
-        method="lora",
-        sharding="none",
-        model={"name_or_path": "a/b", "dtype": "float32"},
-        hardware={"shape": "cpu-1"},
-        training=TRAINING,
-    )
+    model = {"name_or_path": "a/b", "dtype": "float32"}
+    on_cpu = recipe_of(method="lora", sharding="none", model=model, hardware={"shape": "cpu-1"}, training=TRAINING)
     small = models_geometry.geometry(LLAMA_8B | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "a/b")
     assert planner.make(on_cpu, geometry=small).loading is None
+
+
+def test_a_model_on_a_volume_takes_no_scratch_disk(monkeypatch):
+    recipe = recipe_of(method="lora", sharding="fsdp", training=TRAINING)
+    row = shape_named("h100-8")
+    (disk,) = [need for need in best_fit(recipe, row, GEOMETRY).needs if need.resource == "disk"]
+    assert disk.phases["load"] == {"base model": SIZE}
+    cluster = Cluster(volumes=[TEAM], model_cache="/mnt/team/hub")
+    monkeypatch.setattr(requirements, "load_cluster", lambda: cluster)
+    (disk,) = [need for need in best_fit(recipe, row, GEOMETRY).needs if need.resource == "disk"]
+    assert disk.phases["load"] == {}
