@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from flytune.doctor import nodes as cluster_nodes
@@ -97,7 +98,7 @@ def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Storag
 
     named = dict.fromkeys(name for volume in cluster.volumes if (name := volume.persistent_volume_claim) is not None)
     return Storage(
-        claims={name: made for name in named for made in _read(lambda name=name: claim(name))},
+        claims={name: made for name in named for made in _read(partial(claim, name))},
         drivers=(_read(drivers) or [{}])[0] if any(volume.csi for volume in cluster.volumes) else {},
     )
 

@@ -56,6 +56,8 @@ class Cluster(Strict):
     """Volumes of the pods; paths of a recipe below their mount paths are not uploaded."""
     model_cache: str | None = None
     """Folder on a volume, as a Hugging Face cache: base models of the hub are downloaded there once, and read from there."""
+    store_read_gbs: Annotated[float, Field(gt=0)] | None = None
+    """GB/s (1e9 bytes) at which one node downloads from the cluster's object storage, for the forecast of the time to load."""
     secrets: Secrets = Secrets()
 
     @model_validator(mode="before")

@@ -36,6 +36,8 @@ class Shape(Strict):
     """Scratch disk of a node: a pod's /scratch."""
     nvme: bool = False
     """True if that disk is NVMe, as offload to NVMe requires."""
+    disk_read_gbs: Annotated[float | None, Field(gt=0)] = None
+    """GB/s (1e9 bytes) at which the node reads that disk; if not set, a published rate of NVMe, or a likely one of others."""
     price_per_hour: Annotated[float, Field(ge=0)]
     """US dollars for one node."""
     spot: bool = False

@@ -216,6 +216,7 @@ def copy_from_hub(
     except (OSError, ValueError) as error:  # all errors of the hub are OSErrors
         raise refused(error, f"model.name_or_path: {name}") from None
     if wanted.revision != commit:
+        scratch.mkdir(parents=True, exist_ok=True)  # if no file was downloaded
         (ref := scratch / "ref").write_text(commit, encoding="utf-8")
         put(ref, f"{cached}/refs/{wanted.revision}")
 

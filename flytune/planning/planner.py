@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from flytune.data import order
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import step_time
-from flytune.hardware import Cluster, Shape, load_shapes
+from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
 from flytune.models import Geometry, initial_adapter, read_geometry
-from flytune.planning import budget, candidates, folders, pod_disk, ranking, requirements, save_interval, workloads
+from flytune.planning import budget, candidates, folders, loading, pod_disk, ranking, requirements, save_interval, workloads
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe
@@ -119,6 +119,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         steps=steps,
         hours=hours,
         interruptions=lost,
+        loading=loading.forecast(recipe, shape, work, load_cluster()),
         calibration=calibration,
         reasons=[
             f"shape {shape.name}: "

@@ -11,7 +11,8 @@ from flytune.estimates import Memory, Workload, model_states
 from flytune.estimates import memory as estimates_memory
 from flytune.estimates.memory import GIB
 from flytune.estimates.workload import BYTES
-from flytune.hardware import Shape
+from flytune.hardware import Shape, load_cluster
+from flytune.planning import loading
 from flytune.planning.calibration import load_factors
 from flytune.recipe import Recipe
 from flytune.records import Need
@@ -162,6 +163,8 @@ def _shared(shape: Shape) -> Need:
 
 def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
+    if shape.is_gpu and loading.volume_of(recipe.model.name_or_path, shape, load_cluster()):
+        base = {}  # read from the volume
     running = dict(base)
     running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).on_disk
     saved = dict(running)

@@ -13,7 +13,7 @@ from flytune.planning import ranking as planning_ranking
 from flytune.planning.calibration import Factor
 from flytune.planning.ranking import By, Ranking
 from flytune.recipe import Recipe
-from flytune.records import Comparison, Need, Plan
+from flytune.records import Comparison, Loading, Need, Plan
 
 ROWS = 12
 """Number of rows of a ranking that are shown."""
@@ -94,6 +94,22 @@ def _show_time(plan: Plan, console: Console) -> None:
         )
     else:
         console.print("hours and price of the run: say how many samples it has (--samples)", highlight=False)
+    if plan.loading:
+        _show_loading(plan, plan.loading, console)
+
+
+def _show_loading(plan: Plan, loading: Loading, console: Console) -> None:
+    """Show the time to load the model, and with it the time and the price of a run of one attempt."""
+    parts = ", ".join(f"{_duration(seconds / 3600)} from {place}" for place, seconds in loading.parts.items())
+    total = ""
+    if plan.hours:
+        hours = plan.hours[1] + loading.seconds / 3600
+        total = f"; with it, the run takes {_duration(hours)} and costs {_dollars(plan.price[1] + plan.loading_price)}"
+    console.print(
+        f"loading {loading.bytes / 1e9:,.1f} GB of weights on a cluster takes {_duration(loading.seconds / 3600)} and costs "
+        f"{_dollars(plan.loading_price)} in each attempt: {parts}{total}",
+        highlight=False,
+    )
 
 
 def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, console: Console) -> None:
@@ -174,7 +190,9 @@ def _gib(size: float) -> str:
 
 
 def _duration(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{60 * hours:.0f} minutes" if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds"
 
 
 def _dollars(value: float) -> str:

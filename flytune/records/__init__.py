@@ -5,7 +5,7 @@ from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
 from flytune.records.export import Export
 from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
-from flytune.records.plan import Calibration, Interruptions, Need, Plan
+from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
 from flytune.records.training import Step, TrainingResult
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Contents",
     "Export",
     "Interruptions",
+    "Loading",
     "Manifest",
     "Metrics",
     "Need",

@@ -83,6 +83,21 @@ class Interruptions(Strict):
     """Share of the run's time spent on saves, repeated training and restarts; 0 without checkpoints."""
 
 
+class Loading(Strict):
+    """The expected time of an attempt to load the base model's weights on a cluster."""
+
+    source: str
+    """Place of the weights before: a volume or the cluster's storage."""
+    bytes: int
+    """Size of the weights as they are stored."""
+    parts: dict[str, float]
+    """Seconds of each part, by the place that is read and its rate."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
 class Plan(Record):
     """plan.json: everything that follows from a recipe and the shapes; frozen, like every record."""
 
@@ -115,6 +130,8 @@ class Plan(Record):
     """Hours of all steps if every sample is data.max_length long: likely minimum, estimate, likely maximum."""
     interruptions: Interruptions | None = None
     """Expected cost of interruptions; None if the time of a step, or of an epoch between saves, is unknown."""
+    loading: Loading | None = None
+    """Expected time to load the base model; None on a CPU."""
     calibration: Calibration | None = None
     """Calibration that memory and speed above were multiplied by, if the shape has one."""
     reasons: list[str]
@@ -153,6 +170,11 @@ class Plan(Record):
     def price(self) -> list[float]:
         """Price of the run in US dollars: likely minimum, estimate, likely maximum; without start-up, loading and saving."""
         return [hours * self.price_per_hour for hours in self.hours]
+
+    @property
+    def loading_price(self) -> float:
+        """Price in US dollars of all nodes while an attempt loads the base model."""
+        return self.loading.seconds / 3600 * self.price_per_hour if self.loading else 0.0
 
     @property
     def price_per_billion_tokens(self) -> float | None:

@@ -42,25 +42,22 @@ def source(volume: Volume) -> Any:
 
     read_only = True if volume.read_only else None
     if (claim := volume.persistent_volume_claim) is not None:
-        made = {"persistent_volume_claim": V1PersistentVolumeClaimVolumeSource(claim_name=claim, read_only=read_only)}
-    elif (csi := volume.csi) is not None:
-        secret = V1LocalObjectReference(name=csi.node_publish_secret) if csi.node_publish_secret else None
-        attributes = csi.volume_attributes or None
-        made = {
-            "csi": V1CSIVolumeSource(
-                driver=csi.driver,
-                fs_type=csi.fs_type,
-                volume_attributes=attributes,
-                node_publish_secret_ref=secret,
-                read_only=read_only,
-            )
-        }
-    elif (nfs := volume.nfs) is not None:
-        made = {"nfs": V1NFSVolumeSource(server=nfs.server, path=nfs.path, read_only=read_only)}
-    else:
-        # Directory: a path that does not exist is an error of the pod, and no empty folder of root.
-        made = {"host_path": V1HostPathVolumeSource(path=volume.host_path, type="Directory")}
-    return V1Volume(name=volume.name, **made)
+        of_claim = V1PersistentVolumeClaimVolumeSource(claim_name=claim, read_only=read_only)
+        return V1Volume(name=volume.name, persistent_volume_claim=of_claim)
+    if (csi := volume.csi) is not None:
+        of_driver = V1CSIVolumeSource(
+            driver=csi.driver,
+            fs_type=csi.fs_type,
+            volume_attributes=csi.volume_attributes or None,
+            node_publish_secret_ref=V1LocalObjectReference(name=csi.node_publish_secret) if csi.node_publish_secret else None,
+            read_only=read_only,
+        )
+        return V1Volume(name=volume.name, csi=of_driver)
+    if (nfs := volume.nfs) is not None:
+        return V1Volume(name=volume.name, nfs=V1NFSVolumeSource(server=nfs.server, path=nfs.path, read_only=read_only))
+    assert volume.host_path is not None
+    # Directory: a path that does not exist is an error of the pod, and no empty folder of root.
+    return V1Volume(name=volume.name, host_path=V1HostPathVolumeSource(path=volume.host_path, type="Directory"))
 
 
 def light_pod() -> PodTemplate | None:

@@ -26,7 +26,7 @@ from tasks.train import TRAIN
 from tests.support.model_hub import FIRST, NAME, SECOND, serving
 from tests.support.paths import ROOT
 from tests.support.pods import pod
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import cluster_recipe, tiny_base, tiny_recipe, write_pairs
 
 EXECUTION = """
 import json, sys
@@ -82,7 +82,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_pods_contact_no_hub(storage, tmp
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / "modeling.py").write_text("print('never run')\n")
     changes = {"model.name_or_path": NAME, "method": "lora", "hardware.shape": "cpu-2", "sharding": "ddp"}
-    recipe = tiny_recipe(folder, write_pairs(tmp_path / "pairs.jsonl", 64), changes)
+    recipe = cluster_recipe(folder, write_pairs(tmp_path / "pairs.jsonl", 64), changes)
     with serving(folder) as hub:
         first = execution(recipe, raw, tmp_path / "home", seen | hub.environment())
         assert first[:2] == [FIRST, FIRST]
