@@ -72,6 +72,8 @@ class TrainingResult(Record):
     """Step of the checkpoint that the run resumed from; 0 for a run from the start."""
     stopped_early: str | None = None
     """Reason why the recipe's budget ended the run before its last step."""
+    versions: dict[str, str] = Field(default={})
+    """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty before 0.2.0."""
     attempt: str = ""
     """Attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
 

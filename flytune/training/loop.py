@@ -10,7 +10,7 @@ from flytune.export import write
 from flytune.hardware import Shape, devices
 from flytune.models import loading, probe, scoring
 from flytune.recipe import Recipe
-from flytune.records import Plan, TrainingResult
+from flytune.records import Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
 from flytune.training import attempt_notes
 from flytune.training.checkpoints.saver import CheckpointPublisher
@@ -95,6 +95,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         **run.peaks.of_all_processes(),
         resumed_from_step=saver.resumed_step,
         stopped_early=stopper.stopped_early,
+        versions=environment.versions(),
         attempt="" if export_only else saver.ledger.attempt,
     )
     if trainer.is_world_process_zero():
