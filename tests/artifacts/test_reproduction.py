@@ -80,7 +80,7 @@ def test_differences_are_named_with_their_size(made, tmp_path):
 
 @pytest.mark.slow
 def test_other_data_is_refused_before_training(made, tmp_path):
-    artifact, rows = made
+    artifact, _ = made
     recipe = reproduction.recipe_of(artifact)
     reproduction.check_data(artifact, recipe)
     changed = recipe.data.model_copy(update={"path": str(write_pairs(tmp_path / "pairs.jsonl", 60))})
