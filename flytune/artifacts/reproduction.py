@@ -152,7 +152,7 @@ def _findings(first: Path, second: Path) -> Iterator[Finding]:
     folders = (first, second)
     recipes = [recipe_of(folder) for folder in folders]
     differing = [name for name in Recipe.model_fields if getattr(recipes[0], name) != getattr(recipes[1], name)]
-    yield _finding("recipe", *(recipe.key() for recipe in recipes), note=f"differs in {', '.join(differing)}")
+    yield _finding("recipe", recipes[0].key(), recipes[1].key(), f"differs in {', '.join(differing)}")
     before, now = [record(Manifest, folder / "manifest.json") for folder in folders]
     yield _finding("prepared data", before.content_sha256[:12], now.content_sha256[:12])
     yield _finding("tokenizer", before.tokenizer_sha256[:12], now.tokenizer_sha256[:12])
@@ -239,7 +239,7 @@ def _tensors(folder: Path, files: list[str]) -> dict[str, Path]:
     """Return the file of each tensor."""
     from safetensors import safe_open
 
-    found = {}
+    found: dict[str, Path] = {}
     for file in files:
         with safe_open(str(folder / file), framework="pt") as opened:
             found |= dict.fromkeys(opened.keys(), folder / file)
