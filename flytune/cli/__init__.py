@@ -45,6 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter")
     merge.add_argument("--out", required=True, help="a new folder for the merged model")
     merge.add_argument("--json", action="store_true", help="print the measurements as JSON")
+    gguf = commands.add_parser("gguf", help="write an artifact's model as a GGUF file, with llama.cpp's converter")
+    gguf.add_argument(
+        "artifact", help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder"
+    )
+    gguf.add_argument("--out", required=True, help="a new file")
+    gguf.add_argument(
+        "--outtype", default="auto", help="type of the weights: f32, f16, bf16, q8_0 ... (default: auto, 16 bits)"
+    )
+    gguf.add_argument(
+        "--converter", help="llama.cpp's convert_hf_to_gguf.py (default: FLYTUNE_GGUF_CONVERTER, or the one on PATH)"
+    )
     adapters = commands.add_parser("adapters", help="list artifacts with base model, data, perplexity, time and size")
     adapters.add_argument("address", help="a folder or fsspec address with artifacts")
     adapters.add_argument("--json", action="store_true", help="print the list as JSON")
@@ -72,6 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accepted.add_argument("--rollback", action="store_true", help="accept the previously accepted model again")
     accepted.add_argument("--reason", default="rolled back by hand", help="reason for the rollback, for the history")
     accepted.add_argument("--json", action="store_true", help="print the decisions as JSON")
+    reproduce = commands.add_parser("reproduce", help="run an artifact's recipe again, and compare the result with it")
+    reproduce.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with an artifact")
+    reproduce.add_argument("--out", help="a new folder for the second run (default: .reproduce/NAME)")
+    reproduce.add_argument("--remote", action="store_true", help="print the command that runs it on the cluster")
+    reproduce.add_argument("--with", dest="other", metavar="ARTIFACT", help="compare with this artifact instead of a new run")
+    reproduce.add_argument("--json", action="store_true", help="print the comparison as JSON")
     doctor = commands.add_parser("doctor", help="check this machine, or with --remote a cluster, and give advice")
     doctor.add_argument("recipe", nargs="?", help="with --remote: check only the nodes for the shapes of this recipe")
     doctor.add_argument("--remote", action="store_true", help="check the cluster of flytekit's config and of the kubeconfig")

@@ -1,5 +1,6 @@
 """One file for each JSON that stages hand on: plan, dataset, training, metrics, export, contents, comparison."""
 
+from flytune.records import environment
 from flytune.records.comparison import Comparison
 from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
@@ -33,6 +34,7 @@ __all__ = [
     "Wins",
     "comparison",
     "contents",
+    "environment",
     "plan",
     "training",
 ]

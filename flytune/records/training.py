@@ -78,6 +78,8 @@ class TrainingResult(Record):
     """Step whose weights were exported; None in records of version 0.1.0, which always exported the last."""
     exported_eval_loss: float | None = None
     """Loss of those weights on the held-out samples in training, in nats per trained token; None if they were not scored."""
+    versions: dict[str, str] = Field(default={})
+    """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty before 0.2.0."""
     attempt: str = ""
     """Attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
 

@@ -11,7 +11,7 @@ from flytune.export import write
 from flytune.hardware import Shape, devices
 from flytune.models import loading, probe, scoring
 from flytune.recipe import Recipe
-from flytune.records import Plan, TrainingResult
+from flytune.records import Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
 from flytune.records.training import STEPS
 from flytune.training import attempt_notes, step_log
@@ -103,6 +103,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         early_stopping=stopper.early_stopping,
         exported_step=exported.step,
         exported_eval_loss=exported.eval_loss,
+        versions=environment.versions(),
         attempt="" if export_only else saver.ledger.attempt,
     )
     if trainer.is_world_process_zero():

@@ -1,0 +1,83 @@
+"""GGUF files of models and adapters, by llama.cpp's converter where it is installed; Flytune does not fetch it."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from flytune.adapters import merging
+from flytune.errors import ExportError
+from flytune.files import written_atomically
+
+CONVERTER = "convert_hf_to_gguf.py"
+VARIABLE = "FLYTUNE_GGUF_CONVERTER"
+"""Environment variable with the path of the converter."""
+_MAGIC = b"GGUF"
+
+
+def convert(artifact: Path, out: Path, outtype: str = "auto", converter: str | None = None) -> None:
+    """Write the model of `artifact` to the GGUF file `out`; an adapter is merged into its base first.
+
+    Args:
+        artifact: the folder of an artifact, or of a merged model.
+        out: a file that does not exist; it is created only when it is complete.
+        outtype: type of the weights, which the converter checks.
+        converter: the path of convert_hf_to_gguf.py; by default that of VARIABLE, or the one on PATH.
+
+    Raises:
+        ExportError: `out` exists, `artifact` has no model, there is no converter, or it fails.
+    """
+    if out.exists():
+        raise ExportError(f"{out}: exists already; give a new file")
+    is_adapter = (artifact / "adapter_config.json").is_file()
+    if not is_adapter and not (artifact / "config.json").is_file():
+        raise ExportError(
+            f"{artifact}: no config.json and no adapter_config.json; name the folder of an artifact or merged model"
+        )
+    program = _program(artifact, out, outtype, converter, is_adapter)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="flytune-", dir=out.absolute().parent) as scratch:
+        model = artifact
+        if is_adapter:
+            model = Path(scratch) / "merged"
+            merging.merge(artifact, model)
+        with written_atomically(out) as temporary:
+            _run([*program, *_arguments(model, temporary, outtype)], temporary)
+
+
+def _arguments(model: Path, out: Path, outtype: str) -> list[str]:
+    return [str(model), "--outfile", str(out), "--outtype", outtype]
+
+
+def _program(artifact: Path, out: Path, outtype: str, converter: str | None, is_adapter: bool) -> list[str]:
+    """Return the command of the converter without its arguments."""
+    given = converter or os.environ.get(VARIABLE) or shutil.which(CONVERTER)
+    if given is None or not Path(given).is_file():
+        merged = Path(f"{out.with_suffix('')}-merged") if is_adapter else artifact
+        first = f"flytune merge {shlex.quote(str(artifact))} --out {shlex.quote(str(merged))} && " if is_adapter else ""
+        wanted = shlex.join(["python", CONVERTER, *_arguments(merged, out, outtype)])
+        what = f"{given}: no such file" if given else f"no {CONVERTER} on PATH"
+        raise ExportError(
+            f"{what}; install llama.cpp (with requirements/requirements-convert_hf_to_gguf.txt) and name its {CONVERTER} by "
+            f"--converter or {VARIABLE}, or run there: {first}{wanted}"
+        )
+    return [given] if os.access(given, os.X_OK) else [sys.executable, given]
+
+
+def _run(command: list[str], out: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise ExportError(f"{command[0]}: cannot be started: {error.strerror or error}") from None
+    if done.returncode:
+        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        raise ExportError(f"{shlex.join(command)}: exit code {done.returncode}; it said:\n{said}")
+    start = b""
+    if out.is_file():
+        with out.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    if start != _MAGIC:
+        raise ExportError(f"{shlex.join(command)}: it ended without an error, and wrote no GGUF file")

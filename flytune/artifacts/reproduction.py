@@ -1,0 +1,253 @@
+"""Reproduction of an artifact: its recipe run again with its data and base model, and the two results compared."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from flytune import data
+from flytune.errors import DataError, ExportError
+from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.models import base as models_base
+from flytune.recipe import Checkpoints, DataRequest, Hardware, Notify, Recipe, sections
+from flytune.records import Contents, Export, Manifest, Plan, TrainingResult, environment
+from flytune.records.contents import CONTENTS, record
+from flytune.schema import Record, Strict
+
+WORKFLOW = Path(__file__).resolve().parents[2] / "workflows" / "finetune.py"
+
+
+class Finding(Strict):
+    """One property of both runs."""
+
+    name: str
+    result: Literal["equal", "near", "different", "unknown"]
+    first: str
+    """The artifact's value."""
+    second: str
+    """The second run's value, or the distance."""
+
+
+class Reproduction(Record):
+    """The comparison of an artifact with a second run of its recipe."""
+
+    artifact: str
+    second: str
+    findings: list[Finding]
+
+    @property
+    def is_equal(self) -> bool:
+        """True if data, losses and weights are equal, bit for bit."""
+        return not [
+            one for one in self.findings if one.result != "equal" and one.name in ("prepared data", "losses", "weights")
+        ]
+
+
+def recipe_of(artifact: Path) -> Recipe:
+    """Return the recipe of an artifact for a second run: its base model's commit, its shape; nothing published or reported.
+
+    Raises:
+        ExportError: the folder is no complete artifact.
+    """
+    if not (artifact / CONTENTS).is_file():
+        raise ExportError(f"{artifact}: no {CONTENTS}: there is no artifact, or an incomplete one")
+    recipe, plan = Recipe.from_yaml(artifact / "recipe.yaml"), record(Plan, artifact / "plan.json")
+    commit = record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None
+    alone = {
+        "model": models_base.pinned(recipe.model, commit),
+        "hardware": Hardware(shape=plan.shape),
+        "checkpoints": Checkpoints(),
+        "tracking": sections.Tracking(),
+        "publish": sections.Publish(),
+        "notify": Notify(on=[]),
+    }
+    return recipe.model_copy(update=alone)
+
+
+def check_data(artifact: Path, recipe: Recipe) -> None:
+    """Prepare the data as it is now, and compare it with what the artifact was trained on.
+
+    Raises:
+        DataError: it cannot be reached, or is other data.
+    """
+    before = record(Manifest, artifact / "manifest.json")
+    with tempfile.TemporaryDirectory(prefix="flytune-") as folder:
+        request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+        data.prepare(request, Path(folder) / "dataset")
+        now = record(Manifest, Path(folder) / "dataset" / "manifest.json")
+    if now.content_sha256 == before.content_sha256:
+        return
+    because = (
+        "the tokenizer is another one"
+        if now.tokenizer_sha256 != before.tokenizer_sha256
+        else f"it had {before.rows:,} rows, and has {now.rows:,}"
+    )
+    names = ", ".join(source.name for source in recipe.data.all_sources.values())
+    raise DataError(
+        f"{names}: not the data that the artifact was trained on: its hash was {before.content_sha256[:12]}, and is "
+        f"{now.content_sha256[:12]} ({because}); restore it, or name the first data in {artifact.name}/recipe.yaml"
+    )
+
+
+def run_again(recipe: Recipe, out: Path) -> Path:
+    """Run the recipe on this machine, and return the folder of its artifact below `out`.
+
+    Raises:
+        ExportError: `out` is not empty, or the run failed; its own error is printed before.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ExportError(f"{out}: not empty; give a new folder (--out)")
+    out = out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    # Checkpoints of an earlier run would be resumed from.
+    local = {
+        "publish": sections.Publish(address=str(out / "store")),
+        "checkpoints": Checkpoints(folder=str(out / "checkpoints")),
+    }
+    file = write_recipe(recipe.model_copy(update=local), out)
+    done = subprocess.run(command(file), env=os.environ | {"PYTHONPATH": _path()}, stdout=sys.stderr)
+    made = sorted((out / "store").glob(f"*/{CONTENTS}"))
+    if done.returncode or not made:
+        raise ExportError(f"{recipe.name}: the second run failed (exit code {done.returncode}); the error is shown above")
+    return made[0].parent
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> Path:
+    """Write the recipe of the second run into a folder, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "recipe.yaml"
+    file.write_text(recipe.to_yaml(), encoding="utf-8")
+    return file
+
+
+def command(recipe: Path, *options: str) -> list[str]:
+    """Return the command that runs a recipe.
+
+    Raises:
+        ExportError: pyflyte is not installed here.
+    """
+    program = Path(sys.executable).with_name("pyflyte")
+    if not program.is_file() or not WORKFLOW.is_file():
+        raise ExportError(f"{program}: not installed; install Flytune with its extra `train` (README.md)")
+    return [str(program), "run", *options, str(WORKFLOW), "finetune", "--recipe", str(recipe)]
+
+
+def _path() -> str:
+    return os.pathsep.join([str(WORKFLOW.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def compare(first: Path, second: Path) -> Reproduction:
+    """Compare two artifacts: recipe, data, base model, software, losses and weights.
+
+    Raises:
+        ExportError: one of them is incomplete.
+    """
+    return Reproduction(artifact=str(first), second=str(second), findings=list(_findings(first, second)))
+
+
+def _findings(first: Path, second: Path) -> Iterator[Finding]:
+    folders = (first, second)
+    recipes = [recipe_of(folder) for folder in folders]
+    differing = [name for name in Recipe.model_fields if getattr(recipes[0], name) != getattr(recipes[1], name)]
+    yield _finding("recipe", recipes[0].key(), recipes[1].key(), f"differs in {', '.join(differing)}")
+    before, now = [record(Manifest, folder / "manifest.json") for folder in folders]
+    yield _finding("prepared data", before.content_sha256[:12], now.content_sha256[:12])
+    yield _finding("tokenizer", before.tokenizer_sha256[:12], now.tokenizer_sha256[:12])
+    bases = [recipe.model.revision or recipe.model.name_or_path for recipe in recipes]
+    yield _finding("base model", *bases)
+    trainings = [record(TrainingResult, folder / "training.json") for folder in folders]
+    yield _finding("processes", *(str(one.world_size) for one in trainings))
+    yield from _software(*(one.versions for one in trainings))
+    yield _losses(*trainings)
+    yield _weights(first, second)
+
+
+def _finding(name: str, first: str, second: str, note: str = "") -> Finding:
+    if first == second:
+        return Finding(name=name, result="equal", first=first, second=second)
+    return Finding(name=name, result="different", first=first, second=f"{second} {note}".strip())
+
+
+def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[Finding]:
+    if not first:
+        now = environment.versions()
+        yield Finding(name="software", result="unknown", first="not recorded before 0.2.0", second=f"flytune {now['flytune']}")
+        return
+    changed = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    if not changed:
+        yield Finding(name="software", result="equal", first=f"{len(first)} versions", second=f"{len(second)} versions")
+    for name in changed:
+        yield _finding(f"version of {name}", first.get(name, "none"), second.get(name, "none"))
+
+
+def _losses(first: TrainingResult, second: TrainingResult) -> Finding:
+    losses = [{step.step: step.loss for step in one.steps} for one in (first, second)]
+    shared = sorted(losses[0].keys() & losses[1].keys())
+    counted = f"{len(losses[0])} steps, the last {list(losses[0].values())[-1]:.6g}" if losses[0] else "no step"
+    if losses[0].keys() != losses[1].keys():
+        return Finding(name="losses", result="different", first=counted, second=f"{len(losses[1])} steps")
+    apart = [(abs(losses[0][step] - losses[1][step]), step) for step in shared]
+    largest, at = max(apart, default=(0.0, 0))
+    if not largest:
+        return Finding(name="losses", result="equal", first=counted, second=f"{len(shared)} steps, all equal")
+    from_step = next(step for distance, step in apart if distance)
+    said = f"differ from step {from_step}, by {largest:.2g} at most (step {at})"
+    return Finding(name="losses", result=_nearness(largest, NEAR_LOSS), first=counted, second=said)
+
+
+NEAR_LOSS = 1e-3
+"""Difference of losses in nats below which two runs are called near: order of summation, not other data."""
+NEAR_WEIGHTS = 1e-3
+"""Distance of weights below which they are called near, relative to the norm of all of them."""
+
+
+def _nearness(distance: float, limit: float) -> Literal["near", "different"]:
+    return "near" if distance <= limit else "different"
+
+
+def _weights(first: Path, second: Path) -> Finding:
+    listed = []
+    for folder in (first, second):
+        files = record(Contents, folder / CONTENTS).files
+        listed.append({one.file: one.sha256 for one in files if one.file.endswith(".safetensors") and "/" not in one.file})
+    counted = f"{len(listed[0])} files"
+    if listed[0] == listed[1]:
+        return Finding(name="weights", result="equal", first=counted, second="bit for bit")
+    names = [_tensors(folder, list(files)) for folder, files in zip((first, second), listed, strict=True)]
+    if names[0].keys() != names[1].keys():
+        return Finding(name="weights", result="different", first=f"{len(names[0])} tensors", second=f"{len(names[1])} tensors")
+    distance, total, largest = 0.0, 0.0, (0.0, "")
+    for name in names[0]:
+        mine, theirs = (_tensor(found[name], name) for found in names)
+        if mine.shape != theirs.shape:
+            return Finding(
+                name="weights", result="different", first=f"{name} {list(mine.shape)}", second=str(list(theirs.shape))
+            )
+        difference = (mine.float() - theirs.float()).abs()
+        distance += float(difference.double().square().sum())
+        total += float(mine.double().square().sum())
+        largest = max(largest, (float(difference.max()) if difference.numel() else 0.0, name))
+    relative = (distance / total) ** 0.5 if total else 0.0
+    said = f"distance {relative:.2e} of their norm; by {largest[0]:.2e} at most ({largest[1]})"
+    return Finding(name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=counted, second=said)
+
+
+def _tensors(folder: Path, files: list[str]) -> dict[str, Path]:
+    """Return the file of each tensor."""
+    from safetensors import safe_open
+
+    found: dict[str, Path] = {}
+    for file in files:
+        with safe_open(str(folder / file), framework="pt") as opened:
+            found |= dict.fromkeys(opened.keys(), folder / file)
+    return found
+
+
+def _tensor(file: Path, name: str) -> Any:
+    from safetensors import safe_open
+
+    with safe_open(str(file), framework="pt") as opened:
+        return opened.get_tensor(name)

@@ -1,0 +1,42 @@
+"""`flytune reproduce ARTIFACT`."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from rich.table import Table
+
+from flytune.artifacts import fetch, reproduction
+from flytune.console import tables
+
+DIFFERENT = 3
+"""Exit code of a second run whose data, losses or weights are not equal, bit for bit; an error has 1."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the recipe again, or compare with another artifact; return 0 if data, losses and weights are equal."""
+    artifact = fetch.local_folder(options.artifact)
+    recipe = reproduction.recipe_of(artifact)
+    out = Path(options.out or f".reproduce/{recipe.name}")
+    if options.remote:
+        file = reproduction.write_recipe(recipe, out)
+        sys.stdout.write(shlex.join(reproduction.command(file, "--remote", "--copy", "all")) + "\n")
+        sys.stdout.write(f"flytune reproduce {shlex.quote(options.artifact)} --with ADDRESS_OF_ITS_ARTIFACT\n")
+        return 0
+    if options.other:
+        second = fetch.local_folder(options.other)
+    else:
+        reproduction.check_data(artifact, recipe)
+        second = reproduction.run_again(recipe, out)
+    found = reproduction.compare(artifact, second)
+    if options.json:
+        sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+    else:
+        table = Table(title=f"{artifact} compared with {second}", title_justify="left")
+        for column in ("property", "result", "artifact", "second run"):
+            table.add_column(column)
+        for one in found.findings:
+            table.add_row(one.name, one.result, one.first, one.second)
+        tables.show(table, tables.console())
+    return 0 if found.is_equal else DIFFERENT

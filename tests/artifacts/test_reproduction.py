@@ -1,0 +1,108 @@
+"""Second runs of artifacts: what is compared, and what is refused before training."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from flytune.artifacts import reproduction
+from flytune.errors import DataError, ExportError
+from flytune.records import TrainingResult
+from tests.support.paths import ROOT
+from tests.support.pyflyte import pyflyte
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return the artifact of a run, and the data that it was trained on."""
+    folder = tmp_path_factory.mktemp("first")
+    rows = write_pairs(folder / "pairs.jsonl", 64)
+    done = pyflyte(tiny_recipe(tiny_base(folder), rows, {"publish.address": str(folder / "store")}), folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (artifact,) = (folder / "store").iterdir()
+    return artifact, rows
+
+
+def results(found):
+    return {one.name: one.result for one in found.findings}
+
+
+def copy_of(artifact, folder):
+    """Copy an artifact, without links to its files."""
+    return shutil.copytree(artifact, folder)
+
+
+def reproduce(*arguments):
+    command = [sys.executable, "-m", "flytune.cli", "reproduce", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+
+
+@pytest.mark.slow
+def test_a_second_run_is_equal_bit_for_bit(made, tmp_path):
+    done = reproduce(made[0], "--out", tmp_path / "again", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = reproduction.Reproduction.model_validate_json(done.stdout)
+    assert set(results(found).values()) == {"equal"}
+    assert results(found).keys() >= {"recipe", "prepared data", "tokenizer", "base model", "software", "losses", "weights"}
+
+
+@pytest.mark.slow
+def test_differences_are_named_with_their_size(made, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    second = copy_of(made[0], tmp_path / "second")
+    weights = load_file(second / "model.safetensors")
+    name = sorted(weights)[0]
+    weights[name] = weights[name] + 1e-3
+    (second / "model.safetensors").unlink()
+    save_file(weights, second / "model.safetensors")
+    contents = json.loads((second / "artifact.json").read_text())
+    for one in contents["files"]:
+        one["sha256"] = "0" if one["file"] == "model.safetensors" else one["sha256"]
+    (second / "artifact.json").write_text(json.dumps(contents))
+    training = TrainingResult.read(second / "training.json")
+    steps = [training.steps[0], *(step.model_copy(update={"loss": step.loss + 1e-5}) for step in training.steps[1:])]
+    versions = training.versions | {"torch": "0.0"}
+    training.model_copy(update={"steps": steps, "versions": versions}).write(second / "training.json")
+    done = reproduce(made[0], "--with", second)
+    assert done.returncode == 3, done.stderr
+    found = reproduction.compare(made[0], second)
+    assert results(found)["version of torch"] == "different"
+    assert results(found)["losses"] == "near"
+    said = {one.name: one.second for one in found.findings}
+    assert said["losses"].startswith("differ from step 2, by 1e-05 at most")
+    assert said["weights"].endswith(f"by 1.00e-03 at most ({name})")
+    assert "differ from step 2" in done.stdout
+
+
+@pytest.mark.slow
+def test_other_data_is_refused_before_training(made, tmp_path):
+    artifact, _ = made
+    recipe = reproduction.recipe_of(artifact)
+    reproduction.check_data(artifact, recipe)
+    changed = recipe.data.model_copy(update={"path": str(write_pairs(tmp_path / "pairs.jsonl", 60))})
+    with pytest.raises(DataError, match=r"its hash was \w{12}, and is \w{12} \(it had 64 rows, and has 60\); restore it"):
+        reproduction.check_data(artifact, recipe.model_copy(update={"data": changed}))
+    gone = recipe.data.model_copy(update={"path": str(tmp_path / "gone.jsonl")})
+    with pytest.raises(DataError, match="no such file or folder"):
+        reproduction.check_data(artifact, recipe.model_copy(update={"data": gone}))
+
+
+@pytest.mark.slow
+def test_the_recipe_publishes_and_resumes_nothing_and_the_remote_command_is_printed(made, tmp_path):
+    recipe = reproduction.recipe_of(made[0])
+    assert (recipe.publish.address, recipe.checkpoints.folder, recipe.hardware.shape) == (None, None, "cpu-1")
+    done = reproduce(made[0], "--remote", "--out", tmp_path / "out")
+    assert done.returncode == 0
+    assert f"run --remote --copy all {reproduction.WORKFLOW} finetune --recipe {tmp_path}/out/recipe.yaml" in done.stdout
+
+
+def test_no_artifact_and_a_used_folder_are_refused(tmp_path):
+    with pytest.raises(ExportError, match="there is no artifact, or an incomplete one"):
+        reproduction.recipe_of(tmp_path)
+    (tmp_path / "x").touch()
+    with pytest.raises(ExportError, match="not empty; give a new folder"):
+        reproduction.run_again(None, tmp_path)
