@@ -58,12 +58,12 @@ def count(workload: Workload) -> Activations:
     kept, working = _attention(workload, compute)
     for part in (_norms(workload, compute, stream), _mlp(workload, compute)):
         kept, working = kept + part[0], max(working, part[1])
-    adapters = _adapter_inputs(workload, compute)
+    adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
     gradient = (stream + compute) * sizes.hidden_size
     return Activations(
         stream=tokens * stream * sizes.hidden_size,
         kept=tokens * (kept + adapters),
-        working=tokens * (working + gradient),
+        working=tokens * (working + gradient) + _dora_weights(workload, compute),
         loss=tokens * _loss(workload, compute, stream) + _tiles(workload),
     )
 
@@ -122,6 +122,22 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
     # number of the copy's dtype (ATen/native/Dropout.cpp).
     copy = 4 if workload.precision == "pure" else compute
     return float(sum(rows * (copy + (copy if workload.on_cpu else 1)) for rows in inputs.values()))
+
+
+def _dora_outputs(workload: Workload, compute: int) -> float:
+    """Return bytes per token that DoRA keeps of adapted layers' outputs, the base's and the adapter's, for the magnitudes."""
+    return 2.0 * compute * sum(columns for _, _, columns in workload.adapted) if workload.dora else 0.0
+
+
+def _dora_weights(workload: Workload, compute: int) -> float:
+    """Return bytes of the largest adapted weight's change while DoRA computes its norms.
+
+    An identity matrix of its inputs, float32; the change in the adapter's dtype and in that of the inputs; the sum with the
+    weight, and its squares.
+    """
+    if not workload.dora or not workload.adapted:
+        return 0.0
+    return max(4.0 * rows * rows + (4 + 3 * compute) * rows * columns for _, rows, columns in workload.adapted)
 
 
 def _tiles(workload: Workload) -> float:

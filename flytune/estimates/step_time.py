@@ -6,6 +6,7 @@ from flytune.estimates.communication import communication_bytes, host_bytes, lin
 from flytune.estimates.flops import (
     ATTENTION_BACKWARD,
     attention_seconds,
+    dora_flops,
     flops,
     head_shape,
     layers_seconds,
@@ -129,7 +130,10 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         "forward": layers + attention + head,
         "recomputation": recomputed + attention if again else 0.0,
         "backward": layers + head + ATTENTION_BACKWARD * attention + (weights if full else 0.0) + head * workload.trains_head,
-        "adapters": 0.0 if full else passes * narrow,
+        # Norms have no gradients; the product with the inputs that are left has those of the inputs alone.
+        "adapters": 0.0
+        if full
+        else passes * narrow + (passes - 1) * dora_flops(workload) / (ADAPTER_SHARE * accelerator.matmul_tflops * 1e12),
         "kernels": memory_seconds(moved, accelerator),
         "dequantization": memory_seconds(dequantization_bytes(workload), accelerator) * (passes - 1),
     }

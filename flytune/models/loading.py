@@ -148,6 +148,11 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         lora_alpha=method.lora_alpha,
         lora_dropout=method.lora_dropout,
         target_modules=method.target_modules,
+        use_dora=method.use_dora,
+        use_rslora=method.use_rslora,
+        init_lora_weights=method.init_lora_weights,
+        rank_pattern=dict(method.rank_pattern),
+        alpha_pattern=dict(method.alpha_pattern),
         task_type="CAUSAL_LM",
         **vocabulary.peft_fields(method, recipe.model, model, added),
     )

@@ -26,6 +26,8 @@ class ShardingBase:
     """Supported values of sharding.offload."""
     no_8bit_optimizer: ClassVar[str | None] = None
     """Reason why 8-bit optimizers (training.optim) do not work with it; None where they do."""
+    no_quantized_dora: ClassVar[str | None] = None
+    """Reason why DoRA (method.use_dora) does not work with it on a quantized base; None where it does."""
     resizes: ClassVar[bool] = True
     """True if a run can resume from a checkpoint of another number of processes."""
     saves_full_weights: ClassVar[bool] = True

@@ -97,6 +97,7 @@ class Zero3(Zero):
         gathers_in_backward=True,
     )
     packed_selftests = ("lora",)
+    no_quantized_dora = "DoRA reads the weights of a layer outside of it, where DeepSpeed cannot gather quantized ones"
 
     def quant_storage(self, recipe: Recipe) -> str:
         return recipe.model.dtype

@@ -10,7 +10,7 @@ from flytune import data
 from flytune.data import Collator, order
 from flytune.errors import TrainingError
 from flytune.hardware import Shape
-from flytune.models import host_memory, initial_adapter, loading, sharded_loading, vocabulary
+from flytune.models import host_memory, initial_adapter, loading, pissa, sharded_loading, vocabulary
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.records.plan import SAVE
@@ -125,7 +125,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if recipe.method.name != "full":
         _prepare_adapter(trainer.model, recipe)
     if sliced and recipe.method.name != "full":
-        sharded_loading.load_token_rows(trainer.model, loading.local_folder(recipe.model))
+        sharded_loading.load_adapter_values(trainer.model, loading.local_folder(recipe.model))
+    if recipe.method.is_pissa and trainer.is_world_process_zero():
+        # The checkpoint of a resumed run belongs to the same values: they follow from the base.
+        trainer.initial_factors = pissa.snapshot(trainer.model)
     if recipe.method.adapter and not resumed:
         initial_adapter.load_weights(trainer.model, recipe.method)
     sharding.shard(trainer, recipe)
