@@ -87,6 +87,15 @@ def quantization(dtype: str, storage: str = "uint8") -> Any:
     )
 
 
+def train_in_float32(model: Any) -> None:
+    """Make trained parameters float32, in place; PEFT copies a table that it trains completely in the dtype of the base."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+
+
 def weights_folder(folder: Path) -> Path:
     """Return the folder of the weights: model/ or adapter/ of a training's output, the root of an artifact."""
     return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)

@@ -144,15 +144,11 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
 
 def _prepare_adapter(model: Any, recipe: Recipe) -> None:
     """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen tables."""
-    import torch
-
     vocabulary.allow_loss(model)
-    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. PEFT copies
-    # tables that it trains completely (modules_to_save) in the base's dtype. DeepSpeed has float32 copies of its own.
+    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. DeepSpeed has
+    # float32 copies of its own.
     if recipe.method.name == "qlora" or sharding_of(recipe).precision(recipe) != "pure":
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.float32)
+        loading.train_in_float32(model)
     # Otherwise PEFT stores embedding and head in each checkpoint where the base's vocabulary has grown.
     model.save_pretrained = functools.partial(model.save_pretrained, save_embedding_layers=False)
 

@@ -105,6 +105,8 @@ def _build(case: Case) -> Any:
             config.init_lora_weights = True  # of meta tensors there are no singular values
             model = get_peft_model(model, config)
             vocabulary.allow_loss(model)
+            if sharding.precision(recipe) != "pure":
+                loading.train_in_float32(model)
     if case.profile.loss == "chunked":
         add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
         if case.profile.kernels == "cpu":
