@@ -106,12 +106,12 @@ def real_adapters() -> Iterator[None]:
             measure(self, base_layer=base_layer, lora_A=lora_A, lora_B=lora_B, scaling=scaling, **named)
 
     torch.nn.Module.to = to  # type: ignore[method-assign]
-    DoraLinearLayer.update_layer = update_layer
+    DoraLinearLayer.update_layer = update_layer  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.nn.Module.to = original  # type: ignore[method-assign]
-        DoraLinearLayer.update_layer = measure
+        DoraLinearLayer.update_layer = measure  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,10 @@ def load_adapter_values(model: Any, folder: Path) -> None:
             layer.trainable_tokens_original[adapter] = rows
             layer.trainable_tokens_delta[adapter] = torch.nn.Parameter(rows.to(delta.dtype, copy=True))
     for adapted in norms:
-        table = adapted.get_base_layer().weight
+        table: Any = adapted.get_base_layer().weight
         norm = torch.linalg.norm(read(table, slice(0, len(table))).float(), dim=1)
-        for magnitude in adapted.lora_magnitude_vector.values():
+        magnitudes: Any = adapted.lora_magnitude_vector
+        for magnitude in magnitudes.values():
             magnitude.weight.data.copy_(norm)
 
 
