@@ -192,8 +192,8 @@ def load_adapter_values(model: Any, folder: Path) -> None:
             layer.trainable_tokens_original[adapter] = rows
             layer.trainable_tokens_delta[adapter] = torch.nn.Parameter(rows.to(delta.dtype, copy=True))
     for adapted in norms:
-        table: Any = adapted.get_base_layer().weight
-        norm = torch.linalg.norm(read(table, slice(0, len(table))).float(), dim=1)
+        weight: Any = adapted.get_base_layer().weight
+        norm = torch.linalg.norm(read(weight, slice(0, len(weight))).float(), dim=1)
         magnitudes: Any = adapted.lora_magnitude_vector
         for magnitude in magnitudes.values():
             magnitude.weight.data.copy_(norm)
