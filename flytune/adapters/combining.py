@@ -116,9 +116,16 @@ def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | Non
     for adapter in adapters:
         # add_weighted_adapter sets alpha = r, which with rsLoRA is not a scale of 1, and drops DoRA's magnitudes.
         # What it trains of embedding and head, it leaves out.
-        kinds = ("use_rslora", "use_dora", "modules_to_save", "trainable_token_indices")
-        if kinds := tuple(kind for kind in kinds if adapter.config.get(kind)):
-            raise ExportError(f"{adapter.folder}: its adapter has {kinds[0]}, which PEFT does not combine correctly")
+        kinds: tuple[str, ...] = (
+            "use_rslora",
+            "use_dora",
+            "rank_pattern",
+            "alpha_pattern",
+            "modules_to_save",
+            "trainable_token_indices",
+        )
+        if found := [kind for kind in kinds if adapter.config.get(kind)]:
+            raise ExportError(f"{adapter.folder}: its adapter has {found[0]}, which PEFT does not combine correctly")
 
 
 def _add(model: Any, names: list[str], weights: list[float], how: str, r: int | None, density: float | None, seed: int) -> None:

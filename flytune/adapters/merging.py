@@ -128,7 +128,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
     head = model.get_output_embeddings()
     tied = head.weight if head is not None and head.weight is model.get_input_embeddings().weight else None
     with torch.no_grad():
-        for name, layer, delta in _layers(trained):
+        for name, layer, delta, magnitude in _layers(trained):
             target = model.get_submodule(name).weight
             if delta is not None and target is tied:
                 raise ExportError(
@@ -136,23 +136,28 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
                 )
             weight = loading.dequantized(layer) if onto.startswith("dequantized") else None
             weight = target.float() if weight is None else weight.to(target.device)
-            target.copy_(weight if delta is None else weight + delta.to(target.device, torch.float32))
+            changed = weight if delta is None else weight + delta.to(target.device, torch.float32)
+            if magnitude is not None:
+                # DoRA (Liu et al. 2024, eq. 5): the rows of the changed weight get the trained norms.
+                changed *= (magnitude.to(changed) / torch.linalg.norm(changed, dim=1)).unsqueeze(1)
+            target.copy_(changed)
         for name, rows, values in _trained_tables(trained):
             table = model.get_submodule(name).weight
             table[rows] = values.to(table)
     return model
 
 
-def _layers(trained: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each adapted or quantized layer: its name in the base, the layer, and the delta of its adapter, if it has one."""
+def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield each adapted or quantized layer: its name in the base, the layer, and delta and magnitudes (DoRA) of its adapter."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in trained.get_base_model().named_modules():
         if isinstance(module, LoraLayer):
             adapted: Any = module
-            yield name, adapted.get_base_layer(), adapted.get_delta_weight("default")
+            magnitude = adapted.lora_magnitude_vector["default"].weight if adapted.lora_magnitude_vector else None
+            yield name, adapted.get_base_layer(), adapted.get_delta_weight("default"), magnitude
         elif loading.is_quantized(module) and not name.endswith(".base_layer"):
-            yield name, module, None
+            yield name, module, None, None
 
 
 def _trained_tables(trained: Any) -> Iterator[tuple[str, Any, Any]]:

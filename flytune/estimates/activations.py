@@ -60,12 +60,12 @@ def count(workload: Workload) -> Activations:
         kept, working = kept + part[0], max(working, part[1])
     inputs, products = _eight_bits(workload, compute, stream)
     kept, working = kept + inputs, max(working, products)
-    adapters = _adapter_inputs(workload, compute)
+    adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
     gradient = (stream + compute) * sizes.hidden_size
     return Activations(
         stream=tokens * stream * sizes.hidden_size,
         kept=tokens * (kept + adapters),
-        working=tokens * (working + gradient),
+        working=tokens * (working + gradient) + _dora_weights(workload, compute),
         loss=tokens * _loss(workload, compute, stream) + _tiles(workload),
     )
 
@@ -138,6 +138,22 @@ def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, f
     query = sizes.num_attention_heads * sizes.head_dim
     kept = stream * (2 * sizes.hidden_size + sizes.intermediate_size * sizes.experts_per_token) + compute * query
     return float(kept), float(max(rows + 4 * columns for rows, columns in sizes.linears))
+
+
+def _dora_outputs(workload: Workload, compute: int) -> float:
+    """Return bytes per token that DoRA keeps of adapted layers' outputs, the base's and the adapter's, for the magnitudes."""
+    return 2.0 * compute * sum(columns for _, _, columns in workload.adapted) if workload.dora else 0.0
+
+
+def _dora_weights(workload: Workload, compute: int) -> float:
+    """Return bytes of the largest adapted weight's change while DoRA computes its norms.
+
+    An identity matrix of its inputs, float32; the change in the adapter's dtype and in that of the inputs; the sum with the
+    weight, and its squares.
+    """
+    if not workload.dora or not workload.adapted:
+        return 0.0
+    return max(4.0 * rows * rows + (4 + 3 * compute) * rows * columns for _, rows, columns in workload.adapted)
 
 
 def _tiles(workload: Workload) -> float:

@@ -106,7 +106,9 @@ def flops(workload: Workload) -> Flops:
         input_gradients=linear + head + ATTENTION_BACKWARD * attention,
         weight_gradients=linear + head if full else head * workload.trains_head,
         # Forward, the inputs' and the weights' gradients, and again forward where layers are recomputed.
-        adapters=0.0 if full else passes * 2.0 * routed_adapters(workload) * workload.tokens,
+        adapters=0.0
+        if full
+        else passes * 2.0 * routed_adapters(workload) * workload.tokens + (passes - 1) * dora_flops(workload),
         scores_again=(ATTENTION_BACKWARD - 2) * attention,
     )
 
@@ -115,13 +117,29 @@ def routed_adapters(workload: Workload) -> float:
     """Return the number of adapter parameters that one token passes."""
     geometry = workload.geometry
     share = geometry.experts_per_token / geometry.experts
-    wide = sum(
-        (rows + columns) * (1.0 if name in ATTENTION_LINEARS else share)
-        for name, rows, columns in geometry.named_linears
-        if name in workload.lora_targets
+    layer = sum(
+        workload.rank(name) * (rows + columns) * (1.0 if name in ATTENTION_LINEARS else share)
+        for name, rows, columns in workload.adapted
     )
     head = geometry.hidden_size + geometry.vocab_size if "lora_head" in workload.lora_targets else 0
-    return workload.lora_r * (geometry.num_hidden_layers * wide + head)
+    return geometry.num_hidden_layers * layer + workload.lora_r * head
+
+
+def dora_flops(workload: Workload) -> float:
+    """Return the operations that DoRA adds to a forward pass of all layers (peft/tuners/lora/dora.py).
+
+    The product B A of each adapted weight, for its norms: PEFT sends an identity matrix through both factors. And with dropout
+    the product of the weight once more, with the inputs that are left.
+    """
+    if not workload.dora:
+        return 0.0
+    again = workload.tokens if workload.adapter_dropout else 0
+    share = workload.geometry.experts_per_token / workload.geometry.experts
+    layer = sum(
+        2.0 * rows * (workload.rank(name) * (rows + columns) + again * columns * (1.0 if name in ATTENTION_LINEARS else share))
+        for name, rows, columns in workload.adapted
+    )
+    return workload.geometry.num_hidden_layers * layer
 
 
 def product_seconds(shape: Shape, accelerator: Accelerator) -> float:

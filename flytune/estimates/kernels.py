@@ -79,6 +79,12 @@ CLIPPING_NUMBERS = 3
 """Norm, then scaling in place."""
 
 
+DORA_WEIGHT_BYTES = 24
+"""Bytes through memory a number of an adapted weight, for its norms: B A (4), its copy (6), the sum (8), its norm (6)."""
+DORA_OUTPUT_BYTES = 28
+"""Bytes through memory a number of an adapted output: two products with magnitudes in float32, their sum, and the output's."""
+
+
 def kernels(workload: Workload) -> Kernels:
     """Return the kernels around the matrix products, by model and framework."""
     if workload.compiled:
@@ -118,11 +124,15 @@ def adapter_bytes(workload: Workload) -> float:
         return 0.0
     geometry, own = workload.geometry, adapter_kernels(workload)
     share = geometry.experts_per_token / geometry.experts
-    return workload.tokens * sum(
+    moved = workload.tokens * sum(
         (own.inputs * rows + own.outputs * columns) * (1.0 if name in ATTENTION_LINEARS else share)
-        for name, rows, columns in geometry.named_linears
-        if name in workload.lora_targets
+        for name, rows, columns in workload.adapted
     )
+    if workload.dora:
+        # B A is written and cast, added to the weight, squared and summed; outputs are scaled and added in float32.
+        moved += DORA_WEIGHT_BYTES * sum(rows * columns for _, rows, columns in workload.adapted)
+        moved += DORA_OUTPUT_BYTES * workload.tokens * sum(columns for _, _, columns in workload.adapted) * share
+    return moved
 
 
 def dequantization_bytes(workload: Workload) -> float:

@@ -141,7 +141,8 @@ def _head_table(workload: Workload) -> float:
     if workload.method == "full" or not workload.trains_head:
         return 0.0
     by_row = bool(workload.tables_by_row) and "head" not in workload.lora_targets
-    width = 4 + (BYTES[workload.compute_dtype] if by_row else 0)
+    # Its gradient is cast to the dtype of the copy, too.
+    width = 4 + (2 * BYTES[workload.compute_dtype] if by_row else 0)
     return float(workload.geometry.vocab_size * workload.geometry.hidden_size * width)
 
 

@@ -13,6 +13,7 @@ from flytune.estimates.communication import (
 from flytune.estimates.flops import (
     ATTENTION_BACKWARD,
     attention_seconds,
+    dora_flops,
     flops,
     head_shape,
     input_gradients_seconds,
@@ -144,7 +145,10 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         + ATTENTION_BACKWARD * attention
         + (weights if full else 0.0)
         + head * workload.trains_head,
-        "adapters": 0.0 if full else passes * narrow,
+        # Norms have no gradients; the product with the inputs that are left has those of the inputs alone.
+        "adapters": 0.0
+        if full
+        else passes * narrow + (passes - 1) * dora_flops(workload) / (ADAPTER_SHARE * accelerator.matmul_tflops * 1e12),
         "kernels": memory_seconds(moved, accelerator),
         "dequantization": memory_seconds(dequantization_bytes(workload), accelerator),
     }

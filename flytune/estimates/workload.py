@@ -57,6 +57,12 @@ class Workload:
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
     """Names out of q, k, v, o, gate, up, down, lora_head, embedding and head; the last two are fully trained."""
+    lora_ranks: tuple[tuple[str, float], ...] = ()
+    """Mean ranks over the layers of those linear layers that have another one than `lora_r`."""
+    dora: bool = False
+    """True if DoRA trains the norms of the rows of adapted weights too."""
+    adapter_dropout: bool = True
+    """True if adapters drop inputs out."""
     token_rows: int = 0
     """Tokens whose rows of embedding and head are trained beside an adapter, where these are not fully trained."""
     offload: Literal["none", "cpu", "nvme"] = "none"
@@ -93,9 +99,23 @@ class Workload:
     @property
     def lora_parameters(self) -> int:
         """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021, §4.1)."""
-        wide = sum(rows + columns for name, rows, columns in self.geometry.named_linears if name in self.lora_targets)
+        layer = sum(self.rank(name) * (rows + columns) for name, rows, columns in self.adapted)
         head = self.geometry.hidden_size + self.geometry.vocab_size if "lora_head" in self.lora_targets else 0
-        return self.lora_r * (self.geometry.num_hidden_layers * wide + head)
+        return round(self.geometry.num_hidden_layers * layer + self.lora_r * head)
+
+    @property
+    def adapted(self) -> list[tuple[str, int, int]]:
+        """Adapted linear layers of one decoder layer: name, in, out."""
+        return [linear for linear in self.geometry.named_linears if linear[0] in self.lora_targets]
+
+    def rank(self, name: str) -> float:
+        """Return the mean rank of a linear layer's adapters."""
+        return dict(self.lora_ranks).get(name, self.lora_r)
+
+    @property
+    def magnitudes(self) -> int:
+        """Parameters of DoRA's magnitudes: one for each row of an adapted weight (Liu et al. 2024, eq. 5)."""
+        return self.geometry.num_hidden_layers * sum(columns for _, _, columns in self.adapted) if self.dora else 0
 
     @property
     def fully_trained(self) -> int:
@@ -134,4 +154,4 @@ class Workload:
         if self.method == "full":
             return self.geometry.parameters
         rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
-        return self.lora_parameters + self.fully_trained + rows
+        return self.lora_parameters + self.magnitudes + self.fully_trained + rows

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from flytune.export.manifest import Progress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
-from flytune.models import loading
+from flytune.models import loading, pissa
 from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 
@@ -66,7 +66,7 @@ def write(
                 if first:
                     state[name] = gathered.detach().to("cpu", dtype, copy=True)
             if first:
-                state = _published(model, state, last=number == len(files)) if full else _adapter(model, state)
+                state = _published(model, state, last=number == len(files)) if full else _adapter(trainer, model, state)
                 progress = progress.with_file(folder, file, _save(state, folder / file))
     if first:
         if full:
@@ -128,7 +128,7 @@ def _published(model: Any, state: dict[str, Any], last: bool) -> dict[str, Any]:
     return dict(revert_weight_conversion(model, state))
 
 
-def _adapter(model: Any, state: dict[str, Any]) -> dict[str, Any]:
+def _adapter(trainer: Any, model: Any, state: dict[str, Any]) -> dict[str, Any]:
     from peft import get_peft_model_state_dict
 
     # Head and embedding that are trained as one tensor are one parameter, and PEFT reads both.
@@ -136,7 +136,8 @@ def _adapter(model: Any, state: dict[str, Any]) -> dict[str, Any]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (same := first[id(parameter)]) in state and name not in state:
             state[name] = state[same].clone()
-    return dict(get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False))
+    found = dict(get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False))
+    return pissa.as_lora(found, getattr(trainer, "initial_factors", {}))
 
 
 def _save(state: dict[str, Any], file: Path) -> Written:
@@ -169,6 +170,8 @@ def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int,
 
 def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:
     config = model.peft_config["default"]
+    if recipe.method.is_pissa:
+        config = pissa.config_as_lora(config)
     # Loading the adapter alone then loads the base that it was trained on.
     config.base_model_name_or_path = recipe.model.name_or_path
     config.revision = loading.commit(recipe.model, local=True)

@@ -22,6 +22,7 @@ __all__ = [
     "host_memory",
     "initial_adapter",
     "loading",
+    "pissa",
     "probe",
     "read_geometry",
     "remote",

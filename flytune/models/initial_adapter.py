@@ -10,8 +10,9 @@ from flytune.storage import Storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe cannot name.
-_PLAIN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False}
-_PLAIN |= {"rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None}
+_PLAIN = {"peft_type": "LORA", "bias": "none", "layers_to_transform": None}
+_SAME = {"r": 0, "lora_alpha": 0, "use_dora": False, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+"""Fields that the recipe has too, with the value of a configuration without them."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -31,9 +32,9 @@ def problems(recipe: Recipe) -> list[str]:
     except ValueError as error:
         return [f"method.adapter: {address}: {CONFIG} is not JSON: {error}; export the adapter again"]
     found = [
-        f"method.{name}: {wanted!r}, but the adapter of method.adapter has {config.get(name)!r}; write that"
-        for name, wanted in (("r", recipe.method.r), ("lora_alpha", recipe.method.lora_alpha))
-        if config.get(name) != wanted
+        f"method.{name}: {wanted!r}, but the adapter of method.adapter has {has!r}; write that"
+        for name, absent in _SAME.items()
+        if (has := config.get(name, absent)) != (wanted := getattr(recipe.method, name))
     ]
     wanted, has = recipe.method.target_modules, config.get("target_modules")
     if isinstance(wanted, list) and (not isinstance(has, list) or set(wanted) != set(has)):

@@ -128,6 +128,15 @@ def dequantized(layer: Any) -> Any:
     return None
 
 
+def train_in_float32(model: Any) -> None:
+    """Make trained parameters float32, in place; PEFT copies a table that it trains completely in the dtype of the base."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+
+
 def weights_folder(folder: Path) -> Path:
     """Return the folder of the weights: model/ or adapter/ of a training's output, the root of an artifact."""
     return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)
@@ -189,6 +198,11 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         lora_alpha=method.lora_alpha,
         lora_dropout=method.lora_dropout,
         target_modules=method.target_modules,
+        use_dora=method.use_dora,
+        use_rslora=method.use_rslora,
+        init_lora_weights=method.init_lora_weights,  # type: ignore[arg-type]  # pissa_niter_16
+        rank_pattern=dict(method.rank_pattern),
+        alpha_pattern=dict(method.alpha_pattern),
         task_type="CAUSAL_LM",
         **vocabulary.peft_fields(method, recipe.model, model, added),
     )

@@ -89,8 +89,9 @@ def real_adapters() -> Iterator[None]:
     those of the same seed on a real model.
     """
     import torch
+    from peft.tuners.lora.dora import DoraLinearLayer
 
-    original = torch.nn.Module.to
+    original, measure = torch.nn.Module.to, DoraLinearLayer.update_layer
 
     def to(self: Any, *arguments: Any, **named: Any) -> Any:
         device, dtype, _, _ = torch._C._nn._parse_to(*arguments, **named)
@@ -98,11 +99,19 @@ def real_adapters() -> Iterator[None]:
             return original(self, *arguments, **named)
         return self if dtype is None else original(self, dtype)
 
+    def update_layer(self: Any, *, base_layer: Any, lora_A: Any, lora_B: Any, scaling: float, **named: Any) -> None:
+        if base_layer.weight.is_meta:  # load_adapter_values computes the norms
+            self.weight = torch.nn.Parameter(torch.empty(len(base_layer.weight)))
+        else:
+            measure(self, base_layer=base_layer, lora_A=lora_A, lora_B=lora_B, scaling=scaling, **named)
+
     torch.nn.Module.to = to  # type: ignore[method-assign]
+    DoraLinearLayer.update_layer = update_layer  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.nn.Module.to = original  # type: ignore[method-assign]
+        DoraLinearLayer.update_layer = measure  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -151,28 +160,43 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
         raise TrainingError(f"{_enumerate(left)}: without values although all of {folder} was read")
 
 
-def load_token_rows(model: Any, folder: Path) -> None:
-    """Load the rows that PEFT trains one by one, of a model on the meta device that is not sharded yet."""
+def load_adapter_values(model: Any, folder: Path) -> None:
+    """Load what PEFT takes from the base into the adapter of a model on the meta device that is not sharded yet.
+
+    Rows that are trained one by one, and DoRA's magnitudes: the norms of the rows of each adapted weight, which each process
+    reads completely, one after the other.
+    """
     import torch
+    from peft.tuners.lora import LoraLayer
 
     base = model.get_base_model()
-    layers = [layer for _, layer in vocabulary.row_layers(base)]
-    if not layers:
+    by_row = [layer for _, layer in vocabulary.row_layers(base)]
+    norms = [layer for layer in base.modules() if isinstance(layer, LoraLayer) and layer.lora_magnitude_vector]
+    if not by_row and not norms:
         return
     slots = _slots(base)
     sources = _sources(folder, base, slots)
-    for layer in layers:
+    names = {id(slot.tensor): name for slot in slots for name in slot.names if name in sources}
+
+    def read(table: Any, rows: slice) -> Any:
+        index, part = (rows, slice(0, table.shape[1])), torch.empty(rows.stop - rows.start, table.shape[1], dtype=table.dtype)
+        name = names[id(table)]
+        sources[name].read(safetensors_files.Part(name, tuple(table.shape), index, part))
+        return part
+
+    for layer in by_row:
         table = layer.get_base_layer().weight
-        slot = next(slot for slot in slots if slot.tensor is table)
-        name = next(name for name in slot.names if name in sources)
         for adapter, ids in layer.token_indices.items():
-            rows = torch.empty(len(ids), table.shape[1], dtype=table.dtype)
-            for row, token in zip(rows.split(1), ids, strict=True):
-                index = (slice(token, token + 1), slice(0, table.shape[1]))
-                sources[name].read(safetensors_files.Part(name, tuple(table.shape), index, row))
+            rows = torch.cat([read(table, slice(token, token + 1)) for token in ids])
             delta = layer.trainable_tokens_delta[adapter]
             layer.trainable_tokens_original[adapter] = rows
             layer.trainable_tokens_delta[adapter] = torch.nn.Parameter(rows.to(delta.dtype, copy=True))
+    for adapted in norms:
+        weight: Any = adapted.get_base_layer().weight
+        norm = torch.linalg.norm(read(weight, slice(0, len(weight))).float(), dim=1)
+        magnitudes: Any = adapted.lora_magnitude_vector
+        for magnitude in magnitudes.values():
+            magnitude.weight.data.copy_(norm)
 
 
 def _sources(folder: Path, base: Any, slots: list[_Slot]) -> dict[str, Any]:

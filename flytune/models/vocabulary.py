@@ -33,7 +33,7 @@ def load_ids(model: Model) -> tuple[list[int], int]:
     name = base.local_name(model, weights=False)
     tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     add_tokens(tokenizer, model)
-    return [int(id_) for id_ in tokenizer.convert_tokens_to_ids(model.extra_special_tokens)], len(tokenizer)
+    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(tokenizer)  # type: ignore[arg-type]
 
 
 def rows_for(rows: int, tokens: int) -> int:
@@ -196,7 +196,7 @@ def allow_loss(model: Any) -> None:
     from peft.utils.other import TrainableTokensWrapper
     from trl.trainer import utils
 
-    wrappers = [module for module in model.modules() if isinstance(module, TrainableTokensWrapper)]
+    wrappers: list[Any] = [module for module in model.modules() if isinstance(module, TrainableTokensWrapper)]
     for wrapper in wrappers:
         wrapper.bias = None
     if wrappers and not hasattr(utils, "_gather_parameters"):
@@ -217,9 +217,9 @@ def collected_rows() -> Iterator[None]:
         with _gathered(weight):
             return weight.detach()[rows].clone()
 
-    original = TrainableTokensLayer._collect_token_weights
-    TrainableTokensLayer._collect_token_weights = collect
+    layer: Any = TrainableTokensLayer
+    original, layer._collect_token_weights = layer._collect_token_weights, collect
     try:
         yield
     finally:
-        TrainableTokensLayer._collect_token_weights = original
+        layer._collect_token_weights = original

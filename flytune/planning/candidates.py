@@ -103,6 +103,20 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
     if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(recipe)):
         problems.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
+    if recipe.method.is_pissa and sharding_of(recipe).reads_slices(recipe):
+        problems.append(
+            f"method.init_lora_weights: {recipe.method.init_lora_weights} with sharding {recipe.sharding.name}: it takes "
+            "singular values out of complete weights, and each process reads only its slices of them; use ddp or zero3"
+        )
+    if recipe.method.use_dora and recipe.method.name != "lora" and (reason := sharding_of(recipe).no_quantized_dora):
+        problems.append(
+            f"method.use_dora: {recipe.method.name} with sharding {recipe.sharding.name}: {reason}; use fsdp, or method lora"
+        )
+    if recipe.method.is_pissa and recipe.publish.every_save:
+        problems.append(
+            f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an adapter in a checkpoint "
+            "belongs to weights without their largest singular values; leave it out (the finished run is published as LoRA)"
+        )
     if geometry.quantized and recipe.method.name == "full":
         problems.append(
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "

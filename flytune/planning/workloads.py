@@ -1,5 +1,6 @@
 """The workload of a recipe on a shape, and the estimated time of its step."""
 
+import re
 from dataclasses import replace
 
 from flytune.errors import RecipeError
@@ -43,6 +44,9 @@ def workload(
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
         lora_targets=() if method == "full" else _targets(recipe),
+        lora_ranks=_ranks(recipe, geometry.num_hidden_layers),
+        dora=recipe.method.use_dora,
+        adapter_dropout=recipe.method.lora_dropout > 0,
         token_rows=_token_rows(recipe),
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
@@ -100,6 +104,23 @@ def _targets(recipe: Recipe) -> tuple[str, ...]:
     if isinstance(named, str):
         return _LINEARS + tables
     return tuple(name.removesuffix("_proj") for name in named if name.removesuffix("_proj") in _LINEARS) + tables
+
+
+def _ranks(recipe: Recipe, layers: int) -> tuple[tuple[str, float], ...]:
+    """Return the mean rank of each linear layer that method.rank_pattern names in Llama's layout, matched as PEFT does.
+
+    PEFT (utils/other.py, get_pattern_key) takes the first pattern that the end of a module's name matches.
+    """
+    method, found = recipe.method, []
+    patterns = [(re.compile(rf"(.*\.)?({key})$"), rank) for key, rank in method.rank_pattern.items()]
+    if not patterns:
+        return ()
+    for name in _LINEARS:
+        part = "mlp" if name in ("gate", "up", "down") else "self_attn"
+        modules = [f"model.layers.{layer}.{part}.{name}_proj" for layer in range(layers)]
+        ranks = [next((rank for pattern, rank in patterns if pattern.match(module)), method.r) for module in modules]
+        found.append((name, sum(ranks) / layers))
+    return tuple(found)
 
 
 def _token_rows(recipe: Recipe) -> int:

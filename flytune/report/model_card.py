@@ -52,11 +52,17 @@ def render(
         place=published.repository if published else ".",
         has_id=is_hub_id(recipe.model.name_or_path),
         license=matter.get("license_name", matter.get("license")),
-        lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.r), None),
+        lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
+        is_plain=not (recipe.method.use_dora or trains_tables(recipe)),
         arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
         front_matter=yaml_core.dump(matter).strip(),
         peak=max((step.memory_bytes for step in training.steps), default=0),
     )  # fmt: skip
+
+
+def trains_tables(recipe: Recipe) -> bool:
+    """Return whether an adapter has rows of embedding and head, or all of them."""
+    return bool(recipe.model.extra_special_tokens or recipe.method.modules_to_save or recipe.method.trainable_token_indices)
 
 
 def is_hub_id(name: str) -> bool:

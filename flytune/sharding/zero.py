@@ -194,6 +194,7 @@ class Zero3(Zero):
     no_8bit_base = (
         "bitsandbytes' 8-bit layers keep their complete weights beside the parameters, so that nothing is partitioned"
     )
+    no_quantized_dora = "DoRA reads the weights of a layer outside of it, where DeepSpeed cannot gather quantized ones"
 
     def quant_storage(self, recipe: Recipe) -> str:
         return recipe.model.dtype

@@ -10,7 +10,7 @@ from flytune import data
 from flytune.data import Collator, order
 from flytune.errors import TrainingError
 from flytune.hardware import Shape
-from flytune.models import host_memory, initial_adapter, loading, sharded_loading, vocabulary
+from flytune.models import host_memory, initial_adapter, loading, pissa, sharded_loading, vocabulary
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.records.plan import SAVE
@@ -139,7 +139,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if recipe.method.name != "full":
         _prepare_adapter(trainer.model, recipe)
     if sliced and recipe.method.name != "full":
-        sharded_loading.load_token_rows(trainer.model, loading.local_folder(recipe.model))
+        sharded_loading.load_adapter_values(trainer.model, loading.local_folder(recipe.model))
+    if recipe.method.is_pissa and trainer.is_world_process_zero():
+        # The checkpoint of a resumed run belongs to the same values: they follow from the base.
+        trainer.initial_factors = pissa.snapshot(trainer.model)
     if recipe.method.adapter and not resumed:
         initial_adapter.load_weights(trainer.model, recipe.method)
     sharding.shard(trainer, recipe)
@@ -155,15 +158,11 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
 
 def _prepare_adapter(model: Any, recipe: Recipe) -> None:
     """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen tables."""
-    import torch
-
     vocabulary.allow_loss(model)
-    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. PEFT copies
-    # tables that it trains completely (modules_to_save) in the base's dtype. DeepSpeed has float32 copies of its own.
+    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. DeepSpeed has
+    # float32 copies of its own.
     if recipe.method.name == "qlora" or sharding_of(recipe).precision(recipe) != "pure":
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.float32)
+        loading.train_in_float32(model)
     # Otherwise PEFT stores embedding and head in each checkpoint where the base's vocabulary has grown.
     model.save_pretrained = functools.partial(model.save_pretrained, save_embedding_layers=False)
 

@@ -97,7 +97,12 @@ def changed(trained, folder, **changes):
         (
             {"use_dora": True},
             {},
-            "method.adapter: use_dora True in adapter_config.json; a run can start from plain LoRA adapters only",
+            "method.use_dora: False, but the adapter of method.adapter has True; write that",
+        ),
+        (
+            {"bias": "all"},
+            {},
+            "method.adapter: bias 'all' in adapter_config.json; a run can start from plain LoRA adapters only",
         ),
         ({"base_model_name_or_path": "a/other"}, {}, "was trained on a/other; name that one"),
     ],

@@ -81,6 +81,12 @@ CASES = {
         "method": "lora",
         "training.activation_checkpointing": True,
     },
+    "lora-dora-rows": {"method": {"name": "lora", "use_dora": True, "trainable_token_indices": [7, 8]}},
+    "fsdp-lora-tables": {
+        "sharding": "fsdp",
+        "hardware.shape": "cpu-2",
+        "method": {"name": "lora", "modules_to_save": ["embed_tokens"]},
+    },
 }
 
 

@@ -129,8 +129,8 @@ def tokens(statistics: Statistics, data: Data) -> Iterator[Check]:
         f"{statistics.unknown:,} of {statistics.tokens:,} tokens are the unknown token, "
         f"{statistics.outside:,} are not in the vocabulary, or have no row in the model's embedding",
         "any outside the vocabulary", stops=statistics.outside > 0, fine=f"all of {statistics.tokens:,} tokens are in it",
-        advice="the data was tokenized for another tokenizer, or it has characters that this one cannot encode; tokens that "
-        "the tokenizer has and the model has not are listed in model.extra_special_tokens",
+        advice="the data was tokenized for another tokenizer, or it has characters that this one cannot encode; list tokens "
+        "that the tokenizer has and the model has not in model.extra_special_tokens",
         example=statistics.examples.get("outside", "") or statistics.examples.get("unknown", ""),
     )  # fmt: skip
     yield _judged(

@@ -101,8 +101,12 @@ def _build(case: Case) -> Any:
         with torch.device("meta"):
             # Which tokens are trained has no effect on memory.
             added = list(range(len(recipe.model.extra_special_tokens)))
-            model = get_peft_model(model, loading.peft_config(recipe, model, added))
+            config = loading.peft_config(recipe, model, added)
+            config.init_lora_weights = True  # of meta tensors there are no singular values
+            model = get_peft_model(model, config)
             vocabulary.allow_loss(model)
+            if sharding.precision(recipe) != "pure":
+                loading.train_in_float32(model)
     if case.profile.loss == "chunked":
         add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
         if case.profile.kernels == "cpu":
