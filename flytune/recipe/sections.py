@@ -99,6 +99,9 @@ class Data(Source):
     """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write their own."""
     add_eos_token: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
     """A trained EOS after raw text (text, prompt_completion)."""
+    split_special_tokens: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """Whether special tokens in a row's own text (`<|im_end|>`) stay text; with false they become control tokens. By
+    default they stay text, and more than 1 % of such rows stop the run."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
     deduplicate: bool = False
