@@ -7,6 +7,7 @@ messages, or tools and calls, as templates do that know none.
 import html
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -42,8 +43,8 @@ class Completeness:
         pattern = tuple([(message["role"], not message["content"].strip()) for message in chat.messages])
         if pattern not in self._left_out and len(self._left_out) < _MOST_PATTERNS:
             self._left_out[pattern] = self._find_left_out(chat)
-        if (index := self._left_out.get(pattern)) is not None:
-            raise _error(f"messages[{index}] ({chat.messages[index]['role']})", where)
+        if (left_out := self._left_out.get(pattern)) is not None:
+            raise _error(f"messages[{left_out}] ({chat.messages[left_out]['role']})", where)
         if chat.tools or any(len(message) > 2 for message in chat.messages):
             self._check_calls(chat, text, where)
 
@@ -83,7 +84,7 @@ class Completeness:
                 what = f"messages[{index}].tool_calls[{number}]:"
                 function = call.get("function", call)
                 name = mark(function["name"], f"{what} the name")
-                arguments = _marked(function.get("arguments", {}), lambda text, what=what: mark(text, f"{what} the argument"))
+                arguments = _marked(function.get("arguments", {}), partial(mark, what=f"{what} the argument"))
                 new = {**function, "name": name, "arguments": arguments}
                 calls.append({**call, "function": new} if "function" in call else new)
             messages.append({**message, "tool_calls": calls} if calls else message)

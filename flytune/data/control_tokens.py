@@ -1,7 +1,7 @@
 """Control tokens that are written in a row's text: `<|im_end|>` in a question is text, and ends nothing.
 
 A tokenizer takes every occurrence of a special token for that token. So rows that have one in their own text are rendered with
-a private-use character inside of it, which tells the template's own tokens from those of the row. The template's are
+a private-use character inside of it, which separates the template's own tokens from those of the row. The template's are
 then renamed to characters that no text has, for a copy of the tokenizer that knows them by these names only: the row's stay
 text, and everything else about the tokenizer stays as it is.
 """
