@@ -100,7 +100,7 @@ class Data(Source):
     add_eos_token: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
     """A trained EOS after raw text (text, prompt_completion)."""
     split_special_tokens: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
-    """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); by default text in 1 % of rows."""
+    """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); unset: text in 1 % of rows."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
     deduplicate: bool = False
