@@ -61,11 +61,11 @@ class CoreLoader(yaml.SafeLoader):
             raise YAMLError(f"line {line}: mappings and lists are nested deeper than {DEEPEST}")
         is_anchored = anchor is not None and not isinstance(event, AliasEvent)
         if is_anchored:
-            self._open.add(anchor)
+            self._open.add(str(anchor))
         node = super().compose_node(parent, index)
         self._depth -= 1
         if is_anchored:
-            self._open.discard(anchor)
+            self._open.discard(str(anchor))
         self._nodes += self._sizes[id(node)] if isinstance(event, AliasEvent) else 1
         if self._nodes > _MOST_NODES:
             raise YAMLError(f"line {line}: more than {_MOST_NODES:,} values, with each alias counted as what it stands for")

@@ -14,7 +14,7 @@ class Tally:
     form: str = ""
     """Format of the rows; empty until the first row is read."""
     rows: int = 0
-    """Rows read. This and the next five count a row once, even where a weight repeats it."""
+    """Rows read. This and the next counts, up to `duplicates`, count a row once, even where a weight repeats it."""
     bad: int = 0
     truncated: int = 0
     split: int = 0
@@ -22,6 +22,8 @@ class Tally:
     dropped_untrained: int = 0
     duplicates: int = 0
     """Samples dropped by data.deduplicate."""
+    control_tokens: int = 0
+    """Rows whose own text has control tokens."""
     samples: int = 0
     """Stored samples. This and the next three count repetitions by a weight."""
     tokens: int = 0
@@ -43,7 +45,7 @@ class Tally:
         self.trained_tokens += trained_tokens
 
 
-_COUNTS = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates",
+_COUNTS = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens",
            "samples", "tokens", "trained_tokens")  # fmt: skip
 
 

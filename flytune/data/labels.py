@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flytune.data.chat_template import Span
+from flytune.data.control_tokens import ControlTokens
 from flytune.data.formats import Tokens
 from flytune.data.render import Rendered
 from flytune.errors import DataError
@@ -14,11 +15,15 @@ Encoded = tuple[list[int], list[int]]
 
 
 def encode(
-    batch: Sequence[Rendered], tokenizer: Any, add_bos_token: bool | None = None, add_eos_token: bool = True
+    batch: Sequence[Rendered],
+    tokenizer: Any,
+    add_bos_token: bool | None = None,
+    add_eos_token: bool = True,
+    controls: ControlTokens | None = None,
 ) -> Iterator[Encoded]:
     """Tokenize each complete text once, and label its tokens; nothing is cut.
 
-    `add_bos_token` and `add_eos_token` are those of the recipe, for raw text.
+    `add_bos_token` and `add_eos_token` are those of the recipe, for raw text; `controls` tokenizes renamed texts.
 
     A token is trained if any of its characters is. So is a token across the boundary between prompt and completion (a merge of
     the last characters of the one with the first of the other): otherwise the completion's first characters would never be
@@ -32,9 +37,14 @@ def encode(
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = False
-    encodings = backend.encode_batch([rendered.text for rendered in batch], add_special_tokens=adds)
-    for rendered, encoding in zip(batch, encodings, strict=True):
-        ids, labels = _labelled(rendered, encoding, tokenizer, add_eos_token or not is_raw)
+    plain = iter(backend.encode_batch([one.text for one in batch if not one.is_renamed], add_special_tokens=adds))
+    renamed_texts = [one.text for one in batch if one.is_renamed]
+    renamed, ids_of = controls.encodings(renamed_texts, adds) if controls is not None else ([], {})
+    others = iter(renamed)
+    for rendered in batch:
+        encoding = next(others if rendered.is_renamed else plain)
+        ids = [ids_of.get(token, token) for token in encoding.ids] if rendered.is_renamed else encoding.ids
+        ids, labels = _labelled(rendered, encoding, ids, tokenizer, add_eos_token or not is_raw)
         if is_raw and add_bos_token and ids[:1] != [tokenizer.bos_token_id]:
             ids, labels = [tokenizer.bos_token_id, *ids], [IGNORED, *labels]
         labels[:1] = [IGNORED] * len(labels[:1])
@@ -99,9 +109,8 @@ def _integers(value: Any, name: str, where: str) -> list[int]:
     return value
 
 
-def _labelled(rendered: Rendered, encoding: Any, tokenizer: Any, ends: bool) -> Encoded:
+def _labelled(rendered: Rendered, encoding: Any, ids: list[int], tokenizer: Any, ends: bool) -> Encoded:
     """Return tokens and labels, the first token's included; `ends` is whether a text without an end marker gets EOS."""
-    ids: list[int] = encoding.ids
     labels = [IGNORED] * len(ids)
     for first, last in token_ranges(encoding, rendered.spans):
         labels[first:last] = ids[first:last]

@@ -52,7 +52,7 @@ def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tall
     for shard in (shard for split in counts.values() for shard in split.shards):
         content.update(f"{shard.file}:{shard.sha256}\n".encode())
     lengths = sum((tally.lengths for tally in tallies), Counter[int]())
-    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates")
+    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens")
     kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
     return Manifest(
         source=", ".join(source.name for source in data.all_sources.values()),

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally
-from flytune.data.formats import CHATS, RAW, Tokens, choose, convert
+from flytune.data.formats import CHATS, RAW, Chat, Plain, Tokens, choose, convert
 from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
@@ -21,6 +22,8 @@ from flytune.recipe import DataRequest, Source
 
 _BATCH_CHARACTERS = 1_000_000
 """Characters of text that are tokenized at a time."""
+LARGEST_ROW = 4_000_000
+"""Characters of a row that is tokenized."""
 _Text = tuple[Rendered | Encoded, str]
 """Content of a row, as text or as tokens, and the row's location."""
 
@@ -71,6 +74,7 @@ class Sampler:
         if request.data.heldout_key:
             self._sources[request.data.heldout_key] = request.data
         self._template: ChatTemplate | None = None
+        self._controls: ControlTokens | None = None
         if request.data.system_prompt is not None and not request.data.system_prompt.strip():
             raise DataError("data.system_prompt: empty; remove it, or give a text")
 
@@ -130,6 +134,7 @@ class Sampler:
             try:
                 if isinstance(row, DataError):
                     raise row
+                _refuse_large(row, where)
                 form = tally.form or choose(row, source.format, source.columns, where)
                 if not tally.form:
                     self._check_settings(form)
@@ -137,7 +142,7 @@ class Sampler:
                 if isinstance(sample, Tokens):
                     text: Rendered | Encoded = validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
                 else:
-                    text = render(sample, self._chat_template(form), self._data.completion_only_loss, where)
+                    text = self._rendered(sample, form, where, made.tally if not chunk.again else None)
             except _RequestError:
                 raise
             except DataError as error:
@@ -149,6 +154,19 @@ class Sampler:
                 continue
             tally.form = form
             yield text, where
+
+    def _rendered(self, sample: Chat | Plain, form: str, where: str, tally: Tally | None) -> Rendered:
+        """Return the text of a sample; `tally` counts the rows with control tokens."""
+        template, completion_only = self._chat_template(form), self._data.completion_only_loss
+        if self._controls is None or (template is not None and not self._controls.has_template):
+            self._controls = ControlTokens(self._tokenizer, template)
+        if not self._controls.are_in(sample):
+            return render(sample, template, completion_only, where)
+        if tally is not None:
+            tally.control_tokens += 1
+        if self._data.split_special_tokens is False:
+            return render(sample, template, completion_only, where)
+        return self._controls.render_as_text(sample, template, completion_only, where)
 
     def _chat_template(self, form: str) -> ChatTemplate | None:
         if form not in CHATS:
@@ -180,7 +198,7 @@ class Sampler:
         rendered = [text for text in texts if isinstance(text, Rendered)]
         if not rendered:
             return [text for text in texts if not isinstance(text, Rendered)]
-        return encode(rendered, self._tokenizer, self._data.add_bos_token, self._data.add_eos_token)
+        return encode(rendered, self._tokenizer, self._data.add_bos_token, self._data.add_eos_token, self._controls)
 
     def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
         """Return the sample in pieces of at most max_length tokens; none if it is dropped."""
@@ -204,6 +222,26 @@ class Sampler:
             return key == self._data.heldout_key
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + ids.tobytes()).digest()
         return int.from_bytes(hashed[:8], "big") < self._data.heldout_fraction * 2**64
+
+
+def _refuse_large(row: dict[str, Any], where: str) -> None:
+    """Refuse a row before it is rendered: tokenizing 10 MB takes 2 GB of memory."""
+    if (size := _size(row)) > LARGEST_ROW:
+        raise DataError(
+            f"{where}: a row of {size:,} characters, and at most {LARGEST_ROW:,} are tokenized; divide it into several"
+        )
+
+
+def _size(value: Any) -> int:
+    """Return the characters of all texts in a value of JSON; a number counts as four."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        # Lists of numbers are tokens, or features that are not read.
+        return 4 * len(value) if value and isinstance(value[0], int | float) else sum(map(_size, value))
+    return 1
 
 
 def digest(ids: Any, labelled: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flytune import json_core
 from flytune.data.hub import hub_rows
-from flytune.data.sources import Files, kind, locate
+from flytune.data.sources import TEXT_KINDS, Files, kind, locate
 from flytune.errors import DataError
 from flytune.json_core import JSONError
 from flytune.recipe import Data, Source
@@ -96,7 +96,7 @@ def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iter
     reader = _READERS[str(kind(file))]
     try:
         with source.filesystem.open(file, "rb") as stored:
-            content = _decompressed(stored, file)
+            content = _decompressed(stored, file, "file" in source.filesystem.protocol)
             position = 0
             for number, row in enumerate(reader(content, label)):
                 if advance is not None and number % 64 == 0:
@@ -109,7 +109,7 @@ def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iter
         raise DataError(f"{label}: cannot be read: {error}") from None
 
 
-def _decompressed(stored: Any, name: str) -> Any:
+def _decompressed(stored: Any, name: str, is_local: bool) -> Any:
     """Return the content of an open file, by the suffix of its name."""
     suffix = name.lower().rpartition(".")[2]
     if suffix == "gz":
@@ -122,7 +122,8 @@ def _decompressed(stored: Any, name: str) -> Any:
         import pyarrow
 
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, mode="r"), "zstd"), 1 << 16)
-    return stored
+    # Files of fsspec's addresses have a readline without a limit.
+    return io.BufferedReader(stored, 1 << 20) if suffix in TEXT_KINDS and not is_local else stored
 
 
 def _json_lines(file: Any, label: str) -> Iterator[Row]:

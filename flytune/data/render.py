@@ -22,15 +22,16 @@ templates without marks it gets no sentinels. If it is the last answer, nothing 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from flytune.data.chat_template import Span, Template
+from flytune.data.completeness import Completeness
 from flytune.data.formats import Chat, Plain
 from flytune.data.messages import Message, is_answer, with_suffix
 from flytune.errors import DataError
 
-_PRIVATE_USE = range(0xE000, 0xF900)
+_PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xF8000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Rendered:
     """True if the tokenizer adds its special tokens (BOS): for raw text; chat templates write their own."""
     append_eos: bool
     """True if a trained EOS token follows, unless the tokenizer has added one."""
+    is_renamed: bool = False
+    """True if the template's special tokens have the names of control_tokens.py, and all others are text."""
 
 
 def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str) -> Rendered:
@@ -67,6 +70,7 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
             "remove these keys from the data, or leave completion_only_loss at true"
         )
     text = template.text(sample, where)
+    template.completeness.check(sample, text, where)
     ends = sample.messages[-1]["role"] != "assistant" or template.is_ended(text)
     return Rendered(text, [(0, len(text))], False, not ends)
 
@@ -76,6 +80,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._template = Template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
+        self.completeness = Completeness(lambda messages, tools: self._template.text(_bare(messages), tools, ""))
+        """The check that the text has all of a chat."""
         eos, bos = tokenizer.eos_token, tokenizer.bos_token
         added = tokenizer.added_tokens_decoder.values()
         special = {str(token) for token in added if token.special} | {eos}
@@ -103,6 +109,7 @@ class ChatTemplate:
         else:
             text = self.text(chat, where)
             found = self._by_sentinels(text, chat, where)
+        self.completeness.check(chat, text, where)
         spans, is_ended = [], True
         for start, end in found:
             mark = None if is_marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
@@ -142,7 +149,7 @@ class ChatTemplate:
 
     def _trained(self, text: str, blocks: list[Span], filled: list[bool], chat: Chat, where: str) -> list[bool]:
         """Return for each generation block whether it is of a trained message: two characters mark trained and context."""
-        context, trained = _unused(text)
+        context, trained = _unused(text, where)
         suffixed = [
             with_suffix(message, context if "train" in message else trained) if is_answer(message) else message
             for message in chat.messages
@@ -160,7 +167,7 @@ class ChatTemplate:
 
     def _by_sentinels(self, text: str, chat: Chat, where: str) -> list[Span]:
         messages = chat.messages
-        left, right = list(_unused(text + "".join(message["content"] for message in messages)))
+        left, right = list(_unused(text + "".join(message["content"] for message in messages), where))
         trained = [index for index, message in enumerate(messages) if message["role"] == "assistant" and "train" not in message]
         calling = [index for index in trained if messages[index].get("tool_calls")]
         answers = [index for index in trained if index not in calling and messages[index]["content"].strip()]
@@ -219,11 +226,18 @@ def _bare(messages: list[Message]) -> list[Message]:
     return [{key: item for key, item in message.items() if key != "train"} for message in messages]
 
 
-def _unused(text: str) -> Iterator[str]:
-    """Yield two private-use characters that are not in `text`."""
-    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in text)
-    yield next(free)
-    yield next(free)
+def _unused(text: str, where: str) -> Iterator[str]:
+    """Yield two private-use characters that are not in `text`.
+
+    Raises:
+        DataError: all are.
+    """
+    free = [chr(code) for code in islice((code for code in _PRIVATE_USE if chr(code) not in text), 2)]
+    if len(free) < 2:
+        raise DataError(
+            f"{where}: the text uses all private-use characters, two of which are needed to find its answers; remove some"
+        )
+    yield from free
 
 
 def _without(marked: str, left: str, right: str, plain: str) -> list[Span] | None:

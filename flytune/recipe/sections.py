@@ -111,6 +111,8 @@ class Data(Source):
     """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write their own."""
     add_eos_token: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
     """A trained EOS after raw text (text, prompt_completion)."""
+    split_special_tokens: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); unset: text in 1 % of rows."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
     deduplicate: bool = False
@@ -166,11 +168,8 @@ class Data(Source):
         if self.heldout_path is not None or self.heldout_fraction != type(self).model_fields["heldout_fraction"].default:
             other = "heldout_fraction" if self.heldout_path is None else "heldout_path"
             raise ValueError(f"eval_split and {other} both name the held-out data; remove one of them")
-        if not self.eval_split or self.eval_split == self.dataset_split:
-            raise ValueError(
-                f"eval_split {self.eval_split!r} must be another split than dataset_split, which is trained on; without one, "
-                "remove eval_split: heldout_fraction then holds samples out"
-            )
+        if self.eval_split in ("", self.dataset_split):
+            raise ValueError(f"eval_split {self.eval_split!r} must be another split than dataset_split, which is trained on")
 
 
 _TABLES = ("embed_tokens", "lm_head")

@@ -75,6 +75,8 @@ class Manifest(Record):
     """Number of samples dropped because no trained token was left (the answer was empty or completely cut off)."""
     duplicates: int = 0
     """Number of samples removed by data.deduplicate."""
+    control_tokens: int = 0
+    """Number of rows whose own text has control tokens, such as <|im_end|>."""
     bad: int = 0
     """Number of rows that cannot be trained on, listed in bad_rows.jsonl with their reasons."""
     max_length: int

@@ -81,7 +81,7 @@ def test_good_data_hold_every_line(packed, loaded, tmp_path):
     found = checked(tmp_path, loaded, good(loaded, 300), good(loaded, 20, 1000), packed=packed)
     assert verdicts(found) == {}
     assert found.verdict == "ok"
-    assert len({check.name for check in found.checks}) == len(found.checks) == 17
+    assert len({check.name for check in found.checks}) == len(found.checks) == 18
     assert all(check.advice == check.example == "" for check in found.checks)
     assert line(found, "end marker").found == "each of 320 uncut samples ends with a trained one; of all answers: 320 × '</s>'"
     assert line(found, "round trip").found.endswith("samples, decoded and tokenized again, agree token for token")
@@ -335,7 +335,7 @@ def test_prepare_writes_the_contract_and_stops_before_the_manifest(tokenizer, tm
     with pytest.raises(DataError) as caught:
         data.prepare(request(tokenizer, **asked), tmp_path / "bad")
     told = str(caught.value)
-    assert told.startswith(f"{good_rows}: the prepared data fails 1 of 17 checks:\n  overlap: 50 of 50 held-out samples")
+    assert told.startswith(f"{good_rows}: the prepared data fails 1 of 18 checks:\n  overlap: 50 of 50 held-out samples")
     assert "data.deduplicate removes them" in told
     assert "data.contract: warn" in told
     assert not (tmp_path / "bad" / "manifest.json").exists()

@@ -38,7 +38,7 @@ FAMILIES = {
     "chatml": Family("<|im_end|>"),
     "llama-2": Family(" </s>", trims=True),
     "llama-3": Family("<|eot_id|>", trims=True),
-    "mistral": Family("</s>"),
+    "mistral": Family("</s>", system=False),  # it writes a system message only before a last question
     "gemma": Family("<end_of_turn>", trims=True, system=False, more=("<start_of_turn>", "<end_of_turn>")),
     "phi-3": Family("<|end|>", more=("<|user|>", "<|assistant|>", "<|system|>", "<|end|>")),
     "zephyr": Family("</s>"),

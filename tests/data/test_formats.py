@@ -13,6 +13,7 @@ from flytune.data.labels import IGNORED, encode, validated
 from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
 from tests.support.chats import CHATML, CHATML_MARKED, LLAMA2, request, stored, tokenizer_folder, write_rows
+from tests.support.paths import ROOT
 
 USER, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -347,3 +348,138 @@ def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_tokens_that_do_not_fit_are_told(ids: Any, labels: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         validated(Tokens(ids, labels), 450, "x:1")
+
+
+@pytest.mark.parametrize(
+    ("row", "ids", "labels"),
+    [
+        ({"input_ids": [5, 6, 7, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}, [5, 6, 7], [-100, 6, 7]),
+        ({"input_ids": [0, 0, 5, 6], "attention_mask": [0, 0, 1, 1], "labels": [-100, -100, 5, 6]}, [5, 6], [-100, 6]),
+        ({"input_ids": [5, 6, 7, 8], "completion_mask": [0, 0, 1, 1]}, [5, 6, 7, 8], [-100, -100, 7, 8]),
+        ({"input_ids": [5, 6, 7, 8], "assistant_masks": [0, 1, 0, 1]}, [5, 6, 7, 8], [-100, 6, -100, 8]),
+        (
+            {"input_ids": [5, 6, 7, 0], "completion_mask": [0, 1, 1, 0], "attention_mask": [1, 1, 1, 0], "labels": None},
+            [5, 6, 7],
+            [-100, 6, 7],
+        ),
+        (
+            {"input_ids": [5, 6], "special_tokens_mask": [1, 0], "token_type_ids": [0, 0], "position_ids": [0, 1]},
+            [5, 6],
+            [-100, 6],
+        ),
+    ],
+)
+def test_masks_of_tokens_are_read(row: dict[str, Any], ids: list[int], labels: list[int]) -> None:
+    sample = convert(row, "tokens", {}, "x:1")
+    assert validated(sample, 100, "x:1") == (ids, labels)
+    assert validated(sample, 100, "x:1", completion_only=False)[0] == ids
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"attention_mask": [1, 0, 1]}, "attention_mask is 0 between tokens that it attends to"),
+        ({"attention_mask": [0, 0, 0]}, "attention_mask is 0 everywhere"),
+        ({"attention_mask": [1, 1]}, "3 input_ids but 2 in attention_mask; there must be one for each token"),
+        ({"completion_mask": [0, 1, 2]}, "completion_mask must be of 0 and 1, found 2"),
+        ({"completion_mask": [0.0, 1.0, 1.0]}, "completion_mask must be a list of integers"),
+        ({"completion_mask": [0, 0, 1], "labels": [-100, 6, 7]}, r"labels\[1\] is trained, but completion_mask\[1\] is 0"),
+        (
+            {"loss_mask": [0, 1, 1]},
+            "column loss_mask is not read, and would change what is trained on; name it",
+        ),
+        (
+            {"position_ids": [0, 0, 1]},
+            "column position_ids is not read, .*; a row is one sample",
+        ),
+        ({"seq_lengths": [2, 1]}, "column seq_lengths is not read"),
+    ],
+)
+def test_masks_of_tokens_that_contradict_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"^x:1: {message}"):
+        validated(convert({"input_ids": [5, 6, 7], **more}, "tokens", {}, "x:1"), 100, "x:1")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "Assistant", "content": "a"}]},
+            r"messages\[1\]\.role is 'Assistant'.*; write assistant$",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "model", "content": "a"}]},
+            r"messages\[1\]\.role is 'model'.*; write assistant$",
+        ),
+        (
+            {"messages": [{"role": "critic", "content": "q"}]},
+            r"messages\[0\]\.role is 'critic', which is not a known role: .*tion$",
+        ),
+        (
+            {"messages": [USER, SAID], "images": [b"png"]},
+            "column images has content, and images",
+        ),
+        ({"messages": [{**USER, "images": ["a.png"]}, SAID]}, r"messages\[0\]\.images has content"),
+        ({"text": "t", "audio": {"bytes": b"x"}}, "column audio has content"),
+    ],
+)
+def test_unknown_roles_and_media_are_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"^x:1: {message}"):
+        convert(row, choose(row, "auto", {}, "x:1"), {}, "x:1")
+    fine = {"messages": [USER, SAID], "images": [], "video": None}
+    assert convert(fine, "messages", {}, "x:1") == Chat([USER, SAID])
+
+
+SHIPPED = (ROOT / "chat_templates/chatml.jinja").read_text()
+LEFT_OUT: dict[str, tuple[str, Chat, str]] = {
+    "calls": (SHIPPED, Chat([USER, CALLING]), r"messages\[1\]\.tool_calls\[0\]: the name 'weather'"),
+    "tools": (SHIPPED, Chat([USER, SAID], [WEATHER]), r"tools\[0\]: the name 'weather'"),
+    "names alone": (
+        CHATML.replace(
+            "message['content']", "message['content'] ~ (message.tool_calls[0].function.name if message.tool_calls else '')"
+        ),
+        Chat([USER, CALLING]),
+        r"messages\[1\]\.tool_calls\[0\]: the argument 'city'",
+    ),
+    "coincidence": (CHATML, Chat([{"role": "user", "content": "weather city Köln days"}, CALLING]), "messages"),
+    "system": (
+        CHATML.replace("{% for message in messages %}", "{% for message in messages if message['role'] != 'system' %}"),
+        Chat([{"role": "system", "content": "q"}, USER, SAID]),
+        r"messages\[0\] \(system\)",
+    ),
+    "contents beside calls": (
+        WITH_TOOLS.replace("{% if message['content'] %}", "{% if message['content'] and not message.tool_calls %}"),
+        Chat([USER, {**CALLING, "content": "Let me look."}]),
+        r"messages\[1\] \(assistant\)",
+    ),
+    "thoughts": (CHATML, Chat([USER, {**SAID, "reasoning_content": "hm"}]), "reasoning_content of the last answer"),
+}
+
+
+@pytest.mark.parametrize("completion_only", [True, False])
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_a_template_leaves_out_is_refused(case: str, completion_only: bool, tokenizer_of: Any) -> None:
+    template, chat, what = LEFT_OUT[case]
+    with pytest.raises(DataError, match=f"^x:1: {what}.* is not in the text that the chat template renders"):
+        render(chat, ChatTemplate(tokenizer_of(template)), completion_only, "x:1")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("message['content']", "message['content'] | trim"),
+        CHATML.replace("message['content']", "(message['content'] | tojson)"),
+        CHATML.replace("message['content']", "message['content'].split() | join(' ')"),
+        CHATML.replace("message['content']", "message['content'].split('</think>')[-1]"),
+    ],
+)
+def test_templates_that_change_white_space_or_json_are_no_false_alarm(template: str, tokenizer_of: Any) -> None:
+    contents = ("  a  b\n\nc ", '{"x": "ö",\n "y": [1]}', "<think>hm</think>so", 'tab\tand "quotes" & <i>')
+    chat = Chat([{"role": "user", "content": text} for text in contents])
+    assert render(chat, ChatTemplate(tokenizer_of(template)), False, "x:1").text
+
+
+def test_calls_that_are_written_are_no_false_alarm(tokenizer_of: Any) -> None:
+    quoted = {"function": {"name": "f", "arguments": {"q": 'a "b" \\ c\nö', "n": [1, {"k": None}], "e": "", "on": True}}}
+    chat = Chat([USER, {**CALLING, "tool_calls": [CALL, quoted]}, {"role": "tool", "content": "ok"}, SAID], [WEATHER])
+    assert render(chat, ChatTemplate(tokenizer_of(WITH_TOOLS)), True, "x:1").spans

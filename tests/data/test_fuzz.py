@@ -21,7 +21,7 @@ from flytune.data.readers import read
 from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
 from flytune.recipe import Data
-from tests.support.chats import CHATML, request, stored, tokenizer_folder
+from tests.support.chats import CHATML_CALLING, request, stored, tokenizer_folder
 
 CALL = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
 GOOD: dict[str, list[dict[str, Any]]] = {
@@ -43,7 +43,7 @@ FLAT = ("instruction", "prompt_completion", "text")
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML), path="unread")
+    asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML_CALLING), path="unread")
     return load_tokenizer(asked.model, asked.data)
 
 
@@ -247,7 +247,7 @@ def test_thousands_of_damaged_files(tmp_path: Path, tokenizer: Any) -> None:
 
 def test_what_is_stored_of_a_damaged_file_is_what_the_good_rows_give(tmp_path: Path) -> None:
     """The same through the whole of preparing, with the damaged lines set aside."""
-    folder = tokenizer_folder(tmp_path / "tokenizer")
+    folder = tokenizer_folder(tmp_path / "tokenizer", CHATML_CALLING)
     for number, form in enumerate(GOOD):
         draw = random.Random(number)
         good = [json.dumps(row).encode() for row in GOOD[form]]
@@ -261,3 +261,22 @@ def test_what_is_stored_of_a_damaged_file_is_what_the_good_rows_give(tmp_path: P
             assert manifest.bad == len(content) - len(good)
         for split in ("train", "heldout"):
             assert stored(tmp_path / form / "mixed", split) == stored(tmp_path / form / "good", split)
+
+
+def test_a_row_that_is_too_large_is_named_before_it_is_tokenized(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    rows = [{"text": f"row {n}"} for n in range(60)]
+    lines = [json.dumps(row) for row in [*rows[:30], {"text": "x" * 4_000_001}, *rows[30:]]]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    asked = request(folder, path=str(tmp_path / "rows.jsonl"))
+    with pytest.raises(DataError, match=r"rows\.jsonl:31: a row of 4,000,001 characters, and at most 4,000,000 are tokenized"):
+        data.prepare(asked, tmp_path / "out")
+    some = request(folder, path=str(tmp_path / "rows.jsonl"), max_bad_fraction=0.1)
+    assert data.prepare(some, tmp_path / "some").bad == 1
+
+
+def test_private_use_characters_that_are_used_up_are_an_error_of_ours(tokenizer: Any) -> None:
+    text = "".join(map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xF8000))))
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]}
+    with pytest.raises(DataError, match="x:1: the text uses all private-use characters, two of which are needed"):
+        sample_of(row, "messages", tokenizer)

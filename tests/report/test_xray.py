@@ -93,7 +93,7 @@ def test_marks_are_the_answers_and_their_ends(page):
 
 def test_all_parts_are_there(page):
     text = Tags(page).text
-    for shown in ("All 17 checks pass", "Stops the run", "Sample 6", "Longest sample", "of it is padding", "Sample lengths"):
+    for shown in ("All 18 checks pass", "Stops the run", "Sample 6", "Longest sample", "of it is padding", "Sample lengths"):
         assert shown in text, shown
     assert "{% for message in messages %}" in text
 
@@ -142,7 +142,7 @@ def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
     made = xray.recipe_page(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
     text = Tags(made.read_text(encoding="utf-8")).text
     assert "cut at 150 tokens" in text
-    assert "1 of 17 checks fail and would stop the run" in text
+    assert "1 of 18 checks fail and would stop the run" in text
     assert "✗ stop" in text
 
 

@@ -30,6 +30,9 @@ CHATML = (
     _HEAD + "{{ message['content'] + '<|im_end|>' }}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+CHATML_CALLING = CHATML.replace(
+    "message['content']", "message['content'] ~ (message.tool_calls | tojson if message.tool_calls else '')"
+)
 CHATML_MARKED = (
     _HEAD + "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"

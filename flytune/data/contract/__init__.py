@@ -58,7 +58,7 @@ def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: in
     return Contract(
         checks=[
             *contract_checks.answers(statistics, manifest, data),
-            *contract_checks.tokens(statistics, data),
+            *contract_checks.tokens(statistics, manifest, data),
             *contract_checks.round_trip(statistics),
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.duplicates(statistics, manifest),

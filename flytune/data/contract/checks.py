@@ -105,7 +105,7 @@ def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[
     )  # fmt: skip
 
 
-def tokens(statistics: Statistics, data: Data) -> Iterator[Check]:
+def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[Check]:
     """Check the tokens."""
     samples = statistics.samples
     switched = "" if data.add_bos_token is None else f" (data.add_bos_token is {str(data.add_bos_token).lower()})"
@@ -123,6 +123,16 @@ def tokens(statistics: Statistics, data: Data) -> Iterator[Check]:
         "BOS or EOS is split", stops=bool(statistics.written & set(pieces)),
         fine=f"each of {statistics.special} is a single token",
         advice="list them in model.extra_special_tokens, or use a template with the tokenizer's own",
+    )  # fmt: skip
+    undecided, written = data.split_special_tokens is None, manifest.control_tokens
+    became = "became control tokens" if data.split_special_tokens is False else "stay text"
+    yield _judged(
+        "control tokens", written, manifest.rows,
+        f"{written:,} of {manifest.rows:,} rows have special tokens in their own text, which {became}",
+        "more than 1 %, unless data.split_special_tokens is set",
+        stops=undecided and _is_systematic(written, manifest.rows), is_fine=not undecided or not written,
+        fine="" if written else f"none of {manifest.rows:,} rows has special tokens in its own text",
+        advice="set data.split_special_tokens: false if the rows mean these tokens (they were rendered elsewhere), true if not",
     )  # fmt: skip
     yield _judged(
         "vocabulary", statistics.unknown + statistics.outside, statistics.tokens,
