@@ -148,7 +148,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
 
 
 def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield each adapted or quantized layer: its name in the base, the layer, and delta and magnitudes (DoRA) of its adapter."""
+    """Yield adapted and quantized layers: name in the base, layer, and delta and magnitudes (DoRA) of the adapter."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in trained.get_base_model().named_modules():
