@@ -1,20 +1,19 @@
 """Recipe files: what a person decided."""
 
+from flytune.recipe.data import Data, Source
+from flytune.recipe.method import Method
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
     Checkpoints,
-    Data,
     Evaluation,
     Guard,
     Hardware,
     HarnessTask,
-    Method,
     Model,
     Notify,
     Positive,
     Sharding,
-    Source,
 )
 from flytune.recipe.training import Training
 

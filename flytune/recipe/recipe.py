@@ -15,12 +15,12 @@ from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationErro
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
+from flytune.recipe.data import Data
+from flytune.recipe.method import Method
 from flytune.recipe.sections import (
     Checkpoints,
-    Data,
     Evaluation,
     Hardware,
-    Method,
     Model,
     Notify,
     Publish,

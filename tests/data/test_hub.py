@@ -19,7 +19,7 @@ from pathlib import Path
 from flytune import data
 from flytune.errors import DataError
 from flytune.recipe.recipe import DataRequest
-from flytune.recipe.sections import Data
+from flytune.recipe.data import Data
 
 request, out = DataRequest.model_validate_json(sys.argv[1]), Path(sys.argv[2])
 print(data.fingerprint(request.data) == data.fingerprint(Data(dataset_name="owner/pairs", revision=sys.argv[3])))

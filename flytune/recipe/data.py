@@ -1,0 +1,139 @@
+"""The section `data` of a recipe."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from flytune.recipe.sections import Fraction, Positive
+from flytune.schema import Strict
+
+
+class Source(Strict):
+    """A source of rows: its address and its format."""
+
+    path: str | None = None
+    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV, Parquet or Arrow."""
+    dataset_name: str | None = None
+    """A data set on the Hugging Face hub, instead of `path`."""
+    dataset_config: str | None = None
+    """Configuration (subset) of the data set on the hub."""
+    dataset_split: str = "train"
+    """Split of the data set on the hub."""
+    revision: str | None = None
+    """Commit, tag or branch of the data set on the hub."""
+    format: Literal["auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens"] = "auto"
+    """Format of the rows: `auto` decides by the columns of the first row; `tokens` are input_ids, with or without labels."""
+    columns: dict[str, str] = Field(default={})
+    """Names of the data's columns where they differ from the format's: {instruction: question, output: answer}."""
+    max_samples: Positive | None = None
+    """Number of rows to read; all by default."""
+
+    @property
+    def name(self) -> str:
+        """Name in messages and records."""
+        return str(self.dataset_name or self.path)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.dataset_name is None):
+            raise ValueError("give exactly one of path (file, folder or address) and dataset_name (on the hub)")
+        return self
+
+
+class WeightedSource(Source):
+    """One of several sources, with a weight."""
+
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Share of its rows to use, chosen by content; with 2.5, all rows are used twice and half of them once more."""
+
+
+class Data(Source):
+    """The training data: sources, rendering, truncation and split."""
+
+    sources: list[WeightedSource] = Field(default=[])
+    """Several sources with weights, instead of path and dataset_name."""
+    system_prompt: str | None = None
+    """System message for chats that have none."""
+    chat_template: str | None = None
+    """A Jinja file (or its address), if the tokenizer has no chat template or another one is wanted."""
+    pad_token: str | None = None
+    """One of the tokenizer's tokens, if it has no pad token."""
+    eos_token: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """One of the tokenizer's tokens that ends answers instead of its EOS, such as ChatML's <|im_end|>."""
+    completion_only_loss: bool = True
+    """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
+    max_length: Annotated[int, Field(gt=0, le=2**24)] = 1024
+    """Largest number of tokens of a sample."""
+    too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
+    """Treatment of longer samples (docs/data.md); they are counted and reported in any case."""
+    packing: bool = False
+    """Pack complete samples into blocks of max_length tokens; attention does not cross samples."""
+    heldout_fraction: Fraction = 0.02
+    """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same split."""
+    heldout_path: str | None = None
+    """A separate file or folder for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
+    eval_split: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """A split of `dataset_name` for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
+    add_bos_token: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write their own."""
+    add_eos_token: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
+    """A trained EOS after raw text (text, prompt_completion)."""
+    split_special_tokens: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); unset: text in 1 % of rows."""
+    max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
+    deduplicate: bool = False
+    """Remove samples that equal an earlier one, and held-out ones that equal a training sample; takes 80 bytes per sample."""
+    seed: int = 42
+    """Seed of the split, and of the rows that weights below 1 select."""
+    contract: Literal["stop", "warn"] = "stop"
+    """Effect of a failed check of the data contract (docs/xray.md): `stop` ends preparation, `warn` only reports it."""
+    min_trained_fraction: Fraction | None = None
+    """Smallest share of all tokens that must be trained."""
+    max_truncated_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Largest share of all samples that may be cut at max_length."""
+    max_dropped_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Largest share of all samples that may be dropped."""
+
+    @property
+    def all_sources(self) -> dict[str, WeightedSource]:
+        """All sources by their keys in the recipe: `data`, or `data.sources[0]`, `data.sources[1]` ..."""
+        if self.sources:
+            return {f"data.sources[{index}]": source for index, source in enumerate(self.sources)}
+        return {"data": WeightedSource(**{name: getattr(self, name) for name in Source.model_fields})}
+
+    @property
+    def heldout_key(self) -> str | None:
+        """The recipe's key of held-out data of its own; None if it is split from the training data."""
+        return "data.heldout_path" if self.heldout_path else "data.eval_split" if self.eval_split else None
+
+    @property
+    def heldout_name(self) -> str:
+        """The name of held-out data of its own, in messages and records."""
+        return self.heldout_path or f"{self.dataset_name}[{self.eval_split}]"
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if sum((self.path is not None, self.dataset_name is not None, bool(self.sources))) != 1:
+            raise ValueError(
+                "give exactly one of path (file, folder or address), dataset_name (on the hub) and sources (a list of them)"
+            )
+        if self.eval_split is not None:
+            self._check_eval_split()
+        of_heldout = {"format", "columns", "dataset_split"} if self.heldout_path else set()
+        fields = [name for name in Source.model_fields if name not in of_heldout]
+        changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
+        if self.deduplicate and any(source.weight > 1 for source in self.sources):
+            raise ValueError("deduplicate removes the samples that a weight above 1 repeats; use one of them")
+        if self.sources and changed:
+            raise ValueError(f"{', '.join(changed)}: no effect beside sources; write it into each of them")
+        return self
+
+    def _check_eval_split(self) -> None:
+        if self.dataset_name is None:
+            raise ValueError("eval_split names a split of dataset_name; for files and several sources use heldout_path")
+        if self.heldout_path is not None or self.heldout_fraction != type(self).model_fields["heldout_fraction"].default:
+            other = "heldout_fraction" if self.heldout_path is None else "heldout_path"
+            raise ValueError(f"eval_split and {other} both name the held-out data; remove one of them")
+        if self.eval_split in ("", self.dataset_split):
+            raise ValueError(f"eval_split {self.eval_split!r} must be another split than dataset_split, which is trained on")
