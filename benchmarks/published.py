@@ -56,6 +56,7 @@ SYSTEMS = [
     System("llama-2-13b-full-zero3-cpu", asked_host_gib=256),
     System("llama-2-70b-qlora-device-map", asked_host_gib=120),
     System("llama-2-70b-full-fsdp", "767", note=" (13.5 h / 500, evaluations and saves in it)"),
+    System("llama-2-70b-full-fsdp-paged", "767", note=" (13.5 h / 500, evaluations and saves in it)"),
     System("llama-2-70b-lora-fsdp", "773", range="72 to 80"),
     System("llama-3.1-405b-full-fsdp-cpu", "766"),
     System("llama-3.3-70b-qlora-fsdp", "775", run="Llama 2, 2 GPUs, "),

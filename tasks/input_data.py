@@ -24,14 +24,15 @@ from images import LIGHT
 from tasks.runtime.directories import new_folder, shared_address
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
+from tasks.runtime.volumes import light_pod
 
 ORIGIN = "_origin.json"
 """Name of the record of where data came from; readers of data skip names that begin with an underscore."""
-_PODS = {"container_image": LIGHT, "requests": Resources(cpu="1", mem="2Gi", ephemeral_storage="20Gi"), "retries": RETRIES}
+_PODS = {"requests": Resources(cpu="1", mem="2Gi", ephemeral_storage="20Gi"), "retries": RETRIES}
 
 
 @without_schema
-@task(**_PODS)
+@task(container_image=LIGHT, pod_template=light_pod(), **_PODS)
 def name_file(recipe: Recipe, data: FlyteFile) -> Recipe:
     """Return the recipe with a file as its training data."""
     with classify_failures():
@@ -40,7 +41,7 @@ def name_file(recipe: Recipe, data: FlyteFile) -> Recipe:
 
 
 @without_schema
-@task(**_PODS)
+@task(container_image=LIGHT, pod_template=light_pod(), **_PODS)
 def name_folder(recipe: Recipe, data: FlyteDirectory) -> Recipe:
     """Return the recipe with a folder of files as its training data."""
     with classify_failures():
@@ -50,7 +51,7 @@ def name_folder(recipe: Recipe, data: FlyteDirectory) -> Recipe:
 
 
 @without_schema
-@task(**_PODS)
+@task(container_image=LIGHT, pod_template=light_pod(), **_PODS)
 def name_dataset(recipe: Recipe, data: StructuredDataset) -> Recipe:
     """Return the recipe with a structured dataset as its training data; its Parquet files have no suffix."""
     with classify_failures():

@@ -145,7 +145,7 @@ def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path)
     trained = loading.exported_model(recipe, folder)
     layer = trained.get_base_model().model.layers[0].mlp
     layer.up_proj = layer.up_proj.base_layer
-    names = {name: delta is None for name, _, delta in merging._layers(trained)}
+    names = {name: delta is None for name, _, delta, _ in merging._layers(trained)}
     assert len(names) == 28
     assert [name for name, bare in names.items() if bare] == ["model.layers.0.mlp.up_proj"]
 
@@ -165,7 +165,7 @@ def test_a_complete_model_has_nothing_to_merge(artifacts, tmp_path):
 def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
     recipe, artifact = artifacts["lora"]
     trained = loading.exported_model(recipe, artifact)
-    layers = [("lm_head", trained.get_base_model().lm_head, torch.zeros(1))]
+    layers = [("lm_head", trained.get_base_model().lm_head, torch.zeros(1), None)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "_layers", lambda trained: layers)
         with pytest.raises(

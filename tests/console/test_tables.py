@@ -171,6 +171,7 @@ def test_every_table_is_shown_by_it():
     """Every module that makes a table prints it with `tables.show`, and is in this file."""
     makers = [path for path in (ROOT / "flytune").rglob("*.py") if re.search(r"\bTable\(", path.read_text())]
     places = {path.relative_to(ROOT / "flytune").with_suffix("").as_posix() for path in makers}
-    assert places == {"cli/accepted", "cli/adapters", "cli/merge", "planning/table", "selftest/table", "sweeps/results"}
+    commands = {"cli/accepted", "cli/adapters", "cli/merge", "cli/reproduce"}
+    assert places == {*commands, "planning/table", "selftest/table", "sweeps/results"}
     for path in makers:
         assert not re.search(r"\.print\((table|_memory|_resources)\b", path.read_text()), path.name

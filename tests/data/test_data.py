@@ -237,7 +237,7 @@ def test_tokenizers_that_lack_something(pairs: Path, tmp_path: Path) -> None:
     data.prepare(request(unpadded, path=str(pairs), pad_token="<|pad|>"), tmp_path / "c")
     assert json.loads((tmp_path / "c" / "tokenizer" / "tokenizer_config.json").read_text())["pad_token"] == "<|pad|>"
     endless = tokenizer_folder(tmp_path / "endless", eos_token=None)
-    assert "has no EOS token, so no answer could end; set eos_token" in refused(
+    assert "has no EOS token, so no answer could end; set data.eos_token" in refused(
         request(endless, path=str(pairs)), tmp_path / "d"
     )
 

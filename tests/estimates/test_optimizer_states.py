@@ -37,7 +37,7 @@ def test_states_have_the_bytes_that_are_counted(name, method, base, tmp_path):
     recipe = Recipe.model_validate(tiny_recipe(base, base, {"training.optim": name, "method": method}))
     model = loading.base_model(recipe, "float32")
     if method == "lora":
-        model = get_peft_model(model, loading.peft_config(recipe))
+        model = get_peft_model(model, loading.peft_config(recipe, model))
     args = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True)
     optimizer = Trainer(model=model, args=args).create_optimizer()
     for parameter in model.parameters():
