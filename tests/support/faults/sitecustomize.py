@@ -27,9 +27,9 @@ if fault := os.environ.get("FAULT"):
         if WHAT == "hang":
             time.sleep(600)
 
-    def struck(self: step_log.Recorder, step: int, is_last: bool) -> bool:
+    def struck(self: step_log.Recorder, step: int, *rest: bool) -> bool:
         if step == int(STEP) and os.environ.get("RANK", "0") in RANKS.split(","):
             strike()
-        return end_step(self, step, is_last)
+        return end_step(self, step, *rest)
 
     step_log.Recorder.end_step = struck  # type: ignore[method-assign]
