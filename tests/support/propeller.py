@@ -157,6 +157,8 @@ def _image_of(task, images):
     else:
         container = _primary_container(task)
         name, volumes = container["image"], [mount["mountPath"] for mount in container["volumeMounts"]]
+        if "/scratch" not in volumes:
+            volumes.append("/tmp")
     (image,) = [image for start, image in images.items() if name.startswith(start)]
     return image, volumes
 

@@ -13,6 +13,7 @@ from flytekit import task
 from rich.console import Console
 
 from flytune.errors import DataError, RecipeError
+from flytune.hardware import Cluster
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.registry import history
@@ -276,7 +277,9 @@ def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, 
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_in_pods_as_flyte_runs_dynamic_and_array_nodes(inputs, changes, tmp_path):
+def test_a_sweep_runs_in_pods_as_flyte_runs_dynamic_and_array_nodes(inputs, changes, tmp_path, monkeypatch):
+    shared = {"name": "inputs", "host_path": str(inputs[0].parent), "mount_path": str(inputs[0].parent), "shared": True}
+    monkeypatch.setattr("tasks.plan.load_cluster", lambda: Cluster.model_validate({"volumes": [shared]}))
     recipe = Recipe.model_validate(tiny_recipe(*inputs, {"training.max_steps": 2}))
     with flyteadmin(tmp_path / "home") as (admin, storage):
         given = {"recipe": recipe, "changes": changes, "min_success_ratio": 0.4}
