@@ -13,15 +13,13 @@ from flytune.artifacts import build
 from flytune.data import heldout_rows
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.export import gate
-from flytune.hardware import shape_named
 from flytune.models import initial_adapter, loading, probe, read_geometry, scoring, sharded_loading, vocabulary
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Method, Model, Recipe
 from flytune.selftest import tiny_model
-from flytune.training import loop, step_log
 from tests.support import ranks
-from tests.support.process_kills import kill_once_saved
 from tests.support.reports import metrics
+from tests.support.saved_runs import fit
 from tests.support.tiny import tiny_recipe, write_pairs
 
 TOKENS = ["<|turn|>", "<|end_turn|>"]
@@ -66,20 +64,6 @@ def recipe_for(inputs, method, sharding, base="tied", **changes):
         **changes,
     }
     return Recipe.model_validate(tiny_recipe(inputs / base, inputs / "pairs.jsonl", changes))
-
-
-def fit(recipe, inputs, out, die_at=None):
-    if die_at:
-        record = step_log.Recorder.record
-
-        def record_and_die(self, step, epoch, logs):
-            record(self, step, epoch, logs)
-            if step == die_at:
-                kill_once_saved(recipe, die_at - 1)
-
-        step_log.Recorder.record = record_and_die
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
 def trained(recipe, inputs, out):
@@ -184,7 +168,7 @@ def test_a_killed_run_resumes_bit_for_bit(sharding, inputs, tmp_path):
     calm = trained(recipe_for(inputs, method, sharding, "untied", **changes), inputs, tmp_path / "undisturbed")
     recipe = recipe_for(inputs, method, sharding, "untied", **(changes | {"checkpoints.folder": str(tmp_path / "killed")}))
     with pytest.raises(ranks.RankFailed, match="signal 9"):
-        ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "no", 2)
+        ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "no", 1, 2)
     resumed = trained(recipe, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step >= 1
     assert resumed.heldout_loss == calm.heldout_loss
