@@ -47,7 +47,7 @@ ELSEWHERE = {
     "max_seq_length": "write data.max_length",
     **dict.fromkeys(
         ("use_liger_kernel", "liger_kernel_config", "use_liger_loss"),
-        "remove it; TRL computes the loss in chunks already, which saves most of the memory, and the image has no Liger kernels",
+        "remove it; TRL computes the loss in chunks already, without all logits in memory, and the image has no Liger kernels",
     ),
     "num_epochs": "write training.num_train_epochs",
     "bf16": "write model.dtype: bfloat16",

@@ -12,7 +12,7 @@ STEPS = "steps.jsonl"
 
 
 class GpuUse(Strict):
-    """Samples of NVML between two logged steps, over the GPUs of the first node. A figure that a GPU does not report is None."""
+    """Samples of NVML between two logged steps, over the GPUs of the first node; None where no GPU reports the figure."""
 
     utilization: float | None = None
     """Mean percentage of time in which a kernel ran, as nvidia-smi has it."""

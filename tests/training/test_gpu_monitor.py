@@ -10,6 +10,7 @@ import pynvml
 import pytest
 
 from flytune.records import GpuUse, Step
+from flytune.sharding import SHARDINGS
 from flytune.training import gpu_monitor
 from flytune.training.gpu_monitor import GpuMonitor
 
@@ -168,3 +169,18 @@ def test_lines_without_figures_are_those_of_version_0_1():
 def test_lines_with_figures_are_read_again():
     step = Step.model_validate_json(LINE).model_copy(update={"gpu": GpuUse(utilization=1.0, utilization_max=2.0)})
     assert Step.model_validate_json(step.model_dump_json()) == step
+
+
+def test_deepspeed_reads_no_list_of_uuids(monkeypatch):
+    """With nvidia-ml-py it would read CUDA_VISIBLE_DEVICES as numbers when ZeRO 1 and 2 start."""
+    from deepspeed.accelerator import cuda_accelerator
+
+    monkeypatch.setattr(cuda_accelerator, "pynvml", pynvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    accelerator = object.__new__(cuda_accelerator.CUDA_Accelerator)
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        accelerator.available_memory(0)
+    SHARDINGS["zero2"]().before_load("cuda")
+    monkeypatch.setattr(accelerator, "total_memory", lambda index: 7)
+    monkeypatch.setattr(accelerator, "memory_allocated", lambda index: 2)
+    assert accelerator.available_memory(0) == 5
