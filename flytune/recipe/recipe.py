@@ -45,6 +45,10 @@ ELSEWHERE = {
     "merge": "a run stores only the adapter, because a sharded (fsdp, zero3) or 4-bit base would be merged wrongly",
     "gradient_checkpointing": "write training.activation_checkpointing",
     "max_seq_length": "write data.max_length",
+    **dict.fromkeys(
+        ("use_liger_kernel", "liger_kernel_config", "use_liger_loss"),
+        "remove it; TRL computes the loss in chunks already, without all logits in memory, and the image has no Liger kernels",
+    ),
     "num_epochs": "write training.num_train_epochs",
     "bf16": "write model.dtype: bfloat16",
     "fp16": "write model.dtype: float16",

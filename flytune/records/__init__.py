@@ -7,7 +7,7 @@ from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCou
 from flytune.records.export import Export
 from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
 from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
-from flytune.records.training import Step, TrainingResult
+from flytune.records.training import GpuUse, Step, TrainingResult
 
 __all__ = [
     "Answer",
@@ -16,6 +16,7 @@ __all__ = [
     "Comparison",
     "Contents",
     "Export",
+    "GpuUse",
     "Interruptions",
     "Loading",
     "Manifest",

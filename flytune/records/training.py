@@ -11,6 +11,23 @@ STEPS = "steps.jsonl"
 """File with one line per logged step: next to the checkpoints during the run, in the artifact afterwards."""
 
 
+class GpuUse(Strict):
+    """Samples of NVML between two logged steps, over the GPUs of the first node; None where no GPU reports the figure."""
+
+    utilization: float | None = None
+    """Mean percentage of time in which a kernel ran, as nvidia-smi has it."""
+    utilization_max: float | None = None
+    power_watts: float | None = None
+    """Mean power of a GPU, in watts."""
+    power_watts_max: float | None = None
+    memory_used_bytes: float | None = None
+    """Mean memory in use on a GPU: that of all processes, with what CUDA and the driver take."""
+    memory_used_bytes_max: float | None = None
+    temperature: float | None = None
+    """Mean temperature of a GPU, in degrees Celsius."""
+    temperature_max: float | None = None
+
+
 class Step(Strict):
     """A logged optimizer step, one line of steps.jsonl. Times and memory are those of the first process."""
 
@@ -42,6 +59,8 @@ class Step(Strict):
     """Peak memory since the previous logged step, of the fullest GPU or of the host; see TrainingResult.memory_kind."""
     memory_reserved_bytes: int | None = None
     """Peak memory that the allocator reserved on that GPU since the previous logged step."""
+    gpu: GpuUse | None = Field(default=None, exclude_if=lambda gpu: gpu is None)
+    """Use of the GPUs since the previous logged step; left out of the line if there was no sample."""
 
     @property
     def other_seconds(self) -> float:

@@ -41,6 +41,7 @@ def render(
         broken=broken,
         peak=max((step.memory_bytes for step in training.steps), default=0),
         reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
+        gpu_use=gpu_use(training),
         times=times(training),
         trained_steps=max(1, training.steps[-1].step - training.resumed_from_step) if training.steps else 1,
     )  # fmt: skip
@@ -49,6 +50,22 @@ def render(
 def times(training: TrainingResult) -> dict[str, float]:
     """Sum the seconds of all logged steps, by part."""
     return {part: sum(getattr(step, f"{part}_seconds") for step in training.steps) for part in PARTS}
+
+
+def gpu_use(training: TrainingResult) -> str:
+    """Return mean utilization and power, and the highest temperature, of the GPUs as a phrase; empty if none was sampled."""
+    found = [(step.seconds, step.gpu) for step in training.steps if step.gpu]
+
+    def mean(values: list[tuple[float, float | None]]) -> float | None:
+        known = [(seconds, value) for seconds, value in values if value is not None]
+        return sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known) if known else None
+
+    figures = [
+        (mean([(seconds, gpu.utilization) for seconds, gpu in found]), "{:.0f} %"),
+        (mean([(seconds, gpu.power_watts) for seconds, gpu in found]), "{:.0f} W"),
+        (max((gpu.temperature_max for _, gpu in found if gpu.temperature_max is not None), default=None), "at most {:.0f} °C"),
+    ]
+    return ", ".join(form.format(value) for value, form in figures if value is not None)
 
 
 def environment(escape: bool) -> Any:

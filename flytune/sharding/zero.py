@@ -114,10 +114,15 @@ class Zero(ShardingBase):
         return {"deepspeed": config, "ddp_backend": None if shape.is_gpu else "gloo"}
 
     def before_load(self, device_type: str) -> None:
-        if device_type == "cuda":
-            return
         import deepspeed
 
+        if device_type == "cuda":
+            from deepspeed.accelerator import cuda_accelerator
+
+            # Where nvidia-ml-py is installed, DeepSpeed takes free memory from NVML, and fails for a CUDA_VISIBLE_DEVICES of
+            # UUIDs (_get_nvml_gpu_id). Without it, it takes torch's figures.
+            cuda_accelerator.pynvml = None
+            return
         # Otherwise DeepSpeed compiles its shared-memory op here (18 s; a stale lock hangs forever) and looks for MPI.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # zero.Init, which shards the model at load, needs the process group.

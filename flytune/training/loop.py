@@ -42,7 +42,7 @@ def fit(
         TrainingError: training failed; says what happened, on which rank, and whether the run continues by itself.
     """
     run = RunState.of(recipe, plan, shape, dataset, publisher)
-    with run.stopper.listening(), run.watch, run.phases.attempt(run.saver.newest_step):
+    with run.stopper.listening(), run.watch, run.gpu_monitor, run.phases.attempt(run.saver.newest_step):
         return _fit(run, out, export_only)
 
 

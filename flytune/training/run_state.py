@@ -14,6 +14,7 @@ from flytune.sharding import ShardingBase, sharding_of
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
+from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
 from flytune.training.phase_notes import PhaseNotes
 from flytune.training.preemption import Stopper
@@ -36,6 +37,7 @@ class RunState:
     watch: Watch
     phases: PhaseNotes
     peaks: Peaks
+    gpu_monitor: GpuMonitor
     recorder: Recorder
 
     @classmethod
@@ -61,5 +63,6 @@ class RunState:
         phases = PhaseNotes(saver.address, plan, lambda: stopper.is_signalled)
         # The watchdog first: a phase's note may wait for the storage.
         peaks = Peaks([watch.enter, phases.enter])
-        recorder = Recorder(sharding, scorer, peaks)
-        return cls(recipe, plan, shape, dataset, sharding, saver, stopper, watch, phases, peaks, recorder)
+        gpu_monitor = GpuMonitor()
+        recorder = Recorder(sharding, scorer, peaks, gpu_monitor)
+        return cls(recipe, plan, shape, dataset, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)

@@ -16,15 +16,16 @@ from flytune.records.training import STEPS
 from flytune.sharding import ShardingBase
 from flytune.training import step_timer, trackers
 from flytune.training.eval_loss import Scorer
+from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
 
 
 class Recorder:
     """Recorder of the run's steps as the Trainer logs them; scores the live model between them."""
 
-    def __init__(self, sharding: ShardingBase, scorer: Scorer, peaks: Peaks) -> None:
+    def __init__(self, sharding: ShardingBase, scorer: Scorer, peaks: Peaks, gpu_monitor: GpuMonitor) -> None:
         self.steps: list[Step] = []
-        self.sharding, self._scorer, self._peaks = sharding, scorer, peaks
+        self.sharding, self._scorer, self._peaks, self._gpu_monitor = sharding, scorer, peaks, gpu_monitor
         self.eval_loss: float | None = None
         """Held-out loss after the step that is being recorded; None if the model was not scored after it."""
         self._tokens = 0
@@ -44,6 +45,8 @@ class Recorder:
             done = trainer.state.global_step
             _cut(self.file, done)
             self._lines = StepLines(done, trainer.state.max_steps)
+            if args.device.type == "cuda":
+                self._gpu_monitor.begin()
         self.clock = step_timer.Clock(on_gpu=args.device.type == "cuda")
         if trainer.is_deepspeed_enabled:
             step_timer.time_engine(trainer.model_wrapped, self.clock)
@@ -88,10 +91,13 @@ class Recorder:
             tokens_per_second=tokens / (seconds - parts["eval"]),
             memory_bytes=held,
             memory_reserved_bytes=reserved,
+            gpu=self._gpu_monitor.read(),
         )
         self._tokens, self.eval_loss = 0, None
         self.steps.append(done)
-        logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens"})
+        logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens", "gpu"})
+        if done.gpu:
+            logs |= {f"gpu/{name}": value for name, value in done.gpu.model_dump(exclude_none=True).items()}
         if self._trainer.is_world_process_zero():
             # Closed after each line, so that the line survives the process.
             with self.file.open("a", encoding="utf-8") as file:

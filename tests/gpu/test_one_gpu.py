@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from flytune.hardware import Shape
 from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.training import loop
+from flytune.training import gpu_monitor, loop
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -50,6 +51,25 @@ def test_a_pair_trains_in_bfloat16_and_exports_the_trained_model(pair, tmp_path)
     assert result.memory_kind == "GPU memory allocated"
     assert result.steps[-1].memory_bytes > 0
     assert reloaded == pytest.approx(result.heldout_loss, abs=gate.LOSS_BOUND["bfloat16"])
+
+
+def sampled():
+    """Return what the monitor samples while this GPU has a GiB in use."""
+    held = torch.ones(2**28, device="cuda")
+    with gpu_monitor.GpuMonitor(seconds=0.1) as monitor:
+        monitor.begin()
+        for _ in range(200):
+            held.mul_(1.0)
+            torch.cuda.synchronize()
+            time.sleep(0.01)
+        return monitor.read()
+
+
+def test_the_monitor_finds_the_gpu_that_cuda_sees():
+    use = ranks.run(1, sampled)
+    assert use.memory_used_bytes > 2**30
+    assert use.power_watts_max > 0
+    assert 0 <= use.utilization <= 100
 
 
 def test_every_pair_computes_on_gpus_what_plain_training_does():

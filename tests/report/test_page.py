@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune.records import Answer, Shard, SourceCounts
+from flytune.records import Answer, GpuUse, Shard, SourceCounts
 from flytune.report import charts, model_card
 from flytune.report import page as report_page
 from tests.support.reports import EVIL, Tags, metrics
@@ -193,3 +193,19 @@ def test_the_report_tells_where_the_model_is_better_and_whether_it_stops():
 def test_a_model_that_stops_as_its_base_does_is_no_alarm():
     cut = Answer(prompt="p", reference="r", base="b", tuned="t", base_stopped=False, tuned_stopped=False)
     assert not metrics().model_copy(update={"answers": [cut] * 4}).never_stops
+
+
+def test_the_use_of_gpus_is_their_mean_over_the_time_that_was_sampled():
+    samples = (
+        (30.0, GpuUse(utilization=90, power_watts=600, temperature_max=70)),
+        (10.0, GpuUse(utilization=50, temperature_max=74)),
+        (10.0, None),
+    )
+    training = training_result(3)
+    steps = [
+        step.model_copy(update={"seconds": seconds, "gpu": gpu})
+        for step, (seconds, gpu) in zip(training.steps, samples, strict=True)
+    ]
+    assert report_page.gpu_use(training.model_copy(update={"steps": steps})) == "80 %, 600 W, at most 74 °C"
+    assert report_page.gpu_use(training) == ""
+    assert "GPU use" not in page()

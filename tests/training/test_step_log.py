@@ -170,6 +170,7 @@ def test_each_part_measures_its_work(sharding, inputs, tmp_path):
 def test_the_log_is_a_json_object_a_step_beside_training_json(scored):
     result, out = scored("ddp")
     assert lines(out / "steps.jsonl") == result.steps
+    assert '"gpu"' not in (out / "steps.jsonl").read_text() + (out / "training.json").read_text()
     first = json.loads((out / "steps.jsonl").read_text().splitlines()[0])
     assert {"step", "loss", "learning_rate", "grad_norm", "seconds", "tokens_per_second", "memory_bytes", *PARTS} <= set(first)
 

@@ -10,7 +10,8 @@ from flytune.errors import TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.training import loop, trackers
+from flytune.records import GpuUse
+from flytune.training import gpu_monitor, loop, step_log, trackers
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -63,12 +64,19 @@ def test_without_trackers_nothing_is_reported(inputs, tmp_path):
     trackers.finish([])
 
 
+def fit_with_gpu_figures(recipe, inputs, folder, environment):
+    """Fit with a mock of the monitor's samples; the second step is too short for one."""
+    uses = iter([GpuUse(utilization=40, power_watts_max=300), None, GpuUse(utilization=60)])
+    gpu_monitor.GpuMonitor.read = lambda self: next(uses)
+    return fit(recipe, inputs, folder, environment)
+
+
 def test_tensorboard_gets_each_step(inputs, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     recipe = recipe_for(inputs, "tensorboard", tmp_path)
-    result = ranks.run(1, fit, recipe, inputs, tmp_path, {})
+    result = ranks.run(1, fit_with_gpu_figures, recipe, inputs, tmp_path, {})
     (folder,) = (tmp_path / "runs" / "tensorboard").iterdir()
     events = EventAccumulator(str(folder))
     events.Reload()
@@ -76,6 +84,10 @@ def test_tensorboard_gets_each_step(inputs, tmp_path):
     reported = [(event.step, event.value) for event in events.Scalars("train/forward_seconds")]
     assert reported == [(step.step, pytest.approx(step.forward_seconds)) for step in result.steps]
     assert [event.step for event in events.Scalars("eval/loss")] == [2, 3]
+    assert [(event.step, event.value) for event in events.Scalars("train/gpu/utilization")] == [(1, 40), (3, 60)]
+    assert [event.step for event in events.Scalars("train/gpu/power_watts_max")] == [1]
+    assert [step.gpu and step.gpu.utilization for step in result.steps] == [40, None, 60]
+    assert step_log.read(tmp_path / "out" / "steps.jsonl") == result.steps
 
 
 def wandb_records(file):
