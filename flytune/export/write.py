@@ -1,5 +1,6 @@
 """Writing the trained weights as a Hugging Face folder with a manifest of its files; export/gate.py checks both."""
 
+import copy
 import json
 import math
 import re
@@ -25,10 +26,7 @@ _LAYER = re.compile(r".*?\.\d+\.")
 def write(
     trainer: Any, recipe: Recipe, tokenizer: Path, out: Path, weights: str | None = None, max_file_bytes: int | None = None
 ) -> Path:
-    """Write the trained weights of a live trainer; every process must call it, and the first one writes.
-
-    `out/model` receives the complete model in recipe.model.dtype with its tokenizer, or `out/adapter` the adapter in PEFT's
-    layout. The first process never holds more than one file's tensors.
+    """Write the export of a live trainer: `out/model` or `out/adapter`, and its manifest. Every process must call it.
 
     Args:
         weights: identity of the weights (Saver.weights_at): complete files that an earlier call with the same identity left
@@ -37,19 +35,41 @@ def write(
 
     Returns: the folder written.
     """
+    folder, first = out / ("model" if recipe.method.name == "full" else "adapter"), trainer.is_world_process_zero()
+    limit = max_file_bytes or MAX_FILE_BYTES
+    progress = Progress.of(folder, weights and f"{weights} in files of {limit} bytes") if first else Progress()
+    progress = write_weights(trainer, recipe, tokenizer, folder, progress, limit)
+    if first:
+        write_manifest(recipe, folder, loading.commit(recipe.model, local=True), progress)
+    trainer.accelerator.wait_for_everyone()
+    return folder
+
+
+def write_weights(
+    trainer: Any, recipe: Recipe, tokenizer: Path, folder: Path, progress: Progress | None = None, limit: int = MAX_FILE_BYTES
+) -> Progress:
+    """Write the trained weights of a live trainer; every process must call it, and the first one writes.
+
+    `folder` receives the complete model in recipe.model.dtype with its tokenizer, or the adapter in PEFT's layout. The first
+    process never holds more than one file's tensors. The trainer is not changed: it may train on.
+
+    Args:
+        progress: the complete files, which are not written again; None writes all, and hashes none of them.
+        limit: largest size of a file of weights in bytes. A layer is never split.
+
+    Returns: the progress with the files that were written, on the first process.
+    """
     import torch
 
     strategy, model = sharding_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
-    full, first = recipe.method.name == "full", trainer.is_world_process_zero()
-    folder = out / ("model" if full else "adapter")
+    full, first, hashed = recipe.method.name == "full", trainer.is_world_process_zero(), progress is not None
+    progress = progress or Progress()
     strategy.before_gather(model)
     # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other to.
     parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
     parameters = {name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad}
     dtype = getattr(torch, recipe.model.dtype) if full else torch.float32
-    limit = max_file_bytes or MAX_FILE_BYTES
     files = _files(parameters, dtype.itemsize, limit) if full else [list(parameters)]
-    progress = Progress.of(folder, weights and f"{weights} in files of {limit} bytes") if first else Progress()
     if first:
         folder.mkdir(parents=True, exist_ok=bool(progress.files))
     there = _agreed(list(progress.files), trainer.args.world_size)
@@ -67,7 +87,7 @@ def write(
                     state[name] = gathered.detach().to("cpu", dtype, copy=True)
             if first:
                 state = _published(model, state, last=number == len(files)) if full else _adapter(trainer, model, state)
-                progress = progress.with_file(folder, file, _save(state, folder / file))
+                progress = progress.with_file(folder, file, _save(state, folder / file, hashed))
     if first:
         if full:
             index = {name: file for file, written in progress.files.items() for name in written.names}
@@ -76,9 +96,7 @@ def write(
             _write_adapter_config(model, recipe, folder)
         # Some tokenizers have a subfolder: additional_chat_templates.
         shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
-        write_manifest(recipe, folder, loading.commit(recipe.model, local=True), progress)
-    trainer.accelerator.wait_for_everyone()
-    return folder
+    return progress
 
 
 def _agreed(files: list[str], world_size: int) -> list[str]:
@@ -140,13 +158,13 @@ def _adapter(trainer: Any, model: Any, state: dict[str, Any]) -> dict[str, Any]:
     return pissa.as_lora(found, getattr(trainer, "initial_factors", {}))
 
 
-def _save(state: dict[str, Any], file: Path) -> Written:
-    """Write a file of weights; it gets its name only when it is complete."""
+def _save(state: dict[str, Any], file: Path, hashed: bool) -> Written:
+    """Write a file of weights; it gets its name only when it is complete. Without `hashed`, its hash is empty."""
     from safetensors.torch import save_file
 
     with written_atomically(file) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(temporary), metadata={"format": "pt"})
-    return Written(sha256=sha256_of(file), names=list(state))
+    return Written(sha256=sha256_of(file) if hashed else "", names=list(state))
 
 
 def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int, folder: Path) -> None:
@@ -155,8 +173,8 @@ def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int,
         content = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": index}
         (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     # The live model may be float32 and sharded, with its cache off; the files hold the recipe's dtype, and generation needs
-    # the cache. fully_shard has replaced the model's class by a subclass.
-    config = model.config
+    # the cache. fully_shard has replaced the model's class by a subclass. The live model's own stays: it may train on.
+    config = copy.deepcopy(model.config)
     config.dtype, config.use_cache = recipe.model.dtype, True
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.save_pretrained(str(folder))
@@ -169,12 +187,11 @@ def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int,
 
 
 def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:
-    config = model.peft_config["default"]
+    config = copy.copy(model.peft_config["default"])
     if recipe.method.is_pissa:
         config = pissa.config_as_lora(config)
     # Loading the adapter alone then loads the base that it was trained on.
     config.base_model_name_or_path = recipe.model.name_or_path
     config.revision = loading.commit(recipe.model, local=True)
-    inference_mode, config.inference_mode = config.inference_mode, True
+    config.inference_mode = True
     config.save_pretrained(str(folder))
-    config.inference_mode = inference_mode

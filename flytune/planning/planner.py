@@ -97,7 +97,8 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
-    saved = requirements.checkpoint_bytes(work)
+    # The first node alone writes the weights that are gathered.
+    saved = requirements.checkpoint_bytes(work) + shape.nodes * requirements.consolidated_bytes(recipe, work)
     lost = save_interval.planned(recipe, shape, saved, time.seconds, samples) if time else None
     return Plan(
         recipe=recipe.name,
@@ -130,6 +131,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *sharding_of(recipe).reasons(recipe),
             *([save_interval.describe(lost)] if lost else []),
+            *requirements.gather_reason(recipe, work),
             *([disk] if disk else []),
             *([short] if short else []),
             *([_calibrated(calibration)] if calibration else []),

@@ -14,6 +14,7 @@ from flytune.estimates.workload import BYTES
 from flytune.hardware import Shape, load_cluster
 from flytune.planning import loading
 from flytune.planning.calibration import load_factors
+from flytune.planning.save_interval import WRITE_RATE
 from flytune.recipe import Recipe
 from flytune.records import Need
 from flytune.records.plan import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP
@@ -61,6 +62,24 @@ def checkpoint_bytes(workload: Workload) -> float:
     return width * workload.trained + model_states.state_bytes(workload, width)
 
 
+def consolidated_bytes(recipe: Recipe, workload: Workload) -> float:
+    """Return bytes of the full weights that are written beside each checkpoint to be published (publish.every_save)."""
+    gathers = recipe.publish.every_save and not sharding_of(recipe).saves_full_weights
+    return _exported(workload) if gathers else 0.0
+
+
+def gather_reason(recipe: Recipe, workload: Workload) -> list[str]:
+    """Return what gathering weights to publish costs, as a line of the plan; none where nothing is gathered."""
+    size = consolidated_bytes(recipe, workload)
+    if not size:
+        return []
+    return [
+        f"publish.every_save: {recipe.sharding.name} checkpoints hold each process's part, so each save also gathers the "
+        f"weights and writes {size / GIB:.3g} GiB to the first node: training waits {size / WRITE_RATE:.3g} s at "
+        f"{WRITE_RATE / 1e9:.0f} GB/s (assumed), with {min(EXPORT_FILE, size) / GIB:.3g} GiB of host memory for a file"
+    ]
+
+
 def process_gib(shape: Shape) -> float:
     """Return GiB of a process before it loads anything, by the installed build of torch; on GPUs, by the train image's.
 
@@ -101,6 +120,7 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
         for phase, table in _tables(recipe, shape, workload, memory).items()
     }
     tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
+    tables[SAVE] |= _gathered(recipe, workload)
     tables[EXPORT]["best checkpoint"] = _best(recipe, workload)
     return _need("process memory", (shape.memory_gib - shape.shared_memory_gib) / shape.processes, tables)
 
@@ -117,9 +137,8 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     phases = {
         LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
         # Distributed checkpoints copy the shards of each process to the host before they are written.
-        SAVE: {
-            "checkpoint": own * (states + lasting.paged) if sharding.async_checkpoint and workload.method == "full" else 0.0
-        },
+        SAVE: {"checkpoint": own * (states + lasting.paged) if sharding.async_checkpoint and workload.method == "full" else 0.0}
+        | _gathered(recipe, workload),
         EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload)), "best checkpoint": own * _best(recipe, workload)},
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
@@ -129,6 +148,19 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
         shape.memory_gib - shape.shared_memory_gib,
         {name: always | (paged if name != LOAD else {}) | phases.get(name, {}) for name in PHASES},
     )
+
+
+def _gathered(recipe: Recipe, workload: Workload) -> dict[str, float]:
+    """Return host memory of the process that gathers weights at a save.
+
+    DeepSpeed has all of ZeRO-3's trained ones at once (engine.py, _zero3_consolidated_16bit_state_dict), in the dtype that it
+    computes in; those that are published beside a sharded checkpoint are of one file.
+    """
+    if not recipe.checkpoints.save_steps:
+        return {}
+    if workload.layout.deepspeed and workload.layout.shards_parameters:
+        return {"gathered weights": float(workload.trained * BYTES[workload.compute_dtype])}
+    return {"file being written": min(EXPORT_FILE, consolidated_bytes(recipe, workload))}
 
 
 def _as_loaded(recipe: Recipe, workload: Workload) -> float:
@@ -170,6 +202,8 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = checkpoint_bytes(workload) * copies
+        # Those that are uploaded: a save during an upload gathers none.
+        saved["gathered weights"] = consolidated_bytes(recipe, workload)
     phases = {LOAD: base, FIRST_STEP: running, STEP: running, EVALUATE: running, SAVE: saved}
     return _need("disk", shape.disk_gib, phases | {EXPORT: saved | {"export": _exported(workload)}})
 

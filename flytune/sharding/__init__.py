@@ -55,12 +55,6 @@ def pair_problem(recipe: Recipe) -> str | None:
             f"method.load_in_8bit with sharding {sharding.name}: {sharding.no_8bit_base}; 4 bits (leave load_in_8bit out) "
             f"work with it, and 8 bits with {', '.join(able)}"
         )
-    if recipe.publish.every_save and not sharding.saves_full_weights:
-        able = [name for name, other in SHARDINGS.items() if other.saves_full_weights and method not in other.refuses]
-        return (
-            f"publish.every_save with sharding {sharding.name}: its checkpoints hold only each process's part of the weights; "
-            f"leave it out (the finished run is published), or use one of: {', '.join(able)}"
-        )
     if recipe.publish.every_save and not recipe.checkpoints.save_steps:
         return "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
     if offload not in sharding.offloads:

@@ -33,7 +33,8 @@ class ShardingBase:
     resizes: ClassVar[bool] = True
     """True if a run can resume from a checkpoint of another number of processes."""
     saves_full_weights: ClassVar[bool] = True
-    """True if its checkpoints hold full weights (safetensors), not only each process's part of them."""
+    """True if its checkpoints hold full weights (safetensors), not only each process's part of them; publish.every_save
+    gathers those parts, and writes the weights once more."""
     async_checkpoint: ClassVar[bool] = False
     """True if checkpoints are copied to host memory, and written from there while training continues."""
     prepares_kbit: ClassVar[bool] = True

@@ -43,6 +43,8 @@ class Agreed(NamedTuple):
     """Seconds of training, all attempts together."""
     early: float = -1.0
     """1 if early stopping is due."""
+    bare_save_seconds: float = -1.0
+    """save_seconds without gathering weights to publish, which a save after SIGTERM leaves out."""
 
 
 class Stopper:
@@ -65,7 +67,8 @@ class Stopper:
         self._saves, self._auto = checkpoints.save_steps is not None, checkpoints.save_steps == "auto"
         self._per_hour = save_interval.interruptions_per_hour(shape)
         self._signalled: float | None = None
-        self._save_seconds = -1.0
+        self._save_seconds = self._bare_save_seconds = -1.0
+        self._gather_seconds = 0.0
         self._last = time.monotonic()
         self._steps_run = False
         self._interval: float | None = None
@@ -135,17 +138,26 @@ class Stopper:
     @contextmanager
     def timing_save(self) -> Iterator[None]:
         """Measure how long a save blocks training."""
-        started = time.monotonic()
+        started, self._gather_seconds = time.monotonic(), 0.0
         yield
         self._last = time.monotonic()
         self._save_seconds = max(self._save_seconds, self._last - started)
+        self._bare_save_seconds = max(self._bare_save_seconds, self._last - started - self._gather_seconds)
+
+    @contextmanager
+    def timing_gather(self) -> Iterator[None]:
+        """Measure how long a save gathers weights to publish."""
+        started = time.monotonic()
+        yield
+        self._gather_seconds = time.monotonic() - started
 
     def end_step(self, step: int, args: Any, is_last: bool = False) -> tuple[bool, bool]:
         """Return whether to save and whether to stop after a step. Every process calls it."""
         self.done, now = step, time.monotonic()
         since = now - self._signalled if self._signalled else -1.0
+        since_save, is_early = now - self._last, float(self.early.is_due)
         mine = Agreed(
-            since, self._save_seconds, self._saver.store_seconds, now - self._last, self.spent(), float(self.early.is_due)
+            since, self._save_seconds, self._saver.store_seconds, since_save, self.spent(), is_early, self._bare_save_seconds
         )
         agreed = _largest(mine, args)
         if agreed.since_signal < 0 and not is_last and (self._ends_early(step, agreed) or self._ends_budget(step, agreed)):
@@ -153,7 +165,7 @@ class Stopper:
         if agreed.since_signal < 0:
             return self._is_due(step, agreed), False
         left = GRACE_SECONDS - agreed.since_signal
-        if (takes := agreed.save_seconds + agreed.store_seconds) > left:
+        if (takes := agreed.bare_save_seconds + agreed.store_seconds) > left:
             self._stopped = self._lost(f"a save takes {takes:.1f} s, {left:.1f} of {GRACE_SECONDS:.0f} s are left")
             return False, True
         self._stopped = f"SIGTERM: step {step} is saved, {left:.1f} s of {GRACE_SECONDS:.0f} were left for it"
@@ -168,7 +180,7 @@ class Stopper:
             self._interval = save_interval.best_interval(agreed.save_seconds, self._per_hour)
             text = "a save takes %.1f s, and %.2g interruptions an hour are expected: the next is due after %.0f s"
             log.info(text, agreed.save_seconds, self._per_hour, self._interval)
-            if agreed.save_seconds + agreed.store_seconds > GRACE_SECONDS:
+            if agreed.bare_save_seconds + agreed.store_seconds > GRACE_SECONDS:
                 log.warning("a save takes longer than the %.0f s after a SIGTERM: a preemption loses steps", GRACE_SECONDS)
         return agreed.since_save >= self._interval
 

@@ -9,6 +9,7 @@ from typing import Any
 from flytune import data
 from flytune.data import Collator, order
 from flytune.errors import TrainingError
+from flytune.export.write import write_weights
 from flytune.hardware import Shape
 from flytune.models import host_memory, initial_adapter, loading, pissa, sharded_loading, vocabulary
 from flytune.recipe import Recipe
@@ -76,8 +77,13 @@ def trainer_class() -> Any:
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             run, write = self.run, functools.partial(super()._save_checkpoint, model, trial)
+            weights = None if run.stopper.is_signalled else self._write_weights
             with run.stopper.timing_save(), run.peaks.during(SAVE):
-                run.saver.save(write, self.state.global_step, run.recorder, run.stopper.spent)
+                run.saver.save(write, self.state.global_step, run.recorder, run.stopper.spent, weights)
+
+        def _write_weights(self, folder: Path) -> None:
+            with self.run.stopper.timing_gather():
+                write_weights(self, self.run.recipe, self.run.dataset / "tokenizer", folder)
 
     return RunTrainer
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.sharding import pair_problem
 from flytune.training import loop
+from flytune.training.checkpoints import Saver
 from tests.support import ranks
 from tests.support.mock_hub import ADDRESS, REPOSITORY
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -41,7 +43,15 @@ def fit(recipe, inputs, out):
 
 @pytest.mark.parametrize(
     ("method", "sharding", "world_size"),
-    [("full", "none", 1), pytest.param("full", "zero3", 2, marks=pytest.mark.slow), ("lora", "zero2", 2)],
+    [
+        ("full", "none", 1),
+        pytest.param("full", "zero3", 2, marks=pytest.mark.slow),
+        ("lora", "zero2", 2),
+        # Checkpoints hold parts of the weights, which are gathered.
+        pytest.param("full", "fsdp", 2, marks=pytest.mark.slow),
+        pytest.param("qlora", "fsdp", 2, marks=pytest.mark.slow),
+        ("lora", "fsdp", 2),
+    ],
 )
 def test_steps_are_branches_with_the_weights_of_the_checkpoints(method, sharding, world_size, hub, inputs, tmp_path):
     from safetensors.torch import load, load_file
@@ -66,6 +76,24 @@ def test_steps_are_branches_with_the_weights_of_the_checkpoints(method, sharding
     # A tied head may be there twice.
     assert last.keys() <= published.keys()
     assert all((published[name].float() == last[name].float()).all() for name in last)
+
+
+@pytest.mark.slow
+def test_training_continues_on_the_same_bits_after_weights_are_gathered(hub, inputs, tmp_path):
+    from safetensors.torch import load_file
+
+    exported = {}
+    for every_save in (False, True):
+        out = tmp_path / str(every_save)
+        changes = {"publish.every_save": every_save, "checkpoints.folder": str(out / "checkpoints"), "model.dtype": "bfloat16"}
+        sharding = {"name": "fsdp", "offload": "cpu"}
+        recipe = recipe_of(inputs, sharding=sharding, **changes, **{"hardware.shape": "cpu-2", "training.max_steps": 3})
+        ranks.run(2, fit, recipe, inputs, out / "out")
+        exported[every_save] = load_file(out / "out" / "model" / "model.safetensors")
+        assert not [path for path in out.rglob("weights-*") if path.is_dir()]
+    assert exported[True].keys() == exported[False].keys()
+    assert all((exported[True][name] == exported[False][name]).all() for name in exported[True])
+    assert any(branch.endswith("-step-1") for branch in hub.repositories[REPOSITORY].branches)
 
 
 @pytest.fixture
@@ -121,13 +149,30 @@ def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
 
 
 def test_recipes_that_ask_for_what_there_is_not(inputs):
-    fsdp = recipe_of(inputs, sharding="fsdp", **{"hardware.shape": "cpu-2"})
-    assert pair_problem(fsdp) == (
-        "publish.every_save with sharding fsdp: its checkpoints hold only each process's part of the weights; "
-        "leave it out (the finished run is published), or use one of: none, ddp, zero1, zero2, zero3"
-    )
     none = recipe_of(inputs, **{"checkpoints.save_steps": None})
     assert pair_problem(none) == (
         "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
     )
     assert pair_problem(recipe_of(inputs)) is None
+
+
+@pytest.mark.parametrize(
+    ("uploading", "in_time", "bytes_needed", "reason"),
+    [
+        (False, True, 0, None),
+        (True, True, 0, "an earlier step is still being uploaded"),
+        (False, False, 0, "the run is being stopped"),
+        (False, True, 2**60, "bytes are free, a checkpoint and its gathered weights have 1,152,921,504,606,846,976"),
+    ],
+)
+def test_weights_are_gathered_only_where_they_can_be_published(
+    uploading, in_time, bytes_needed, reason, inputs, tmp_path, caplog
+):
+    recipe = recipe_of(inputs, sharding="fsdp", **{"hardware.shape": "cpu-2", "checkpoints.folder": str(tmp_path)})
+    saver = Saver(recipe, "0" * 64, lambda *_: SimpleNamespace(is_uploading=uploading))
+    saver.args, saver.folder, saver._gathered_bytes = ranks.ALONE, tmp_path, bytes_needed
+    assert saver._gathers_now(7, in_time=in_time) == (reason is None)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (reason is not None)
+    assert all(text.startswith("step 7 is not published: ") and text.endswith(reason) for text in said)
+    assert not Saver(recipe, "0" * 64)._gathers_now(7, in_time=True), "nobody publishes them"

@@ -27,8 +27,8 @@ tags:
 
 # {name}, step {step}
 
-Weights of {name} at step {step}, published during training. They have not been evaluated. Their dtype is the checkpoint's:
-that of a full fine-tune may be float32.
+Weights of {name} at step {step}, published during training. They have not been evaluated. Where they are a checkpoint's own,
+those of a full fine-tune may be float32.
 """
 
 
@@ -41,15 +41,20 @@ class StepPublisher:
         self._taken: Path | None = None
         self._step = 0
 
+    @property
+    def is_uploading(self) -> bool:
+        """True while a checkpoint is uploaded."""
+        return self._thread is not None and self._thread.is_alive()
+
     def take(self, checkpoint: Path, step: int) -> None:
-        """Link the files of a checkpoint's folder that are published; the folder may then be moved.
+        """Link the files of a folder with a checkpoint's full weights that are published; the folder may then be moved.
 
         Saves that come while an upload is running are skipped.
         """
         if not self.recipe.publish.every_save:
             return
         self._drop()
-        if self._thread and self._thread.is_alive():
+        if self.is_uploading:
             log.warning("step %d is not published: step %d is still being uploaded", step, self._step)
             return
         try:

@@ -44,6 +44,10 @@ _NO_ROOM = 2**26
 class CheckpointPublisher(Protocol):
     """Publisher of checkpoints during training; its methods never raise."""
 
+    @property
+    def is_uploading(self) -> bool:
+        """True while it uploads; it then takes no other checkpoint."""
+
     def take(self, checkpoint: Path, step: int) -> None:
         """Keep the files to publish of a checkpoint's folder, which may be moved away afterwards."""
 
@@ -79,6 +83,9 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._failures, self._reason, self._bytes = 0, "", 0
+        self._gathers = recipe.publish.every_save and not sharding_of(recipe).saves_full_weights
+        """True if checkpoints have no full weights, and some are to be published: they are gathered and written once more."""
+        self._gathered_bytes = 0
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint at the address; 0 where there is none, or none is written."""
@@ -126,18 +133,35 @@ class Saver:
             shutil.copy(folder / STEPS, self.folder)
         return folder
 
-    def save(self, write: Callable[[], None], step: int, recorder: Recorder, spent: Callable[[], float]) -> None:
+    def save(
+        self,
+        write: Callable[[], None],
+        step: int,
+        recorder: Recorder,
+        spent: Callable[[], float],
+        write_weights: Callable[[Path], object] | None = None,
+    ) -> None:
         """Write a checkpoint, if all nodes have room for it, and begin to store it.
 
         Args:
             write: makes the Trainer write it.
             spent: returns the seconds of training so far, all attempts together.
+            write_weights: gathers the trained weights and writes them to a folder; None if there is no time for it.
 
         Raises:
             StorageError: the disk is full, or several checkpoints in a row were not stored.
         """
         if self._has_room():
-            self._save(write, step, recorder, spent)
+            weights = self.folder / f"weights-{step}"
+            gathers = self._gathers_now(step, in_time=write_weights is not None)
+
+            def write_all() -> None:
+                with self._async_save.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext():
+                    write()
+                if gathers and write_weights:
+                    write_weights(weights)
+
+            self._save(write_all, step, recorder, spent)
 
     def end_step(self, step: int) -> None:
         """Delete the fetched checkpoint after the first step: by then all of this node's processes have read it."""
@@ -188,13 +212,28 @@ class Saver:
             )
         return not lacking
 
+    def _gathers_now(self, step: int, in_time: bool) -> bool:
+        """Return on all processes whether the weights of `step` are gathered to be published; the first logs why not."""
+        if not self._publisher or not self._gathers:
+            return False
+        reason = None if in_time else "the run is being stopped"
+        if self.args.process_index == 0 and not reason:
+            free, needed = shutil.disk_usage(self.folder).free, self._bytes + self._gathered_bytes
+            if self._publisher.is_uploading:
+                reason = "an earlier step is still being uploaded"
+            elif free < needed:
+                reason = f"{self.folder}: {free:,} bytes are free, a checkpoint and its gathered weights have {needed:,}"
+        reasons = [found for found in gathered(reason, self.args) if found]
+        if reasons and self.args.process_index == 0:
+            log.warning("step %d is not published: %s", step, reasons[0])
+        return not reasons
+
     def _save(self, write: Callable[[], None], step: int, recorder: Recorder, spent: Callable[[], float]) -> None:
         folder = self.folder / f"checkpoint-{step}"
         # DeepSpeed makes this folder on the first node only.
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with self._async_save.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext():
-                write()
+            write()
             if self.args.process_index == 0:
                 shutil.copy(recorder.file, folder / STEPS)
         except Exception as error:
@@ -235,7 +274,7 @@ class Saver:
         try:
             self._async_save.wait()
             if self._publisher and self.node == 0:
-                self._publisher.take(folder, checkpoint.step)
+                self._take(self._publisher, folder, checkpoint.step)
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             self._bytes = sum(path.stat().st_size for path in files)
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
@@ -250,8 +289,18 @@ class Saver:
         except Exception as error:  # noqa: BLE001 (reported to the main thread, which decides)
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            # The publisher has links to their files.
+            for written in (folder, self.folder / f"weights-{checkpoint.step}"):
+                shutil.rmtree(written, ignore_errors=True)
             self.store_seconds = max(self.store_seconds, time.monotonic() - began)
+
+    def _take(self, publisher: CheckpointPublisher, folder: Path, step: int) -> None:
+        """Give the publisher the step's full weights: the checkpoint's own, or those that were gathered, if they were."""
+        if not self._gathers:
+            publisher.take(folder, step)
+        elif (weights := self.folder / f"weights-{step}").is_dir():
+            self._gathered_bytes = sum(path.stat().st_size for path in weights.rglob("*") if path.is_file())
+            publisher.take(weights, step)
 
     def _all_files(self, checkpoint: Checkpoint) -> list[Any]:
         nodes = self.args.world_size // checkpoints_resume.local_processes(self.args)
