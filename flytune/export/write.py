@@ -87,7 +87,9 @@ def write_weights(
                     state[name] = gathered.detach().to("cpu", dtype, copy=True)
             if first:
                 state = _published(model, state, last=number == len(files)) if full else _adapter(trainer, model, state)
-                progress = progress.with_file(folder, file, _save(state, folder / file, hashed))
+                _save(state, folder / file)
+                sha256 = sha256_of(folder / file) if hashed else ""
+                progress = progress.with_file(folder, file, Written(sha256=sha256, names=list(state)))
     if first:
         if full:
             index = {name: file for file, written in progress.files.items() for name in written.names}
@@ -158,13 +160,12 @@ def _adapter(trainer: Any, model: Any, state: dict[str, Any]) -> dict[str, Any]:
     return pissa.as_lora(found, getattr(trainer, "initial_factors", {}))
 
 
-def _save(state: dict[str, Any], file: Path, hashed: bool) -> Written:
-    """Write a file of weights; it gets its name only when it is complete. Without `hashed`, its hash is empty."""
+def _save(state: dict[str, Any], file: Path) -> None:
+    """Write a file of weights; it gets its name only when it is complete."""
     from safetensors.torch import save_file
 
     with written_atomically(file) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(temporary), metadata={"format": "pt"})
-    return Written(sha256=sha256_of(file) if hashed else "", names=list(state))
 
 
 def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int, folder: Path) -> None:
