@@ -30,6 +30,8 @@ SETTINGS = SerializationSettings(
 
 def write_inputs(task: Any, file: Path, inputs: dict[str, Any]) -> None:
     """Write inputs.pb, as propeller does."""
+    # Without it, forked processes would copy folders to the same random address, each while another reads it.
+    random.seed()
     context = FlyteContextManager.current_context()
     literals = TypeEngine.dict_to_literal_map(context, inputs, task.python_interface.inputs)
     utils.write_proto_to_file(literals.to_flyte_idl(), str(file))
