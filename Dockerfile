@@ -3,11 +3,13 @@
 #   docker build --target light --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-light:TAG .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-train:TAG .
 #   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour or more); --build-arg EFA=1.47.0 puts AWS's network in.
-# No stage gets a secret. Both images work in /app, where fast registration unpacks newer code, and import the project from there.
+# No stage gets a secret. Both images work in /app and import the project from there. In pods fast registration unpacks newer code in
+# /code, which comes first (tasks/runtime/pod_security.py); where pods have a writable root, over /app.
 # images/__init__.py has the same versions; a test compares them.
 ARG CUDA=13.0.1
 ARG PYTHON=3.11
 ARG FLASH_ATTN=2.8.3.post2
+ARG LIGER_KERNEL=0.8.5
 
 FROM python:${PYTHON}-slim-bookworm AS light
 # Debian's own archive keeps no old versions to pin.
@@ -15,12 +17,16 @@ FROM python:${PYTHON}-slim-bookworm AS light
 RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 COPY requirements-light.lock /tmp/
 RUN pip install --no-cache-dir --requirement /tmp/requirements-light.lock
+# Bytecode of the standard library, which this base leaves out, and of packages: a pod's user cannot store it, and would compile
+# what it imports in every process. Some files are for other versions of Python.
+RUN python -m compileall -qq -j 0 /usr/local/lib || true
 RUN useradd --create-home --uid 10001 flytune && install --directory --owner flytune /app
 WORKDIR /app
 COPY images/sitecustomize.py /opt/site/
 ENV PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
+RUN python -m compileall -q /app
 # Flyte gives containers arguments but no command. As process 1, Python gets no signal without a handler, so none while it imports. -s: in pods
 # of rows, which share a process namespace, tini is not process 1.
 ENTRYPOINT ["tini", "-s", "--"]
@@ -62,6 +68,11 @@ COPY images/compile_deepspeed.sh /tmp/
 RUN bash -eu /tmp/compile_deepspeed.sh
 COPY --from=flash-attn /tmp/wheels /tmp/wheels
 RUN find /tmp/wheels -name '*.whl' -exec python -m pip install --no-cache-dir --no-deps {} +
+# Without dependencies: they are torch and its Triton.
+ARG LIGER_KERNEL
+RUN python -m pip install --no-cache-dir --no-deps liger-kernel==${LIGER_KERNEL}
+# As in the light image.
+RUN python -m compileall -qq -j 0 /opt/python /opt/venv || true
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04 AS train
 # gcc: Triton compiles launchers when it starts. libaio: DeepSpeed's NVMe offload. ibverbs: NCCL over InfiniBand.
@@ -85,6 +96,7 @@ COPY images/sitecustomize.py /opt/site/
 ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
+RUN python -m compileall -q /app
 ENTRYPOINT ["tini", "-s", "--"]
 ARG FLASH_ATTN
 RUN python images/check_train.py "${FLASH_ATTN}" \

@@ -11,8 +11,10 @@ PROJECT ?= flytesnacks
 DOMAIN ?= development
 VERSION ?=
 PACKAGE ?= flytune-package.tgz
-# Of make chaos: the number of faults, the seed of their draw, and the number of pairs at a time; its own defaults where they are empty.
+# Of make chaos and make fuzz: the number of faults or inputs, the seed of their draw, and the number of pairs or processes at a
+# time; their own defaults where they are empty.
 FAULTS ?=
+INPUTS ?=
 SEED ?=
 JOBS ?=
 # TORCH=cpu: torch without CUDA, some 4 GB less, where pip is told of an index or a folder that has it (README.md).
@@ -42,6 +44,9 @@ install: .venv/.installed ## The project and all it needs, into .venv
 
 demo: .venv/.installed ## Two fine-tunes of small models on this machine, from recipe to artifact
 	@python -m demo
+
+demo-dpo: .venv/.installed ## Preference tuning of a small model on this machine, from recipe to artifact
+	@python -m demo.preferences
 
 plan: .venv/.installed ## Say whether RECIPE fits, on what, and why; nothing is started
 	@flytune plan $(RECIPE)
@@ -87,17 +92,25 @@ test: .venv/.installed ## The tests that take seconds
 test-all: .venv/.installed ## All tests that need no GPU; what CI runs
 	@pytest -n $(WORKERS) --dist worksteal -m "not gpu"
 
-selftest: .venv/.installed ## Hold every method and sharding against plain training, on this machine; five to eight minutes
+selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes
 	@flytune selftest
 
 chaos: .venv/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; half an hour
 	@python -m tests.chaos$(if $(FAULTS), --faults $(FAULTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
+
+fuzz: .venv/.installed ## Try 10,000 (INPUTS=, SEED=, JOBS=) hostile and careless inputs on everything that reads one; half an hour
+	@python -m tests.fuzz$(if $(INPUTS), --inputs $(INPUTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
 test-gpu: .venv/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu
 
 bench: .venv/.installed ## Benchmarks, side by side with peers; slow
 	@python -m benchmarks
+
+# pipx: pip-audit gets an environment of its own. --no-deps: the locks name all packages. AUDIT: further options of pip-audit.
+AUDIT ?=
+audit: ## Ask PyPI's advisories about the versions of all lock files (needs pipx and a network; docs/security.md)
+	@for lock in requirements*.lock; do echo "$$lock"; pipx run pip-audit --requirement $$lock --no-deps --disable-pip $(AUDIT); done
 
 schema: .venv/.installed ## Write recipes/recipe.schema.json anew
 	@flytune schema > recipes/recipe.schema.json.new
@@ -114,4 +127,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo plan xray run remote register package doctor check test test-all selftest chaos test-gpu bench schema lock clean
+.PHONY: help install demo demo-dpo plan xray run remote register package doctor check test test-all selftest chaos fuzz test-gpu bench audit schema lock clean

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import estimators, measured_runs
-from benchmarks.measured_runs import MeasuredRun
+from benchmarks.measured_runs import LeftOut, MeasuredRun
 from flytune.errors import FlytuneError
 from flytune.estimates import Memory, memory
 from flytune.estimates.memory import GIB
@@ -35,6 +35,8 @@ BAND = 0.1
 """Distance from the GPU's memory, as a share, within which a verdict is close."""
 FAR_OFF = 0.2
 TIMED_CALLS = 2000
+WIDTH = 160
+"""Columns of the output where it is no terminal."""
 
 REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
     (
@@ -43,7 +45,7 @@ REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
     ),
     (
         lambda run: run.source.startswith("ms-swift"),
-        "reserved, with lengths that vary: the allocator keeps blocks of each length",
+        "reserved, with lengths that vary: not explained; three such runs, simulated, keep far less",
     ),
     (
         lambda run: run.source.startswith("litgpt") and run.workload.quantization != "none",
@@ -125,6 +127,8 @@ def verdicts_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
     """Return the share of right verdicts, by the distance of the estimate from the GPU's memory."""
     right: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for run, table in runs:
+        if run.gpu_memory_gib is None:
+            continue
         share = table.needed / (run.workload.gpu_memory_gib * GIB)
         place = f"within {BAND:.0%} of the limit" if abs(share - 1) <= BAND else "further away"
         right[place, "held out" if held_out(run.row) else "looked at"].append((share <= 1) == (run.outcome == "ok"))
@@ -184,36 +188,58 @@ def reason(run: MeasuredRun) -> str:
     return next((words for holds, words in REASONS if holds(run)), "not explained")
 
 
-def estimable(runs: Iterable[MeasuredRun]) -> list[tuple[MeasuredRun, Memory]]:
-    """Return the rows that describe a training run, with their estimates."""
-    return [(run, memory.memory(run.workload)) for run in runs if run.workload is not None and run.workload.method != "load"]
+def estimable(runs: Iterable[MeasuredRun]) -> tuple[list[tuple[MeasuredRun, Memory]], list[LeftOut]]:
+    """Return the rows that describe a training run, with their estimates, and those that have none."""
+    judged, left_out = [], []
+    for run in runs:
+        if run.workload is None or run.workload.method == "load":
+            left_out.append(LeftOut(run.row, "no step of training: seq_len or micro_batch (empty)"))
+            continue
+        try:
+            judged.append((run, memory.memory(run.workload)))
+        except (FlytuneError, ArithmeticError, LookupError, ValueError) as error:
+            left_out.append(LeftOut(run.row, f"the estimate fails ({type(error).__name__}: {error})"))
+    return judged, left_out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The closed form of memory beside published measurements.")
-    parser.add_argument("--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
+    names = ("--measurements", "--table")
+    parser.add_argument(*names, type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
+    parser.add_argument("--models", type=Path, help="folder of more models: <name>.json, or <name>/config.json")
     parser.add_argument("--fitcheck", help="a Python that has fitcheck-llm")
     arguments = parser.parse_args()
     try:
+        if arguments.models:
+            measured_runs.use_models(arguments.models)
         read, left_out = measured_runs.read(arguments.measurements)
     except FlytuneError as error:
         raise SystemExit(str(error)) from None
-    runs = estimable(read)
-    if not runs:
-        raise SystemExit(f"{arguments.measurements}: no row can be judged\n{measured_runs.describe(left_out, len(left_out))}")
+    runs, without = estimable(read)
+    left_out += without
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, WIDTH))
+    if runs:
+        show(runs, arguments.fitcheck, console)
+    if left_out:
+        console.print(measured_runs.left_out_table(left_out, len(runs) + len(left_out)), highlight=False)
+    if not runs:
+        raise SystemExit(f"{arguments.measurements}: no row can be judged")
+
+
+def show(runs: Sequence[tuple[MeasuredRun, Memory]], fitcheck: str | None, console: Console) -> None:
+    """Print errors, verdicts, peers, rows that are far off, and the time of an estimate."""
     for figure in ("allocated", "reserved"):
         console.print(errors_table(runs, figure))
     console.print(verdicts_table(runs))
-    console.print(peers_table(runs, arguments.fitcheck))
+    console.print(peers_table(runs, fitcheck))
     console.print(far_off_table(runs))
     start = time.perf_counter()
     for index in range(TIMED_CALLS):
         memory.memory(runs[index % len(runs)][0].workload)
     each = (time.perf_counter() - start) / TIMED_CALLS
     console.print(f"{each * 1e6:.0f} microseconds an estimate, over {TIMED_CALLS:,}")
-    if left_out:
-        console.print(measured_runs.describe(left_out, len(read) + len(left_out)), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def deepspeed(workload: Workload) -> float | None:
     machine = {"num_gpus_per_node": workload.gpus // workload.nodes, "num_nodes": workload.nodes, "cpu_offload": offload}
     if not workload.layout.gathers_in_backward:
         return float(estimate_zero2_model_states_mem_needs(sizes.parameters, **machine)[1])
-    largest = max(sizes.vocab_size * sizes.hidden_size, max(rows * columns for rows, columns in sizes.linears))
+    largest = max(sizes.vocab_size * sizes.hidden_size, max(one.rows * one.columns for one in sizes.linears))
     return float(estimate_zero3_model_states_mem_needs(sizes.parameters, largest, cpu_offload_params=offload, **machine)[1])
 
 

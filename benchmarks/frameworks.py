@@ -77,9 +77,10 @@ _OWN: list[tuple[Framework, dict[str, Loss]]] = [
 
 
 def with_loss(framework: Framework, name: str) -> Framework:
-    """Return a framework with another loss: hf, fp32_logits, chunked, foak or liger; the last two bring fused kernels."""
+    """Return a framework with another loss: hf, fp32_logits, chunked, foak or liger; foak fuses adapters too."""
     own = next((losses for known, losses in _OWN if known == framework), {})
-    return replace(framework, loss=own.get(name, _LOSSES[name]), fused_kernels=name in ("foak", "liger"))
+    kernels = {"fused_kernels": name in ("foak", "liger"), "fused_adapters": name == "foak"}
+    return replace(framework, loss=own.get(name, _LOSSES[name]), **kernels)
 
 
 _FSDP2 = SHARDINGS["fsdp"].estimated_as

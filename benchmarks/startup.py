@@ -1,13 +1,15 @@
 """Time to the first optimizer step, by cause.
 
-Three tables: what a laptop waits for (reading a recipe, planning it, importing the workflow; the peer is what a training script
-pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine; and `pyflyte run --remote` with
-the pods that it leads to, cold, from the uploaded code, without cluster
-(tests/support/propeller.py). benchmarks/spans.py finds causes.
+Three tables: what a laptop and a light pod wait for (help, reading a recipe, planning it, importing a task or the workflow; the
+peer is what a training script pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine;
+and `pyflyte run --remote`, to submitted, with the pods that it leads to (plan, prepare, train), cold, from the uploaded code,
+without cluster (tests/support/propeller.py). benchmarks/spans.py finds causes. The first table's ratios are of processor
+seconds, which other processes on the machine disturb less.
 """
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,9 +28,13 @@ from tests.support.propeller import Run
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 CASES = {
+    "flytune --help": "import contextlib\nfrom flytune.cli import main\nwith contextlib.suppress(SystemExit): main(['--help'])",
     "read a recipe": "from flytune.recipe.recipe import Recipe; Recipe.from_yaml('recipes/demo-qlora.yaml')",
     "plan a recipe": "from flytune.cli import main; main(['plan', 'recipes/demo-qlora.yaml', '--json'])",
+    "import a plan pod's task": "import tasks.plan",
+    "import a prepare pod's task": "import tasks.prepare",
     "import the workflow": "import workflows.finetune",
+    "peer: import flytekit": "import flytekit",
     "peer: import SFTTrainer": "from trl import SFTTrainer",
 }
 ROUNDS = 5
@@ -51,20 +57,27 @@ def main() -> None:
 
 
 def show_laptop(rounds: int) -> None:
-    """Interleave the cases, so that a slow moment of the machine affects all, and show the median of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in CASES}
+    """Interleave the cases, so that a slow moment of the machine affects all; show the median of each."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     for _ in range(rounds):
         for name, code in CASES.items():
-            started = time.perf_counter()
-            subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
-            seconds[name].append(time.perf_counter() - started)
-    median = {name: sorted(times)[rounds // 2] for name, times in seconds.items()}
+            taken[name].append(_timed(code))
+    median = {name: [sorted(kind)[rounds // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
     table = Table(title=f"Start-up, median of {rounds} fresh processes", title_justify="left")
-    for column in ("case", "seconds", "of the peer"):
+    for column in ("case", "seconds", "processor seconds", "of the peer"):
         table.add_column(column, justify="left" if column == "case" else "right")
-    for name, value in median.items():
-        table.add_row(name, f"{value:.2f}", f"{value / median['peer: import SFTTrainer']:.2f}")
+    peer = median["peer: import SFTTrainer"][1]
+    for name, (seconds, busy) in median.items():
+        table.add_row(name, f"{seconds:.2f}", f"{busy:.2f}", f"{busy / peer:.2f}")
     Console().print(table)
+
+
+def _timed(code: str) -> tuple[float, float]:
+    """Run code in a fresh Python; return the seconds that it took, and those that processors worked for it."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def show_causes(folder: Path) -> None:

@@ -197,7 +197,7 @@ def main() -> None:
         names = ", ".join(sorted({run.gpu or "(none)" for run in unknown}))
         console.print(f"{len(unknown)} rows left out: no figures for {names} in accelerators.yaml")
     if left_out:
-        console.print(measured_runs.describe(left_out, len(read) + len(left_out)), highlight=False, markup=False)
+        console.print(measured_runs.left_out_table(left_out, len(read) + len(left_out)), highlight=False)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,35 @@ def pairs() -> Iterator[dict[str, str]]:
         yield {"instruction": instruction, "input": item.signature, "output": output}
 
 
+def preferences(seed: int = 0) -> Iterator[dict[str, str]]:
+    """Yield rows of prompt, chosen and rejected: a description of a signature, and one of another part of the same module.
+
+    Both are the first sentences of docstrings; parts whose module has no other sentence are left out.
+    """
+    draw = random.Random(seed)
+    by_module: dict[str, list[tuple[str, str]]] = {}
+    for pair in pairs():
+        sentence = pair["output"].partition(". ")[0].rstrip(".") + "."
+        by_module.setdefault(pair["instruction"], []).append((pair["input"], sentence))
+    for instruction, parts in by_module.items():
+        sentences = sorted({sentence for _, sentence in parts})
+        for signature, chosen in parts:
+            others = [sentence for sentence in sentences if sentence != chosen]
+            if others and len(chosen) >= SHORTEST:
+                prompt = f"{instruction}\n\n{signature}"
+                yield {"prompt": prompt, "chosen": chosen, "rejected": draw.choice(others)}
+
+
 def write(path: Path) -> int:
     """Write all pairs to `path` as JSON Lines; return their number."""
     return _write(path, pairs())
+
+
+def write_preferences(path: Path) -> int:
+    """Write all preferences to `path` as JSON Lines, as messages; return their number."""
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    rows = ({name: [{"role": roles[name], "content": text}] for name, text in row.items()} for row in preferences())
+    return _write(path, rows)
 
 
 def write_choices(path: Path) -> int:

@@ -8,6 +8,7 @@ FOLDER = Path(".demo")
 BASE_MODEL = Path("models/smollm2-135m-instruct")
 TINY_MODEL = Path("models/tiny")
 PAIRS = Path("data/docstrings.jsonl")
+PREFERENCES = Path("data/preferences.jsonl")
 CHOICES = Path("data/modules.jsonl")
 """Questions of recipes/tasks/python_modules.yaml."""
 
@@ -25,4 +26,16 @@ def make(folder: Path = FOLDER) -> None:
         docstrings.write_choices(folder / CHOICES)
     if not (folder / TINY_MODEL).exists():
         tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
+    base_model.convert(folder / BASE_MODEL)
+
+
+def make_preferences(folder: Path = FOLDER) -> None:
+    """Make BASE_MODEL and PREFERENCES below `folder`, except those that exist.
+
+    Raises:
+        FlytuneError: the base model's package is not installed.
+    """
+    base_model.find_gguf()
+    if not (folder / PREFERENCES).exists():
+        docstrings.write_preferences(folder / PREFERENCES)
     base_model.convert(folder / BASE_MODEL)

@@ -19,11 +19,31 @@ Each takes one string, so that it can be pickled: torchrun pickles the errors of
 None is a ValueError: pydantic would wrap that into a ValidationError and hide the message.
 """
 
+import re
 from collections.abc import Sequence
+
+from flytune import addresses
+
+_LONGEST = 15_000
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and line feed, those that turn the direction of text around, and halves of surrogate pairs."""
+
+
+def printable(text: str) -> str:
+    """Return a text that no terminal obeys: unprintable characters as escapes, and without its middle if it is very long.
+
+    Names of files, rows and answers of servers are in messages, and a half of a surrogate pair could not even be printed.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST:,} characters left out ...] {text[-_LONGEST // 2 :]}"
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class FlytuneError(Exception):
-    """Base of all errors that the user can fix."""
+    """Base of all errors that the user can fix. No message has a credential, whatever it was made of, and all are printable."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(addresses.redact(str(message))))
 
 
 class RecipeError(FlytuneError):

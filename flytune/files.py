@@ -8,12 +8,26 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+CHUNK = 8 * 2**20
+"""Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
 
 
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file's content as 64 hex digits."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def copy_stream(source: Any, target: Any) -> str:
+    """Copy a stream to `target`, if there is one, and return its SHA-256."""
+    digest = hashlib.sha256()
+    while chunk := source.read(CHUNK):
+        digest.update(chunk)
+        if target is not None:
+            target.write(chunk)
+    return digest.hexdigest()
 
 
 @contextmanager

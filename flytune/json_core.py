@@ -57,6 +57,18 @@ def load(content: str | bytes, largest: int = LARGEST) -> Any:
     return value
 
 
+def load_object(content: str | bytes, largest: int = LARGEST) -> dict[str, Any]:
+    """Return the object of a JSON text, as `load` reads it.
+
+    Raises:
+        JSONError: as `load`; or it is no object.
+    """
+    value = load(content, largest)
+    if not isinstance(value, dict):
+        raise JSONError(f"must be a JSON object, found {value!r:.60}")
+    return value
+
+
 _TOO_DEEP = f"objects and lists are nested deeper than {DEEPEST}"
 
 

@@ -1,9 +1,7 @@
 """The one way to any address: a folder of this machine, or an fsspec address (s3://bucket/folder)."""
 
 import errno
-import hashlib
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,14 +11,13 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from flytune import files
+from flytune import addresses, files, names
+from flytune.addresses import reason
 from flytune.errors import FlytuneError, StorageError
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-CHUNK = 8 * 2**20
-"""Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
 WAITS = (1, 2, 4, 8, 15, 30, 30, 30)
 """Seconds between tries: two minutes in all."""
 
@@ -33,7 +30,6 @@ _TODO = {
     "full": "it is full: make room, or lower checkpoints.save_total_limit",
     "refused": "it refuses: check the credentials, and that they may read, write, list and delete there",
 }
-_MAX_REASON = 300
 
 
 def failure(error: BaseException) -> str | None:
@@ -51,12 +47,6 @@ def failure(error: BaseException) -> str | None:
     if number in _REFUSED or isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
         return "refused"
     return "away"
-
-
-def reason(error: BaseException) -> str:
-    """Return an error's type and text in one line, without the query part of signed addresses, which is secret."""
-    text = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))
-    return f"{type(error).__name__}: {text[:_MAX_REASON]}"
 
 
 class Storage:
@@ -85,10 +75,11 @@ class Storage:
             retry: whether an operation is tried again for two minutes while the storage is away.
 
         Raises:
-            error: no installed package knows the address's protocol, or it cannot be opened.
+            error: the address has credentials, no installed package knows its protocol, or it cannot be opened.
         """
         import fsspec
 
+        addresses.check(address, key or "the address", error)
         self.address, self.error, self.failed, self.retry = str(address).rstrip("/"), error, failed, retry
         self.where = f"{key}: {self.address}" if key else self.address
         try:
@@ -99,8 +90,21 @@ class Storage:
         self.is_local = "file" in self.filesystem.protocol
 
     def path(self, name: str = "") -> str:
-        """Return the path of a file or folder as the file system names it."""
+        """Return the path of a file or folder as the file system names it. Each name passes here before it is used.
+
+        Raises:
+            error: the name is refused (flytune.names).
+        """
+        if name and (reason := names.problem(name)):
+            raise self.error(f"{self.where}: the name {ascii(name)[:80]} {reason}; it is not used")
         return f"{self.root}/{name}" if name else self.root or "/"
+
+    def _changed_path(self, name: str) -> str:
+        """Return the path of a file that is written or deleted: no link to it leads out of a local storage, as others may."""
+        path = self.path(name)
+        if self.is_local and name and not Path(path).parent.resolve().is_relative_to(Path(self.root or "/").resolve()):
+            raise self.error(f"{self.where}: {name}: a symbolic link leads out of this folder; nothing is changed there")
+        return path
 
     def url(self, name: str = "") -> str:
         """Return the address of a file or folder; of a local one, its path."""
@@ -142,7 +146,7 @@ class Storage:
         return self._tried(name, look)
 
     def names(self, folder: str = "") -> list[str]:
-        """List the names of the files and folders directly in a folder, sorted; none if the folder does not exist."""
+        """List the usable names of the files and folders directly in a folder, sorted; none if the folder does not exist."""
 
         def look() -> list[str]:
             self.filesystem.invalidate_cache()
@@ -153,18 +157,19 @@ class Storage:
                 return []
             return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found})
 
-        return self._tried(folder, look)
+        return names.usable(self._tried(folder, look), self.where)
 
     def files(self, folder: str = "", depth: int | None = None) -> dict[str, dict[str, Any]]:
-        """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative names."""
+        """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative names, if usable."""
         base = self.path(folder)
 
         def look() -> dict[str, dict[str, Any]]:
             self.filesystem.invalidate_cache()
             found = self.filesystem.find(base, maxdepth=depth, detail=True)
-            return {str(path).removeprefix(base).strip("/"): info for path, info in found.items()}
+            return {str(path).removeprefix(base).removeprefix("/"): info for path, info in found.items()}
 
-        return self._done(folder, look)
+        found = self._done(folder, look)
+        return {name: found[name] for name in names.usable(found, self.where)}
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the bytes of all files below `folder`, by their names relative to it."""
@@ -206,7 +211,7 @@ class Storage:
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a small file; a reader sees the old content or the new content."""
         if self.is_local:
-            self._tried(name, lambda: files.write_durably(Path(self.path(name)), content), "written to")
+            self._tried(name, lambda: files.write_durably(Path(self._changed_path(name)), content), "written to")
         else:
             self._done(name, lambda: self.filesystem.pipe_file(self.path(name), content), "written to")
 
@@ -216,9 +221,10 @@ class Storage:
         On S3 and Google Cloud Storage this is a conditional PUT (If-None-Match, ifGenerationMatch). It is never tried again:
         a second try would find the file of a first one whose answer was lost.
         """
+        path = self._changed_path(name)
         try:
             if self.is_local:
-                return files.create_durably(Path(self.path(name)), content)
+                return files.create_durably(Path(path), content)
             self.filesystem.pipe_file(self.path(name), content, mode="create")
         except Exception as error:
             # s3fs has no class for a condition that is not met.
@@ -230,19 +236,19 @@ class Storage:
     def put(self, file: Path, name: str) -> str:
         """Store a file of this machine and return its SHA-256. A local storage moves it, and it then survives a crash."""
         if self.is_local:
-            return self._done(name, lambda: files.move_durably(file, Path(self.path(name))), "written to")
+            return self._done(name, lambda: files.move_durably(file, Path(self._changed_path(name))), "written to")
         return self._done(name, lambda: self._upload(file, name), "written to")
 
     def _upload(self, file: Path, name: str) -> str:
         self.filesystem.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
         with file.open("rb") as source, self.filesystem.open(self.path(name), "wb") as target:
-            return _copy(source, target)
+            return files.copy_stream(source, target)
 
     def copy(self, file: Path, name: str) -> None:
         """Store a copy of a file of this machine; it appears under its name when it is complete."""
 
         def store() -> None:
-            path = self.path(name)
+            path = self._changed_path(name)
             if not self.is_local:  # object stores show an object when all of it is uploaded
                 self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self.filesystem.put_file(str(file), path)
@@ -262,10 +268,10 @@ class Storage:
         def fetch() -> str:
             with self.filesystem.open(self.path(name), "rb") as source:
                 if file is None:
-                    return _copy(source, None)
+                    return files.copy_stream(source, None)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with file.open("wb") as target:
-                    return _copy(source, target)
+                    return files.copy_stream(source, target)
 
         return self._tried(name, fetch)
 
@@ -304,7 +310,7 @@ class Storage:
                     bar.update(sizes[target])
 
     def _stream(self, source: "Storage", name: str, target: str) -> None:
-        path = self.path(target)
+        path = self._changed_path(target)
         if self.is_local:
             with files.written_atomically(Path(path)) as temporary:
                 if source.is_local:
@@ -314,7 +320,7 @@ class Storage:
             return
         self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         with source.filesystem.open(source.path(name), "rb") as opened, self.filesystem.open(path, "wb") as written:
-            _copy(opened, written)
+            files.copy_stream(opened, written)
 
     def _await_copy(self, source: "Storage", name: str, target: str, size: int) -> None:
         """Wait until a copy is complete, by its size and its last bytes: Azure copies after it has answered."""
@@ -337,12 +343,16 @@ class Storage:
         self._tried(name, lambda: self.filesystem.get_file(self.path(name), str(file)))
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder with its content; do nothing if it does not exist."""
+        """Delete a file, or a folder with its content; do nothing if it does not exist. Of a link, only the link is deleted."""
 
         def delete() -> None:
             self.filesystem.invalidate_cache()
+            path = self._changed_path(name)
             try:
-                self.filesystem.rm(self.path(name), recursive=True)
+                if self.is_local and Path(path).is_symlink():
+                    Path(path).unlink()
+                else:
+                    self.filesystem.rm(path, recursive=True)
             except FileNotFoundError:
                 log.debug("%s: deleted already", self.path(name))
 
@@ -381,13 +391,3 @@ class Storage:
         file = f"{name} " if name else ""
         todo = f"; {_TODO[kind]}" if kind == "refused" else ""
         return self.error(f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}")
-
-
-def _copy(source: Any, target: Any) -> str:
-    """Copy a stream to `target`, if there is one, and return its SHA-256."""
-    digest = hashlib.sha256()
-    while chunk := source.read(CHUNK):
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-    return digest.hexdigest()

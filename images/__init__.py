@@ -23,6 +23,8 @@ CUDA = "13.0.1"
 PYTHON = "3.11"
 FLASH_ATTN = "2.8.3.post2"
 """Last release of FlashAttention 2, compiled from source. A complete build with torch 2.13 and CUDA 13 has not been tested."""
+LIGER_KERNEL = "0.8.5"
+"""Liger's kernels, in no lock: their Triton is torch's for CUDA, which machines without a GPU do not have."""
 APT_PACKAGES = ["build-essential", "libaio-dev"]
 
 BUILD_FLASH_ATTN = Path(__file__).with_name("build_flash_attn.sh")
@@ -51,6 +53,7 @@ def images(kind: str, registry: str | None, tag: str, flash_attn: str = FLASH_AT
             commands=[
                 f"export FLASH_ATTN={flash_attn}",
                 *_commands(BUILD_FLASH_ATTN),
+                f"python -m pip install --no-cache-dir --no-deps liger-kernel=={LIGER_KERNEL}",
                 INSTALL_FLASH_ATTN,
                 *_commands(COMPILE_DEEPSPEED),
             ],
@@ -70,8 +73,13 @@ def _commands(script: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+_KIND = os.environ.get("FLYTUNE_IMAGES", "dockerfile")
+HAS_NUMERIC_USER = _KIND == "dockerfile"
+"""True if the images name their user by its number, which Kubernetes can check not to be root; ImageSpec's do not."""
+PYTHONPATH = "/app:/opt/site" if HAS_NUMERIC_USER else "/root"
+"""PYTHONPATH of the images: the project's folder, and for the Dockerfile's that of sitecustomize.py."""
 TRAIN, LIGHT = images(
-    os.environ.get("FLYTUNE_IMAGES", "dockerfile"),
+    _KIND,
     os.environ.get("FLYTUNE_REGISTRY") or None,
     os.environ.get("FLYTUNE_TAG", "dev"),
     os.environ.get("FLYTUNE_FLASH_ATTN", FLASH_ATTN),

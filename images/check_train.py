@@ -4,6 +4,7 @@ python images/check_train.py FLASH_ATTN    (its version, or empty)
 """
 
 import ctypes
+import importlib.util
 import logging
 import sys
 
@@ -26,6 +27,8 @@ def problems(flash_attn_version: str) -> list[str]:
         ctypes.CDLL(_cuda_library(torch.version.cuda))
     except OSError as error:
         found.append(f"bitsandbytes: {error}")
+    if importlib.util.find_spec("liger_kernel") is None:
+        found.append("liger-kernel is not installed (training.use_liger_kernel)")
     if flash_attn_version and (problem := _flash_attn(flash_attn_version)):
         found.append(problem)
     return found

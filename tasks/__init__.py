@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 from flytune import caches
 
@@ -16,3 +17,6 @@ from tasks.runtime import console, errors, termination
 threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]
 errors.install()
 console.install()
+if "FLYTE_INTERNAL_EXECUTION_ID" in os.environ:
+    # A recipe's relative paths are those of the code: where none is unpacked, the working directory is empty.
+    os.chdir(Path(__file__).resolve().parent.parent)

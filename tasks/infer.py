@@ -3,7 +3,6 @@
 INFER maps shapes to map tasks over the parts: one for each row of shapes.yaml, on one of its nodes.
 """
 
-import json
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from flytekit.core.array_node_map_task import array_node_map_task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.artifacts import catalog
+from flytune.artifacts import catalog, opening
 from flytune.artifacts.build import CONTENTS
-from flytune.errors import StorageError
+from flytune.errors import ExportError, StorageError
 from flytune.failures.table import RETRIES
 from flytune.hardware import load_shapes
 from flytune.inference import Part, batch, prompts
@@ -65,9 +64,11 @@ def split_prompts(
     shards: int,
     generation: Generation,
     scratch_folder: str,
+    trust_remote_code: bool,
 ) -> SplitOutput:
     """Split the file into parts, each named by everything that its answers depend on."""
-    base = _base(artifact, adapters)
+    with classify_failures():
+        base = _base(artifact, adapters, trust_remote_code)
     models = catalog.fingerprint({name: _contents(found) for name, found in {"artifact": artifact, **adapters}.items()})
     folder = new_folder() / "prompts"
     parts = prompts.split(Path(questions.download()), shards, adapters, generation, models, folder)
@@ -75,12 +76,17 @@ def split_prompts(
     return SplitOutput(parts, FlyteDirectory(str(folder)), scratch_folder, base)
 
 
-def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory]) -> BaseRequest:
+def _base(artifact: FlyteDirectory, adapters: dict[str, FlyteDirectory], trust_remote_code: bool) -> BaseRequest:
     recipe = Recipe.from_yaml(fetch_file(artifact, "recipe.yaml"))
     batch.check_names(adapters, is_adapter=recipe.method.name != "full")
+    if recipe.model.trust_remote_code and not trust_remote_code:
+        raise ExportError(
+            f"artifact: its recipe has model.trust_remote_code: Python files of {recipe.model.name_or_path!r:.200} would run "
+            "in pods; read them first, then give --trust_remote_code"
+        )
     if recipe.method.name == "full":
         return BaseRequest(name_or_path=recipe.model.name_or_path)
-    adapter = json.loads(fetch_file(artifact, catalog.ADAPTER).read_text(encoding="utf-8"))
+    adapter = opening.read_adapter_config(fetch_file(artifact, catalog.ADAPTER).parent)
     return models_base.request(models_base.pinned(recipe.model, adapter.get("revision")))
 
 
@@ -91,6 +97,7 @@ def answer_prompts(
     adapters: dict[str, FlyteDirectory],
     base: FlyteDirectory,
     scratch_folder: str,
+    trust_remote_code: bool,
 ) -> FlyteFile:
     """Answer one part, unless an earlier execution has stored its answers below `scratch_folder`."""
     out = new_folder() / "answers.jsonl"
@@ -100,7 +107,8 @@ def answer_prompts(
             with record_phase("answer"):
                 unpack_base_model(base)
                 others = {name: fetch(found) for name, found in adapters.items()}
-                batch.answer_part(part, fetch_file(folder, part.file), fetch(artifact), others, scratch_folder, out)
+                prompts_file, model = fetch_file(folder, part.file), fetch(artifact)
+                batch.answer_part(part, prompts_file, model, others, scratch_folder, out, trust_remote_code)
     return FlyteFile(str(out))
 
 
@@ -130,7 +138,7 @@ INFER: dict[str, Any] = {
                 container_image=IMAGE,
                 retries=RETRIES,
             ),
-            bound_inputs={"folder", "artifact", "adapters", "base", "scratch_folder"},
+            bound_inputs={"folder", "artifact", "adapters", "base", "scratch_folder", "trust_remote_code"},
         )
     )
     for shape in load_shapes()

@@ -17,13 +17,16 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.records import Plan
 from flytune.sharding import route
 from flytune.sweeps import Run
-from images import LIGHT
+from images import LIGHT, TRAIN
 from tasks.runtime.directories import is_local, with_checkpoint_folder
 from tasks.runtime.harness_data import HarnessData
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 from tasks.runtime.volumes import light_pod
+
+PLAN_IMAGE = TRAIN if load_cluster().plan_in_training_image else LIGHT
+"""Image of the tasks that plan."""
 
 
 class PlanOutput(NamedTuple):
@@ -46,7 +49,7 @@ class PlanOutput(NamedTuple):
 
 @without_schema
 @task(
-    container_image=LIGHT,
+    container_image=PLAN_IMAGE,
     pod_template=light_pod(),
     # Memory for the harness, which loads its tasks' data.
     requests=Resources(cpu="2", mem="8Gi"),
@@ -77,6 +80,7 @@ def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
         data=recipe.data,
         fingerprint=data.fingerprint(recipe.data),
         tokenizer=models_base.tokenizer_identity(recipe.model),
+        pairs=recipe.objective.has_pairs,
     )
     shape = evaluation_shape.shape_for(recipe, plan)
     return Run(

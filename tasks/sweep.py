@@ -17,7 +17,7 @@ from flytune.sweeps import Outcome, Points, Run, Running
 from flytune.sweeps import grid as sweeps_grid
 from flytune.sweeps import results as sweeps_results
 from images import LIGHT
-from tasks.plan import plan_run
+from tasks.plan import PLAN_IMAGE, plan_run
 from tasks.runtime.directories import new_folder
 from tasks.runtime.harness_data import HarnessData
 from tasks.runtime.retries import classify_failures
@@ -40,7 +40,7 @@ class DrawOutput(NamedTuple):
 
 @without_schema
 @task(
-    container_image=LIGHT,
+    container_image=PLAN_IMAGE,
     pod_template=light_pod(),
     # Memory for the harness, which loads its tasks' data.
     requests=Resources(cpu="2", mem="8Gi"),

@@ -4,8 +4,9 @@ import errno
 
 import pytest
 
+from flytune.addresses import reason
 from flytune.errors import DataError, StorageError
-from flytune.storage import Storage, reason
+from flytune.storage import Storage
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from contextlib import suppress
 
 import pytest
@@ -88,7 +89,11 @@ def test_a_text_that_some_reader_takes_for_something_else_is_quoted(text):
     assert yaml_core.dump([text]) == f'- "{text}"\n'
 
 
-@given(st.builds(dict, description=TEXTS.filter(lambda text: "://" not in text)))
+# A recipe has no control characters; an address in it is a mistake where it has credentials.
+PLAIN = TEXTS.filter(lambda text: "://" not in text and not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text))
+
+
+@given(st.builds(dict, description=PLAIN))
 def test_a_recipe_in_an_artifact_is_read_back_equal(changes):
     recipe = Recipe.model_validate(content(**changes))
     for read in (yaml_core.load, yaml.safe_load):

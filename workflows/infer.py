@@ -22,9 +22,11 @@ def infer(
     shards: int = 1,
     generation: Generation = Generation(),  # noqa: B008 (frozen)
     scratch_folder: str = "",
+    trust_remote_code: bool = False,
 ) -> FlyteDirectory:
     """Split the prompts, answer all parts in parallel on `shape`, and join the answers in order.
 
+    Code of the artifact and of its base model runs only with `trust_remote_code`, whatever its recipe says.
     After a failure, a second run answers only the parts that have no answers below `scratch_folder`.
     """
     split = split_prompts(
@@ -34,9 +36,10 @@ def infer(
         shards=shards,
         generation=generation,
         scratch_folder=scratch_folder,
+        trust_remote_code=trust_remote_code,
     )
     base = fetch_base_model(base=split.base)
     scratch = {"scratch_folder": split.scratch_folder}
     shared = {"folder": split.folder, "artifact": artifact, "adapters": adapters, "base": base, **scratch}
-    answered = route_to("infer", shape, INFER, part=split.parts, **shared)
+    answered = route_to("infer", shape, INFER, part=split.parts, **shared, trust_remote_code=trust_remote_code)
     return join_answers(parts=split.parts, folder=split.folder, answered=answered, **scratch)

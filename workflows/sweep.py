@@ -6,7 +6,6 @@ All points finish one stage before the next begins: points that share a task are
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from flytekit import Resources, dynamic, workflow
@@ -24,6 +23,7 @@ from tasks.prepare import prepare_data
 from tasks.runtime.mapping import map_points
 from tasks.runtime.schema import without_schema
 from tasks.runtime.sweep_stages import notes, with_data, with_metrics, with_models
+from tasks.runtime.volumes import light_pod
 from tasks.store import store_artifact
 from tasks.sweep import ALL, compare_points, draw_points
 from tasks.train import TRAIN
@@ -61,7 +61,8 @@ class StoreOutput(NamedTuple):
 
 
 # Runs in the training image: its pod declares the tasks of all shapes, which needs torch.
-_stage = partial(dynamic, container_image=IMAGE, requests=Resources(cpu="1", mem="4Gi"))
+def _stage(function: Any) -> Any:
+    return dynamic(function, container_image=IMAGE, pod_template=light_pod(), requests=Resources(cpu="1", mem="4Gi"))
 
 
 @without_schema

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flytune.adapters.loading import Adapter, as_export_error, copy_tokenizer, load_adapters
-from flytune.artifacts import catalog
+from flytune.addresses import check
+from flytune.artifacts import catalog, opening
+from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
-from flytune.files import sha256_of, written_atomically
+from flytune.files import written_atomically
 from flytune.records import Contents
 from flytune.records.contents import CONTENTS, list_files
 from flytune.schema import Record, Strict
@@ -53,6 +55,7 @@ def combine(
     r: int | None = None,
     density: float | None = None,
     seed: int = 0,
+    consent: Consent = opening.NONE,
 ) -> Combination:
     """Combine several adapters by PEFT's add_weighted_adapter and store the result in `out` as an artifact.
 
@@ -66,13 +69,16 @@ def combine(
             (the largest of theirs by default); linear, ties and dare_* add the factors and need equal ranks; ties_svd and
             dare_*_svd do not.
         density: for ties and dare, the share of values that is kept.
+        consent: what the person allows, of code and base.
 
     Raises:
         ExportError: `out` exists; an argument does not match `how`; bases differ; or PEFT cannot combine them, with its reason.
     """
     if out.exists():
         raise ExportError(f"{out}: exists already; a combined adapter is written into a new folder")
-    adapters = [Adapter.of(address) for address in addresses]
+    for address in addresses:
+        check(address, "an artifact's address", ExportError)
+    adapters = [Adapter.of(address, consent) for address in addresses]
     weights = list(weights or [1.0] * len(adapters))
     _check(adapters, weights, how, r, density)
     named = {f"source{number}": adapter for number, adapter in enumerate(adapters)}
@@ -85,7 +91,7 @@ def combine(
                 name=adapter.recipe.name,
                 weight=weight,
                 r=adapter.config["r"],
-                weights_sha256=sha256_of(adapter.folder / "adapter_model.safetensors"),
+                weights_sha256=adapter.weights_sha256,
             )
             for address, adapter, weight in zip(addresses, adapters, weights, strict=True)
         ],

@@ -9,8 +9,12 @@ import tempfile
 from pathlib import Path
 
 from flytune.adapters import merging
+from flytune.artifacts import opening
+from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.files import written_atomically
+from flytune.records import Contents
+from flytune.records.contents import CONTENTS, record, stored_file, verify
 
 CONVERTER = "convert_hf_to_gguf.py"
 VARIABLE = "FLYTUNE_GGUF_CONVERTER"
@@ -18,7 +22,9 @@ VARIABLE = "FLYTUNE_GGUF_CONVERTER"
 _MAGIC = b"GGUF"
 
 
-def convert(artifact: Path, out: Path, outtype: str = "auto", converter: str | None = None) -> None:
+def convert(
+    artifact: Path, out: Path, outtype: str = "auto", converter: str | None = None, consent: Consent = opening.NONE
+) -> None:
     """Write the model of `artifact` to the GGUF file `out`; an adapter is merged into its base first.
 
     Args:
@@ -26,9 +32,11 @@ def convert(artifact: Path, out: Path, outtype: str = "auto", converter: str | N
         out: a file that does not exist; it is created only when it is complete.
         outtype: type of the weights, which the converter checks.
         converter: the path of convert_hf_to_gguf.py; by default that of VARIABLE, or the one on PATH.
+        consent: what the person allows, of code and base.
 
     Raises:
-        ExportError: `out` exists, `artifact` has no model, there is no converter, or it fails.
+        ExportError: `out` exists; `artifact` has no model, is not what was written, or asks for code; there is no converter, or
+            it fails.
     """
     if out.exists():
         raise ExportError(f"{out}: exists already; give a new file")
@@ -37,15 +45,30 @@ def convert(artifact: Path, out: Path, outtype: str = "auto", converter: str | N
         raise ExportError(
             f"{artifact}: no config.json and no adapter_config.json; name the folder of an artifact or merged model"
         )
+    if not is_adapter:
+        _check(artifact, consent)
     program = _program(artifact, out, outtype, converter, is_adapter)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flytune-", dir=out.absolute().parent) as scratch:
         model = artifact
         if is_adapter:
             model = Path(scratch) / "merged"
-            merging.merge(artifact, model)
+            merging.merge(artifact, model, consent)
         with written_atomically(out) as temporary:
             _run([*program, *_arguments(model, temporary, outtype)], temporary)
+
+
+def _check(folder: Path, consent: Consent) -> None:
+    """Verify a complete model: an artifact, or a merged one. Of other folders nothing is known but their own files."""
+    if (folder / CONTENTS).is_file():
+        opening.open_artifact(folder, consent)
+        return
+    if (folder / merging.MERGED).is_file():
+        listed = record(merging.Merge, folder / merging.MERGED).files
+        if listed:
+            verify(folder, Contents(files=[*listed, stored_file(folder / merging.MERGED, merging.MERGED)]))
+    # The converter itself runs the files that auto_map names.
+    opening.check_code(folder, None, consent.trust_remote_code)
 
 
 def _arguments(model: Path, out: Path, outtype: str) -> list[str]:

@@ -1,6 +1,5 @@
 """Loading several adapters on one base model, to switch between them or mix them in one batch."""
 
-import json
 import re
 import shutil
 import warnings
@@ -10,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.artifacts import fetch
+from flytune.artifacts import fetch, opening
+from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import manifest
-from flytune.models import loading
+from flytune.models import adapter_config, loading
 from flytune.recipe import Model, Recipe
-from flytune.records import Export
+from flytune.records import Contents, Export
 from flytune.records.contents import record
 
 BASE = "base"
@@ -31,19 +31,22 @@ class Adapter:
     """Folder of the artifact."""
     config: dict[str, Any]
     """Content of adapter_config.json."""
+    contents: Contents
 
     @classmethod
-    def of(cls, address: str | Path) -> "Adapter":
-        """Fetch and read an artifact.
+    def of(cls, address: str | Path, consent: Consent = opening.NONE) -> "Adapter":
+        """Fetch, verify and read an artifact.
 
         Raises:
-            ExportError: it cannot be read, or is no adapter.
+            ExportError: it cannot be read, is no adapter, or is refused by `flytune.artifacts.opening.open_artifact`.
         """
         folder = fetch.local_folder(address)
         if not loading.is_adapter(folder):
             raise ExportError(f"{address}: has no adapter; it is a complete model, which is loaded by itself")
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return cls(Recipe.from_yaml(folder / "recipe.yaml"), folder, config)
+        opened = opening.open_artifact(folder, consent)
+        config = opening.read_adapter_config(folder)
+        _check_ranks(folder, config)
+        return cls(opened.recipe, folder, config, opened.contents)
 
     @property
     def base(self) -> tuple[str, str | None, str]:
@@ -58,13 +61,29 @@ class Adapter:
         return model.name_or_path, self.config.get("revision") or model.revision, precision
 
     @property
+    def weights_sha256(self) -> str:
+        """Hash of its adapter_model.safetensors, which was compared."""
+        return next((file.sha256 for file in self.contents.files if file.file == "adapter_model.safetensors"), "")
+
+    @property
     def pinned_recipe(self) -> Recipe:
         """Recipe with the base at the commit that the adapter was trained on."""
         model = Model.model_validate(self.recipe.model.model_dump() | {"revision": self.base[1]})
         return self.recipe.model_copy(update={"model": model})
 
 
-def load(addresses: Mapping[str, str | Path]) -> Any:
+def _check_ranks(folder: Path, config: dict[str, Any]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(folder / "adapter_model.safetensors"), framework="numpy") as tensors:
+            shapes = {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+        adapter_config.check_ranks(config, shapes)
+    except (SafetensorError, OSError, adapter_config.AdapterConfigRefused) as error:
+        raise ExportError(f"{folder}: the adapter cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+
+
+def load(addresses: Mapping[str, str | Path], consent: Consent = opening.NONE) -> Any:
     """Load one base model with several adapters under the given names; the first is active.
 
     The base is loaded as in their training (quantized for qlora), over all GPUs of the machine. Switch with
@@ -73,6 +92,7 @@ def load(addresses: Mapping[str, str | Path]) -> Any:
 
     Args:
         addresses: folders or fsspec addresses of artifacts.
+        consent: what the person allows, of code and base.
 
     Raises:
         ExportError: an artifact has no adapter, or cannot be read or loaded; they were trained on different bases; or a name
@@ -83,7 +103,7 @@ def load(addresses: Mapping[str, str | Path]) -> Any:
     for name in addresses:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in (BASE, "__base__"):
             raise ExportError(f"{name!r} cannot be an adapter's name: letters, digits, - and _, and not {BASE} or __base__")
-    return load_adapters({name: Adapter.of(address) for name, address in addresses.items()})
+    return load_adapters({name: Adapter.of(address, consent) for name, address in addresses.items()})
 
 
 def load_adapters(adapters: Mapping[str, Adapter]) -> Any:
@@ -118,8 +138,6 @@ def copy_tokenizer(artifact: Path, folder: Path) -> None:
     exported = record(Export, artifact / manifest.MANIFEST)
     try:
         for name in (file.file for file in exported.files if not file.file.startswith("adapter_")):
-            if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                raise ExportError(f"{artifact}: its {manifest.MANIFEST} names {name}, outside of the artifact; do not use it")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(artifact / name, folder / name)
     except FileNotFoundError as error:

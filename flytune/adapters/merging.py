@@ -3,9 +3,13 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from flytune.adapters.loading import copy_tokenizer
+from flytune.artifacts import opening
+from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import gate
 from flytune.export.folder import tokenizer
@@ -14,6 +18,7 @@ from flytune.files import written_atomically
 from flytune.models import base as models_base
 from flytune.models import loading, probe, vocabulary
 from flytune.recipe import Recipe
+from flytune.records.contents import StoredFile, list_files
 from flytune.schema import Record, Strict
 
 MERGED = "merge.json"
@@ -43,9 +48,11 @@ class Merge(Record):
     """Number of tokens of the fixed prompts."""
     candidates: list[Candidate]
     """Measured candidates, nearest first; the first was written."""
+    files: Annotated[list[StoredFile], Field(exclude_if=lambda files: not files)] = Field(default=[])
+    """The other files of the folder with their hashes, which are compared before the folder is used."""
 
 
-def merge(artifact: Path, out: Path) -> Merge:
+def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
     """Merge the adapter of `artifact` into its base and write the nearest candidate to `out`, in the Hugging Face layout.
 
     An adapter on a quantized base has two candidates: merged into the 16-bit weights, which it was not trained on, or into
@@ -55,18 +62,20 @@ def merge(artifact: Path, out: Path) -> Merge:
     Args:
         artifact: the folder of an adapter's artifact.
         out: a folder that does not exist; it is created only when its content is complete.
+        consent: what the person allows, of code and base.
 
     Raises:
-        ExportError: `out` exists; the artifact has no adapter; its base is missing or another one; or the merged files fail the
-            checks.
+        ExportError: `out` exists; the artifact has no adapter, is not what was written, or asks for code without consent; its
+            base is missing or another one; or the merged files fail the checks.
     """
     if out.exists():
         raise ExportError(f"{out}: exists already; a merged model is written into a new folder")
     if not (artifact / "adapter_config.json").is_file():
         raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
     loading.quiet()
-    recipe = Recipe.from_yaml(artifact / "recipe.yaml")
-    gate.check_base(recipe, artifact)
+    recipe = opening.open_artifact(artifact, consent).recipe
+    if consent.base is None:
+        gate.check_base(recipe, artifact)
     verify(artifact, recipe)
     trained = _loaded(recipe, artifact)
     prompts = probe.tokenized(tokenizer(artifact))
@@ -94,8 +103,7 @@ def merge(artifact: Path, out: Path) -> Merge:
         tokens=sum(map(len, prompts)),
         candidates=candidates,
     )
-    _write(merged, recipe, artifact, made, out)
-    return made
+    return _write(merged, recipe, artifact, made, out)
 
 
 def _loaded(recipe: Recipe, artifact: Path) -> Any:
@@ -186,8 +194,8 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
     )
 
 
-def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> None:
-    """Write the model to a temporary folder, check its tensors, and rename it to `out`."""
+def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> Merge:
+    """Write the model to a temporary folder, check its tensors, and rename it to `out`; return merge.json with its files."""
     from transformers.trainer_utils import align_special_tokens
 
     with written_atomically(out) as folder:
@@ -196,5 +204,7 @@ def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -
             align_special_tokens(model, tokenizer(artifact))
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
-        made.write(folder / MERGED)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
+        made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
+        made.write(folder / MERGED)
+    return made

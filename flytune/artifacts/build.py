@@ -1,11 +1,10 @@
 """The artifact: one folder with weights, tokenizer and everything that a rerun needs; stored completely or not at all."""
 
-import json
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from flytune import json_core
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
 from flytune.data.bad_rows import BAD_ROWS
@@ -13,6 +12,7 @@ from flytune.errors import ExportError
 from flytune.evaluation import guards
 from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.files import link_or_copy
+from flytune.models import weight_index
 from flytune.models.probe import PROBE
 from flytune.recipe import Recipe
 from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingResult
@@ -61,7 +61,7 @@ def store(
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
     stored = weights or Storage(trained, "", error=ExportError)
-    kind = _checked_weights(stored, trained)
+    kind, sizes = _checked_weights(stored, trained)
     manifest = record(Manifest, dataset / "manifest.json")
     training = record(TrainingResult, trained / "training.json")
 
@@ -83,7 +83,7 @@ def store(
     records, broken = (recipe, plan, manifest, training, metrics), guards.broken(recipe, metrics)
     (out / "report.html").write_text(page.render(*records, broken=broken, xray=xray.section(dataset)), encoding="utf-8")
     (out / "README.md").write_text(model_card.render(*records, broken=broken), encoding="utf-8")
-    exported = _listed_weights(trained, kind, stored)
+    exported = _listed_weights(trained, stored, sizes)
     here = list_files(out, {file.file: file.sha256 for file in exported}, "hashing the artifact")
     elsewhere = [file for file in exported if not (out / file.file).is_file()]
     Contents(files=sorted([*here, *elsewhere], key=lambda file: file.file)).write(out / CONTENTS)
@@ -92,7 +92,7 @@ def store(
 
 def weight_files(artifact: Path, trained: Storage) -> dict[str, str]:
     """Return the weights that a stored artifact lists and lacks: their names in `trained` by their names in the artifact."""
-    kind = _kind(trained.sizes(""))
+    kind = "adapter" if (artifact / "adapter_config.json").is_file() else "model"
     listed = record(Contents, artifact / CONTENTS).files
     return {file.file: f"{kind}/{file.file}" for file in listed if not (artifact / file.file).is_file()}
 
@@ -111,27 +111,25 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
     }
 
 
-def _kind(names: Iterable[str]) -> str | None:
-    """Return `model` or `adapter`, the folder with the weights; None if there are none, or both."""
-    found = {name.partition("/")[0] for name in names if WEIGHTS.fullmatch(name)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _checked_weights(stored: Storage, trained: Path) -> str:
-    """Return `model` or `adapter`, the folder with the weights, after a check of all files."""
+def _checked_weights(stored: Storage, trained: Path) -> tuple[str, dict[str, int]]:
+    """Return `model` or `adapter`, the folder with the weights, and the size of each file, after a check of all files."""
     sizes = stored.sizes("")
-    if (kind := _kind(sizes)) is None:
-        both = any(name.startswith("model/") and name.endswith(".safetensors") for name in sizes)
-        what = "both model/ and adapter/" if both else "neither model/ nor adapter/ with *.safetensors"
+    kinds = {name.partition("/")[0] for name in sizes if WEIGHTS.fullmatch(name)}
+    if len(kinds) != 1:
+        what = "both model/ and adapter/" if kinds else "neither model/ nor adapter/ with *.safetensors"
         raise ExportError(f"{trained}: has {what}; nothing was stored")
+    kind = kinds.pop()
     for name in sorted(sizes):
         if reason := _unfit(stored, name, sizes[name]):
             raise ExportError(f"{name}: {reason}; nothing was stored")
     for index in [name for name in sizes if name.startswith(f"{kind}/") and name.endswith(".safetensors.index.json")]:
-        named = set(json.loads(stored.read(index))["weight_map"].values())
+        try:
+            named = set(weight_index.weight_map(stored.read(index)).values())
+        except weight_index.IndexRefused as error:
+            raise ExportError(f"{index}: {error}; nothing was stored") from None
         if missing := sorted(name for name in named if f"{kind}/{name}" not in sizes):
             raise ExportError(f"{kind}/{missing[0]}: listed in {index.partition('/')[2]} but missing; nothing was stored")
-    return kind
+    return kind, sizes
 
 
 def _unfit(stored: Storage, name: str, size: int) -> str | None:
@@ -154,23 +152,24 @@ def _safetensors_size(stored: Storage, name: str) -> int:
     """Return the bytes of a safetensors file by its header (8 bytes of length, JSON header, tensors); 0 if it is unreadable."""
     length = int.from_bytes(stored.read_part(name, 0, 8), "little")
     try:
-        header = json.loads(stored.read_part(name, 8, 8 + length) if length < 2**27 else b"")
+        header = json_core.load_object(stored.read_part(name, 8, 8 + length) if length < 2**27 else b"", 2**27)
         return 8 + length + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return 0
 
 
-def _listed_weights(trained: Path, kind: str, stored: Storage) -> list[StoredFile]:
+def _listed_weights(trained: Path, stored: Storage, sizes: dict[str, int]) -> list[StoredFile]:
     """Return the files of weights with their hashes: those of export.json, which the gate has compared; others are read."""
     listed = record(Export, trained / EXPORT).files if (trained / EXPORT).is_file() else []
     known, found = {file.file: file for file in listed}, []
-    for name, size in sorted(stored.sizes(kind).items()):
-        if not name.endswith(".safetensors"):
+    for path, size in sorted(sizes.items()):
+        if not WEIGHTS.fullmatch(path):
             continue
+        name = path.partition("/")[2]
         if (file := known.get(name)) is None:
-            file = StoredFile(file=name, size=size, sha256=stored.get(f"{kind}/{name}"))
+            file = StoredFile(file=name, size=size, sha256=stored.get(path))
         if file.size != size:
-            raise ExportError(f"{kind}/{name}: has {size:,} bytes, {file.size:,} by {EXPORT}; nothing was stored")
+            raise ExportError(f"{path}: has {size:,} bytes, {file.size:,} by {EXPORT}; nothing was stored")
         found.append(file)
     return found
 

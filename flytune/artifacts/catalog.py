@@ -10,12 +10,14 @@ from typing import Any
 from pydantic import Field, ValidationError
 from tqdm import tqdm
 
-from flytune import yaml_core
+from flytune import json_core, names, yaml_core
+from flytune.addresses import reason, redact
 from flytune.artifacts.build import CONTENTS
 from flytune.errors import ExportError
 from flytune.files import sha256_of
-from flytune.schema import Strict
-from flytune.storage import Storage, reason
+from flytune.records import Contents
+from flytune.schema import RecordError, Strict
+from flytune.storage import Storage
 
 COMBINATION = "combination.json"
 """File of an artifact that was made of other artifacts (flytune.adapters.combining)."""
@@ -77,6 +79,7 @@ def list_artifacts(address: str) -> list[Entry]:
 def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
     problems: list[str] = []
     combined = isinstance(contents[COMBINATION], bytes)
+    hashes, problem = _hashes(contents[CONTENTS])
 
     def part(name: str, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         content = contents[name]
@@ -85,13 +88,18 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
             problems.append(f"{name}: {problem}")
             return {}
         try:
-            return take(yaml_core.load(content) if name.endswith(".yaml") else json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError, yaml_core.YAMLError) as error:
+            taken = take(yaml_core.load(content) if name.endswith(".yaml") else json_core.load_object(content))
+            if name in hashes and hashlib.sha256(content).hexdigest() != hashes[name]:
+                problems.append(f"{name}: its content is not what was written, by {CONTENTS}")
+            return taken
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, yaml_core.YAMLError) as error:
             problems.append(f"{name}: {reason(error)}")
             return {}
 
     # By keys, not as records, so that artifacts of older and newer versions of Flytune are listed too.
     found = part("recipe.yaml", _of_recipe) | part(CONTENTS, _of_contents)
+    if problem and not any(one.startswith(f"{CONTENTS}: ") for one in problems):
+        problems.append(f"{CONTENTS}: {problem}")
     if found.get("kind") == "adapter":
         found |= part(ADAPTER, lambda config: {"revision": config["revision"]})
     if combined:
@@ -101,11 +109,30 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
     address = storage.url(folder)
     stored = storage.modified(f"{folder}/{CONTENTS}".lstrip("/"))
     known = {"name": address.rpartition("/")[2], "address": address, "stored": stored, "problems": problems}
+    # Addresses and names of old records may have credentials, which are refused today.
+    found = {key: _redacted(value) for key, value in found.items()}
     try:
         return Entry.model_validate(known | found)
     except ValidationError as error:
+        wrong = {str(item["loc"][0]) for item in error.errors()}
         problems += [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        return Entry.model_validate(known)
+        return Entry.model_validate(known | {key: value for key, value in found.items() if key not in wrong})
+
+
+def _hashes(content: Any) -> tuple[dict[str, str], str]:
+    """Return the hashes of the files that artifact.json lists, and why it is no such list if it is none."""
+    if not isinstance(content, bytes):
+        return {}, ""
+    try:
+        return {file.file: file.sha256 for file in Contents.parse(content).files}, ""
+    except RecordError as error:
+        return {}, str(error)
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_redacted(one) for one in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _of_recipe(recipe: Any) -> dict[str, Any]:
@@ -116,6 +143,7 @@ def _of_recipe(recipe: Any) -> dict[str, Any]:
 
 def _of_contents(contents: Any) -> dict[str, Any]:
     files = contents["files"]
+    names.check_list([file["file"] for file in files])
     kind = "adapter" if any(file["file"] == ADAPTER for file in files) else "model"
     return {"size": sum(file["size"] for file in files), "kind": kind}
 

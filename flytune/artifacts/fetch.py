@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from flytune import caches
+from flytune import addresses, caches
+from flytune.addresses import reason
 from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError
 from flytune.files import sha256_of
-from flytune.records import Contents
-from flytune.records.contents import CONTENTS
-from flytune.storage import Storage, reason
+from flytune.names import inside
+from flytune.records.contents import CONTENTS, read_contents
+from flytune.storage import Storage
 
 
 class Reader(NamedTuple):
@@ -27,7 +28,7 @@ class Reader(NamedTuple):
 
 
 def local_folder(address: str | Path) -> Path:
-    """Return a local folder with the complete artifact; a local folder is returned as it is.
+    """Return a local folder with the complete artifact; `flytune.artifacts.opening` verifies it before it is used.
 
     `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, the head of main. Downloads are
     kept next to the hub's cache, which belongs to the user.
@@ -37,6 +38,7 @@ def local_folder(address: str | Path) -> Path:
     """
     from filelock import FileLock
 
+    addresses.check(address, "the artifact's address", ExportError)
     if (reader := _reader(address)) is None:
         return Path(str(address).removeprefix("file://"))
     content = _contents(reader, address)
@@ -53,6 +55,7 @@ def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
     Raises:
         ExportError: `out` is not empty; or as `local_folder`.
     """
+    addresses.check(address, "the artifact's address", ExportError)
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; give a new folder")
     if (reader := reader or _reader(address)) is None:
@@ -98,11 +101,9 @@ def _contents(reader: Reader, address: str | Path) -> bytes:
 
 def _fetch(reader: Reader, content: bytes, folder: Path, address: str) -> None:
     """Download into `folder`; artifact.json is written last, so that an interrupted download is repeated."""
-    contents = Contents.model_validate_json(content)
+    contents = read_contents(content, f"{address}/{CONTENTS}")
     for stored in tqdm(contents.files, desc="fetching the artifact", unit=" files", delay=2):
-        path = folder / stored.file
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ExportError(f"{address}: its {CONTENTS} names {stored.file}, outside of the artifact; do not use it")
+        path = inside(folder, stored.file)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             reader.get(stored.file, str(path))

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flytune import data
+from flytune.artifacts import opening
 from flytune.errors import DataError, ExportError
 from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.models import base as models_base
 from flytune.recipe import Checkpoints, DataRequest, Hardware, Notify, Recipe, sections
 from flytune.records import Contents, Export, Manifest, Plan, TrainingResult, environment
-from flytune.records.contents import CONTENTS, record
+from flytune.records.contents import CONTENTS, record, verify
 from flytune.schema import Record, Strict
 
 WORKFLOW = Path(__file__).resolve().parents[2] / "workflows" / "finetune.py"
@@ -46,15 +47,28 @@ class Reproduction(Record):
         ]
 
 
-def recipe_of(artifact: Path) -> Recipe:
+def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
     """Return the recipe of an artifact for a second run: its base model's commit, its shape; nothing published or reported.
 
     Raises:
-        ExportError: the folder is no complete artifact.
+        ExportError: the folder is no complete artifact, a file of it was changed, or its recipe runs code without consent.
     """
-    if not (artifact / CONTENTS).is_file():
-        raise ExportError(f"{artifact}: no {CONTENTS}: there is no artifact, or an incomplete one")
-    recipe, plan = Recipe.from_yaml(artifact / "recipe.yaml"), record(Plan, artifact / "plan.json")
+    # What the recipe names is looked at by the run itself: a base or data at an address, as in the first run.
+    recipe = opening.open_artifact(artifact, opening.Consent(trust_remote_code, base_at_address=True)).recipe
+    if recipe.evaluation.tasks and recipe.evaluation.include_path and not trust_remote_code:
+        raise ExportError(
+            f"{artifact}: its recipe has evaluation.include_path: tasks in {recipe.evaluation.include_path!r:.200} may have "
+            f"Python code, which would run here; read them first, then give {opening.FLAG}"
+        )
+    plan = record(Plan, artifact / "plan.json")
+    return _alone(artifact, recipe, plan)
+
+
+def _recipe_of(artifact: Path) -> Recipe:
+    return _alone(artifact, Recipe.from_yaml(artifact / "recipe.yaml"), record(Plan, artifact / "plan.json"))
+
+
+def _alone(artifact: Path, recipe: Recipe, plan: Plan) -> Recipe:
     commit = record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None
     alone = {
         "model": models_base.pinned(recipe.model, commit),
@@ -75,7 +89,7 @@ def check_data(artifact: Path, recipe: Recipe) -> None:
     """
     before = record(Manifest, artifact / "manifest.json")
     with tempfile.TemporaryDirectory(prefix="flytune-") as folder:
-        request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=data.fingerprint(recipe.data))
+        request = DataRequest.of(recipe, data.fingerprint(recipe.data))
         data.prepare(request, Path(folder) / "dataset")
         now = record(Manifest, Path(folder) / "dataset" / "manifest.json")
     if now.content_sha256 == before.content_sha256:
@@ -116,10 +130,16 @@ def run_again(recipe: Recipe, out: Path) -> Path:
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> Path:
-    """Write the recipe of the second run into a folder, and return its path."""
+    """Write the recipe of the second run into a folder, and return its path.
+
+    Raises:
+        ExportError: another recipe is there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "recipe.yaml"
-    file.write_text(recipe.to_yaml(), encoding="utf-8")
+    file, text = folder / "recipe.yaml", recipe.to_yaml()
+    if file.exists() and file.read_bytes() != text.encode():
+        raise ExportError(f"{file}: exists already, with another recipe; give a new folder (--out)")
+    file.write_text(text, encoding="utf-8")
     return file
 
 
@@ -140,17 +160,19 @@ def _path() -> str:
 
 
 def compare(first: Path, second: Path) -> Reproduction:
-    """Compare two artifacts: recipe, data, base model, software, losses and weights.
+    """Compare two artifacts: recipe, data, base model, software, losses and weights. Nothing of them is run.
 
     Raises:
-        ExportError: one of them is incomplete.
+        ExportError: one of them is incomplete, or a file was changed.
     """
+    verify(first)
+    verify(second)
     return Reproduction(artifact=str(first), second=str(second), findings=list(_findings(first, second)))
 
 
 def _findings(first: Path, second: Path) -> Iterator[Finding]:
     folders = (first, second)
-    recipes = [recipe_of(folder) for folder in folders]
+    recipes = [_recipe_of(folder) for folder in folders]
     differing = [name for name in Recipe.model_fields if getattr(recipes[0], name) != getattr(recipes[1], name)]
     yield _finding("recipe", recipes[0].key(), recipes[1].key(), f"differs in {', '.join(differing)}")
     before, now = [record(Manifest, folder / "manifest.json") for folder in folders]

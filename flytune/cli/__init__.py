@@ -4,20 +4,20 @@ Each command is a module in this package, with a function `run`.
 """
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from rich.console import Console
-
-from flytune import caches
-from flytune.errors import FlytuneError
-from flytune.recipe import json_schema
+from flytune import addresses, caches
+from flytune.cli import arguments
+from flytune.errors import FlytuneError, RecipeError, printable
 
 __all__ = ["main", "print_error"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code, 1 for errors that the user must correct."""
     parser = argparse.ArgumentParser(prog="flytune", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     xray.add_argument("recipe", help="a recipe file")
     xray.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
     xray.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
+    xray.add_argument("--force", action="store_true", help="replace the file at --out, even if it is no page of xray")
     xray.add_argument("--open", action="store_true", help="open the page in a browser")
     selftest = commands.add_parser("selftest", help="compare every method and sharding with plain training, on this machine")
     selftest.add_argument("--pairs", default="", help="only these pairs, as method/sharding/offload: full/zero2,lora/zero3/cpu")
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter")
     merge.add_argument("--out", required=True, help="a new folder for the merged model")
     merge.add_argument("--json", action="store_true", help="print the measurements as JSON")
+    _on_base(merge)
     gguf = commands.add_parser("gguf", help="write an artifact's model as a GGUF file, with llama.cpp's converter")
     gguf.add_argument(
         "artifact", help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder"
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gguf.add_argument(
         "--converter", help="llama.cpp's convert_hf_to_gguf.py (default: FLYTUNE_GGUF_CONVERTER, or the one on PATH)"
     )
+    _on_base(gguf)
     adapters = commands.add_parser("adapters", help="list artifacts with base model, data, perplexity, time and size")
     adapters.add_argument("address", help="a folder or fsspec address with artifacts")
     adapters.add_argument("--json", action="store_true", help="print the list as JSON")
@@ -76,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     combine.add_argument("--density", type=float, help="share of values that ties and dare keep")
     combine.add_argument("--seed", type=int, default=0, help="seed for dare (default: 0)")
     combine.add_argument("--json", action="store_true", help="print a description of the new adapter as JSON")
+    _on_base(combine)
     calibrate = commands.add_parser("calibrate", help="learn memory factors for later plans from finished runs")
     calibrate.add_argument("artifacts", nargs="+", help="folders with artifacts")
     accepted = commands.add_parser("accepted", help="show the accepted model and the history of decisions; or roll back")
@@ -89,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reproduce.add_argument("--remote", action="store_true", help="print the command that runs it on the cluster")
     reproduce.add_argument("--with", dest="other", metavar="ARTIFACT", help="compare with this artifact instead of a new run")
     reproduce.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    reproduce.add_argument("--trust-remote-code", action="store_true", help="run code that the artifact's recipe names")
     doctor = commands.add_parser("doctor", help="check this machine, or with --remote a cluster, and give advice")
     doctor.add_argument("recipe", nargs="?", help="with --remote: check only the nodes for the shapes of this recipe")
     doctor.add_argument("--remote", action="store_true", help="check the cluster of flytekit's config and of the kubeconfig")
@@ -96,20 +101,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_argument("--reach", action="store_true", help="with --remote: check only that the cluster answers")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     commands.add_parser("schema", help="print the JSON schema of recipe files")
-    options = parser.parse_args(arguments)
-    if options.command == "schema":
-        sys.stdout.write(json_schema())
-        return 0
+    options = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8
+            stream.reconfigure(errors="backslashreplace")
     try:
-        caches.set_up(in_pod=False)
+        _refuse_credentials(options)
+        arguments.check(options)
+        if options.command != "schema":
+            caches.set_up(in_pod=False)
         # Each command imports its own module, because imports such as selftest's take longer than a plan.
         return int(import_module(f"flytune.cli.{options.command}").run(options))
     except FlytuneError as error:
         return print_error(error)
+    except BrokenPipeError:  # the reader of a pipe has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     except OSError as error:
-        if (refused := caches.home_error(error)) is None:
+        if (refused := caches.home_error(error) or _file_error(error)) is None:
             raise
         return print_error(refused)
+
+
+def _file_error(error: OSError) -> RecipeError | None:
+    """Return the error of a file that cannot be read or written, in words; None if it names no file."""
+    if error.filename is None or error.strerror is None:
+        return None
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else f"file {error.filename}"
+    return RecipeError(f"{name:.300}: {error.strerror}; name a path that can be read, and written where a command writes to it")
+
+
+def _on_base(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--base", help="the base model, instead of the one that the artifact names")
+    command.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python files of the model's own (default: refuse)",
+    )
+
+
+def _refuse_credentials(options: argparse.Namespace) -> None:
+    """Refuse credentials in arguments: they would go into records, and into the shell's history."""
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                addresses.check(text, f"flytune {options.command}: {name}", RecipeError)
 
 
 def _on_cluster(command: argparse.ArgumentParser, when: str) -> None:
@@ -119,5 +155,9 @@ def _on_cluster(command: argparse.ArgumentParser, when: str) -> None:
 
 def print_error(error: Exception) -> int:
     """Print an error that the user must correct; return the exit code for it."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"{type(error).__name__}: {error}", markup=False)
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
+        printable(f"{type(error).__name__}: {addresses.redact(str(error))}"), markup=False
+    )
     return 1

@@ -4,10 +4,11 @@ import argparse
 import sys
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from flytune.addresses import redact
 from flytune.console import tables
+from flytune.errors import printable
 from flytune.registry import Decision, history
 
 
@@ -44,8 +45,14 @@ def _show(decisions: list[Decision], console: Console) -> None:
         # For other outcomes the figures are the reason.
         reason = one.reason if one.outcome == "rolled back" or not duel else ""
         table.add_row(
-            str(one.number), f"{one.time:%Y-%m-%d %H:%M}", one.outcome, *figures, escape(one.artifact), escape(reason)
+            str(one.number),
+            f"{one.time:%Y-%m-%d %H:%M}",
+            one.outcome,
+            *figures,
+            tables.plain(redact(one.artifact)),
+            tables.plain(redact(reason)),
         )
     tables.show(table, console, below=("artifact", "reason"))
     accepted = history.current(decisions)
-    console.print(f"accepted: {accepted.artifact if accepted else 'no model'}", highlight=False, soft_wrap=True)
+    shown = printable(redact(accepted.artifact)) if accepted else "no model"
+    console.print(f"accepted: {shown}", markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 
-from rich.markup import escape
 from rich.table import Table
 
 from flytune.artifacts import Entry, catalog
@@ -17,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2) + "\n")
         return 0
-    table = Table(title=escape(options.address), title_justify="left", show_lines=True)
+    table = Table(title=tables.plain(options.address), title_justify="left", show_lines=True)
     for title in ("artifact", "base", "method", "data", "perplexity", "stored (UTC)"):
         table.add_column(title)
     table.add_column("size", justify="right")
@@ -26,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
         problems = "".join(f"\n{problem}" for problem in entry.problems)
         cells = (entry.name + problems, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
         # Unescaped brackets are markup for rich: "[Errno 13]" would vanish.
-        table.add_row(*map(escape, cells), _size(entry.size))
+        table.add_row(*map(tables.plain, cells), _size(entry.size))
     tables.show(table, tables.console())
     return 0
 

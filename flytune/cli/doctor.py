@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from flytune.console import tables
 from flytune.doctor import Finding, admin, finding, kube, laptop
 from flytune.errors import RecipeError
 from flytune.hardware import load_cluster, load_shapes, shape_named
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     for found in _findings(options):
         findings.append(found)
         if not options.json:
-            console.print(f"[{_STYLES[found.level]}]{found.level:4}[/] {found.what:20} ", end="")
+            console.print(f"[{_STYLES[found.level]}]{found.level:4}[/] {tables.plain(found.what):20} ", end="")
             console.print(found.said, markup=False)
             if found.do:
                 console.print(f"{'':25} -> {found.do}", markup=False)

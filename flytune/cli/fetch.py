@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flytune.artifacts import executions, fetch
+from flytune.errors import printable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -15,5 +16,6 @@ def run(options: argparse.Namespace) -> int:
     if execution is not None:
         address, reader = executions.find_artifact(execution)
     fetch.fetch(address, Path(options.out), reader)
-    Console().print(f"{options.out}: {address}, all files verified against artifact.json", highlight=False, soft_wrap=True)
+    said = printable(f"{options.out}: {address}, all files verified against artifact.json")
+    Console(emoji=False).print(said, markup=False, highlight=False, soft_wrap=True)
     return 0

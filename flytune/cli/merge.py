@@ -7,19 +7,22 @@ from pathlib import Path
 from rich.table import Table
 
 from flytune.adapters import merging
-from flytune.artifacts import fetch
+from flytune.artifacts import fetch, opening
 from flytune.console import tables
 from flytune.models.probe import PROMPTS
 
 
 def run(options: argparse.Namespace) -> int:
     """Merge the adapter, and show the difference of each candidate."""
-    made = merging.merge(fetch.local_folder(options.artifact), Path(options.out))
+    artifact = fetch.local_folder(options.artifact)
+    consent = opening.Consent(options.trust_remote_code, options.base)
+    sys.stderr.write(f"base model: {opening.describe_base(artifact, consent)}\n")
+    made = merging.merge(artifact, Path(options.out), consent)
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0
     title = f"merged compared with trained: {made.base} in {made.dtype}, {made.tokens} tokens of {len(PROMPTS)} prompts"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=tables.plain(title), title_justify="left")
     table.add_column("adapter merged into")
     for title in ("KL, nats per token", "worst token", "same next token", ""):
         table.add_column(title, justify="right")

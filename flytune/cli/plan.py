@@ -2,20 +2,21 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 
 from flytune.console import tables
-from flytune.errors import RecipeError
 from flytune.hardware import load_cluster
+from flytune.models import read_geometry
 from flytune.planning import evaluation_shape, folders, planner, sample_count, table
 from flytune.planning.dryrun import confirm
 from flytune.recipe import Recipe
+
+DRY_RUN = "dry run: running the model's code on empty tensors"
 
 
 def run(options: argparse.Namespace) -> int:
     """Show a plan, or with --shape auto the ranking of all."""
     recipe, console = Recipe.from_yaml(options.recipe), tables.console()
-    if options.samples is not None and options.samples < 1:
-        raise RecipeError(f"--samples {options.samples}: at least one sample is needed")
     samples = options.samples or sample_count.samples_guess(recipe.data)
     if options.shape == "auto":
         ranking = planner.rank(recipe, options.by)
@@ -27,10 +28,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.shape:
         recipe = planner.on_shape(recipe, options.shape)
-    made_plan = planner.make(recipe, samples=samples)
-    evaluation_shape.shape_for(recipe, made_plan)
-    if options.dry_run:
-        with console.status("dry run: running the model's code on empty tensors"):
+    geometry = read_geometry(recipe.model)
+    is_traced = planner.unknown_to_closed_form(geometry) is not None
+    with console.status(DRY_RUN) if is_traced else nullcontext():
+        made_plan = planner.make(recipe, geometry=geometry, samples=samples)
+    evaluation_shape.shape_for(recipe, made_plan, geometry)
+    if options.dry_run and made_plan.memory.engine != "dry run":
+        with console.status(DRY_RUN):
             made_plan = confirm.confirmed(recipe, made_plan)
     if options.json:
         sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")

@@ -17,7 +17,7 @@ DIFFERENT = 3
 def run(options: argparse.Namespace) -> int:
     """Run the recipe again, or compare with another artifact; return 0 if data, losses and weights are equal."""
     artifact = fetch.local_folder(options.artifact)
-    recipe = reproduction.recipe_of(artifact)
+    recipe = reproduction.recipe_of(artifact, options.trust_remote_code)
     out = Path(options.out or f".reproduce/{recipe.name}")
     if options.remote:
         file = reproduction.write_recipe(recipe, out)
@@ -33,10 +33,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     else:
-        table = Table(title=f"{artifact} compared with {second}", title_justify="left")
+        table = Table(title=tables.plain(f"{artifact} compared with {second}"), title_justify="left")
         for column in ("property", "result", "artifact", "second run"):
             table.add_column(column)
         for one in found.findings:
-            table.add_row(one.name, one.result, one.first, one.second)
+            table.add_row(*map(tables.plain, (one.name, one.result, one.first, one.second)))
         tables.show(table, tables.console())
     return 0 if found.is_equal else DIFFERENT

@@ -9,15 +9,12 @@ from tqdm import tqdm
 
 from flytune.cli import print_error
 from flytune.console import tables
-from flytune.errors import RecipeError
 from flytune.selftest import RankFailed, matrix, table
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the matrix; return 1 if a pair differs."""
     pairs = matrix.pairs_named(options.pairs)
-    if options.keep and Path(options.keep).exists():
-        raise RecipeError(f"--keep {options.keep}: exists already; the self-test needs a new folder")
     # The runs are forks of this process, so tqdm must not start its monitor thread.
     tqdm.monitor_interval = 0
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(pairs), desc="imports, model and data", unit=" pairs") as bar:

@@ -5,7 +5,6 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from flytune.errors import RecipeError
 from flytune.recipe import Recipe
 from flytune.report import xray
 
@@ -13,8 +12,6 @@ from flytune.report import xray
 def run(options: argparse.Namespace) -> int:
     """Write the page, and print its path."""
     recipe = Recipe.from_yaml(options.recipe)
-    if options.rows < 1:
-        raise RecipeError(f"--rows {options.rows}: at least one row is needed")
     page = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
     sys.stdout.write(f"{page}\n")
     if options.open:

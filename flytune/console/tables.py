@@ -7,9 +7,12 @@ from copy import copy
 from dataclasses import replace
 
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
+
+from flytune.errors import printable
 
 WIDE = 1000
 """Columns of a console that is not a terminal: lines of logs and pipes may have any length."""
@@ -17,7 +20,12 @@ WIDE = 1000
 
 def console() -> Console:
     """Return the standard output with the width of its terminal or of COLUMNS; otherwise with WIDE."""
-    return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE)
+    return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE, emoji=False)
+
+
+def plain(text: str) -> str:
+    """Return a text from outside as markup that shows it as it is, without control characters."""
+    return escape(printable(text))
 
 
 def show(table: Table, console: Console, below: Sequence[str] = ()) -> None:
@@ -69,7 +77,7 @@ def _size(table: Table, column: Column, console: Console) -> tuple[int, int]:
 
 
 def _text(cell: object) -> Text:
-    return Text.from_markup(str(cell))
+    return Text.from_markup(str(cell), emoji=False)
 
 
 def _records(table: Table, console: Console) -> None:

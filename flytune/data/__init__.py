@@ -41,7 +41,6 @@ __all__ = [
     "Progress",
     "Stream",
     "bad_rows",
-    "collator",
     "contract",
     "digest_of",
     "fingerprint",

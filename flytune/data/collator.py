@@ -5,35 +5,6 @@ from typing import Any
 
 from flytune.models.scoring import IGNORED
 
-PACKABLE = {
-    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma", "gemma2",
-    "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "helium", "llama",
-    "minimax_m2", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3",
-    "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
-}  # fmt: skip
-"""Model types of which tests show that the loss of each token of packed samples is what it is alone: sdpa, eager and flash."""
-_MASKED = {
-    "afmoe", "bloom", "falcon", "gpt_oss", "mpt", "opt",
-}  # fmt: skip
-_RECURRENT = {
-    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe",
-    "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
-}  # fmt: skip
-
-
-def refusal(model_type: str, trust_remote_code: bool) -> str | None:
-    """Return why data.packing would not keep the samples of such a model apart; None if it is known to."""
-    if trust_remote_code:
-        return "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
-    if model_type in PACKABLE:
-        return None
-    if model_type in _MASKED:
-        return f"transformers masks the attention of {model_type} without its positions: packed samples would see each other"
-    if model_type in _RECURRENT:
-        return f"{model_type} has recurrent or convolution layers, which carry one packed sample over into the next"
-    return f"no test shows that packed samples of {model_type} do not see each other"
-
 
 @dataclass(frozen=True)
 class Collator:

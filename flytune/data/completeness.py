@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from flytune import json_core
 from flytune.data.formats import Chat
 from flytune.data.messages import Message
 from flytune.errors import DataError
@@ -140,7 +141,7 @@ def _forms(content: str) -> Iterator[str]:
     yield repr(content)[1:-1]
     yield html.escape(content)
     try:
-        yield json.dumps(json.loads(content), ensure_ascii=False)
+        yield json.dumps(json_core.load(content), ensure_ascii=False)
     except ValueError:
         return
 

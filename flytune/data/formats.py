@@ -44,6 +44,8 @@ REQUIRED = {
     "tokens": ("input_ids",),
 }
 """Columns that each format requires, in the order in which `auto` tries the formats."""
+PAIR = ("chosen", "rejected")
+"""Columns of preferences, beside `prompt` (pairs.py)."""
 CHATS = ("messages", "sharegpt", "instruction")
 """Formats that use the chat template. They may have a column `system`; messages and sharegpt also `tools`."""
 RAW = ("text", "prompt_completion")
@@ -52,7 +54,8 @@ MASKS = ("attention_mask", "completion_mask", "assistant_masks")
 """Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
 _OTHER_MASKS = ("special_tokens_mask",)
 _PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
-_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels", *MASKS)
+_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels", *MASKS,
+          "chosen", "rejected")  # fmt: skip
 
 
 def check_columns(columns: dict[str, str], key: str = "data") -> None:
@@ -76,6 +79,11 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     for name, needed in REQUIRED.items():
         if all(columns.get(column, column) in row for column in needed):
             return name
+    if all(columns.get(column, column) in row for column in PAIR):
+        raise DataError(
+            f"{where}: the columns {' and '.join(PAIR)} are preferences, which objective: sft does not train; write objective: "
+            "dpo, or train the chosen answers alone (data.columns: {completion: chosen})"
+        )
     needs = "; ".join(f"{name} needs {' and '.join(needed)}" for name, needed in REQUIRED.items())
     raise DataError(
         f"{where}: no format fits the columns {_column_names(row)}: {needs}. "
@@ -89,12 +97,7 @@ def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str,
     Raises:
         DataError: a column is missing, or its content does not fit the format.
     """
-    for name in MEDIA:
-        if name not in columns.values() and row.get(name) not in (None, "", [], {}):
-            raise DataError(
-                f"{where}: column {name} has content, and images, video and audio cannot be trained on; remove the column, "
-                "or the rows that have some"
-            )
+    refuse_media(row, columns, where)
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
     if form == "prompt_completion":
@@ -105,17 +108,38 @@ def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str,
         messages, tools = _instruction(row, columns, where), None
     else:
         read, name = (messages_of, "messages") if form == "messages" else (conversation_of, "conversations")
-        messages = read(_column(row, name, columns, where), where)
-        tools = tools_of(_optional(row, "tools", columns), where)
-    system = _optional(row, "system", columns)
+        messages = read(column(row, name, columns, where), where)
+        tools = tools_of(optional_column(row, "tools", columns), where)
+    return Chat(with_system(messages, row, columns, where, system_prompt), tools)
+
+
+def refuse_media(row: dict[str, Any], columns: dict[str, str], where: str) -> None:
+    """Refuse rows with images, video or audio.
+
+    Raises:
+        DataError: one of their columns has content.
+    """
+    for name in MEDIA:
+        if name not in columns.values() and row.get(name) not in (None, "", [], {}):
+            raise DataError(
+                f"{where}: column {name} has content, and images, video and audio cannot be trained on; remove the column, "
+                "or the rows that have some"
+            )
+
+
+def with_system(
+    messages: list[Message], row: dict[str, Any], columns: dict[str, str], where: str, system_prompt: str | None
+) -> list[Message]:
+    """Return the messages with the row's system message, or `system_prompt`, if they have none of their own."""
+    system = optional_column(row, "system", columns)
     system = text_of(system, columns.get("system", "system"), where) if system is not None else None
     if (system := system or system_prompt) and all(message["role"] != "system" for message in messages):
-        messages = [{"role": "system", "content": system}, *messages]
-    return Chat(messages, tools)
+        return [{"role": "system", "content": system}, *messages]
+    return messages
 
 
 def _tokens(row: dict[str, Any], columns: dict[str, str], where: str) -> Tokens:
-    masks = {name: mask for name in MASKS if (mask := _optional(row, name, columns)) is not None}
+    masks = {name: mask for name in MASKS if (mask := optional_column(row, name, columns)) is not None}
     read = {columns.get(name, name) for name in MASKS} | set(_OTHER_MASKS)
     for name, value in row.items():
         is_mask = name.endswith(("mask", "masks")) and name not in read
@@ -125,7 +149,7 @@ def _tokens(row: dict[str, Any], columns: dict[str, str], where: str) -> Tokens:
                 + ("name it in data.columns: {completion_mask: ...}, or remove it; " if is_mask else "a row is one sample; ")
                 + f"known are {', '.join(MASKS)}"
             )
-    return Tokens(_column(row, "input_ids", columns, where), _optional(row, "labels", columns), masks)
+    return Tokens(column(row, "input_ids", columns, where), optional_column(row, "labels", columns), masks)
 
 
 def _counts_up(value: Any) -> bool:
@@ -134,27 +158,33 @@ def _counts_up(value: Any) -> bool:
 
 def _instruction(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
     question = _string(row, "instruction", columns, where)
-    if _optional(row, "input", columns) is not None:
+    if optional_column(row, "input", columns) is not None:
         context = _string(row, "input", columns, where)
         question = f"{question}\n\n{context}" if context.strip() else question
     answer = _string(row, "output", columns, where)
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _optional(row: dict[str, Any], name: str, columns: dict[str, str]) -> Any:
+def optional_column(row: dict[str, Any], name: str, columns: dict[str, str]) -> Any:
+    """Return a row's value of our column `name`, which `columns` may rename; None if it has none."""
     return row.get(columns.get(name, name))
 
 
-def _column(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> Any:
-    column = columns.get(name, name)
-    if column not in row:
-        label = f"{column} (data.columns.{name})" if column != name else name
+def column(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> Any:
+    """Return a row's value of our column `name`, which `columns` may rename.
+
+    Raises:
+        DataError: the row has no such column.
+    """
+    theirs = columns.get(name, name)
+    if theirs not in row:
+        label = f"{theirs} (data.columns.{name})" if theirs != name else name
         raise DataError(f"{where}: column {label} is missing; the columns are {_column_names(row)}")
-    return row[column]
+    return row[theirs]
 
 
 def _string(row: dict[str, Any], name: str, columns: dict[str, str], where: str) -> str:
-    return text_of(_column(row, name, columns, where), columns.get(name, name), where)
+    return text_of(column(row, name, columns, where), columns.get(name, name), where)
 
 
 def _column_names(row: dict[str, Any]) -> str:

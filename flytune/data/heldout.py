@@ -9,7 +9,7 @@ from flytune.models.scoring import IGNORED
 
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:
-    """Return the first `limit` held-out samples of a prepared data set, in stored order.
+    """Return the first `limit` held-out samples of a prepared data set, in stored order; pairs with their seq_lengths.
 
     Raises:
         DataError: the folder is incomplete, or its held-out part has no token to score.
@@ -18,11 +18,13 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
 
     again = "prepare the data again"
     rows: list[Row] = []
-    for shard in read_manifest(dataset).heldout.shards:
+    manifest = read_manifest(dataset)
+    columns = ["input_ids", "labels", *(["seq_lengths"] if manifest.pairs else [])]
+    for shard in manifest.heldout.shards:
         if len(rows) >= limit:
             break
         try:
-            table = pyarrow.parquet.read_table(dataset / shard.file, columns=["input_ids", "labels"])
+            table = pyarrow.parquet.read_table(dataset / shard.file, columns=columns)
         except FileNotFoundError:
             raise DataError(f"{dataset}: {shard.file} is in manifest.json but not in the folder; {again}") from None
         except (pyarrow.ArrowException, OSError) as error:

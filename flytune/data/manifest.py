@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flytune.data.counts import Tally, total
 from flytune.data.mixture import Split
+from flytune.data.shards import content_hash
 from flytune.errors import DataError
 from flytune.recipe import Data
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
@@ -44,13 +45,11 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
         )
 
 
-def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/."""
-    tokenizer, content = hashlib.sha256(), hashlib.sha256()
+def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path, pairs: bool = False) -> Manifest:
+    """Return the manifest of the data in `out`, which includes tokenizer/; with `pairs`, each sample is a pair."""
+    tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    for shard in (shard for split in counts.values() for shard in split.shards):
-        content.update(f"{shard.file}:{shard.sha256}\n".encode())
     lengths = sum((tally.lengths for tally in tallies), Counter[int]())
     summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens")
     kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
@@ -66,7 +65,8 @@ def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tall
         train=counts["train"],
         heldout=counts["heldout"],
         tokenizer_sha256=tokenizer.hexdigest(),
-        content_sha256=content.hexdigest(),
+        content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
+        pairs=pairs,
     )
 
 

@@ -31,6 +31,15 @@ class StoredSample(NamedTuple):
     """Number of trained tokens."""
     digest: bytes | None
     """Hash of the sample; None unless data.deduplicate is set."""
+    chosen: int | None = None
+    """Tokens of a pair's chosen sequence; None for other rows."""
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """Values of the stored columns input_ids, labels and, of a pair, seq_lengths."""
+        if self.chosen is None:
+            return self.ids, self.labels
+        return self.ids, self.labels, [self.chosen, len(self.ids) - self.chosen]
 
 
 _CHUNK_ROWS = 256
@@ -142,7 +151,9 @@ def _rows(samples: Samples) -> Iterator[list[StoredSample]]:
             end = token + samples.lengths[number]
             digest = samples.digests[number] if samples.digests else None
             split: Split = "heldout" if is_heldout else "train"
-            kept.append(StoredSample(split, samples.ids[token:end], samples.labels[token:end], samples.trained[number], digest))
+            chosen = samples.chosen[number] if samples.chosen else None
+            ids, labels = samples.ids[token:end], samples.labels[token:end]
+            kept.append(StoredSample(split, ids, labels, samples.trained[number], digest, chosen))
             token = end
         sample += pieces
         yield kept

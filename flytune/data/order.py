@@ -43,13 +43,14 @@ class Stream:
     of a step are the step's rows, whatever their size and number. It keeps the numbers of one epoch's rows, 4 bytes each.
     """
 
-    def __init__(self, dataset: Any, training: Training) -> None:
+    def __init__(self, dataset: Any, training: Training, pairs: bool = False) -> None:
+        """Make the stream of all rows of `dataset`; `pairs` says that a row is a pair of sequences, and not a packed block."""
         self._dataset, self._seed, self._batch = dataset, training.seed, training.global_batch_size
         self.steps = steps_of(training, len(dataset))
         self._first: Any = None
         """Rows that step 1 trains, if training.probe_longest is set."""
-        if training.probe_longest and "seq_lengths" not in dataset.column_names:
-            self._first = _longest(dataset, min(self._batch, len(dataset)))
+        if training.probe_longest and (pairs or "seq_lengths" not in dataset.column_names):
+            self._first = _longest(dataset, min(self._batch, len(dataset)), pairs)
         self.left_out: Sequence[int] = ()
         """Numbers (from 0, ascending) of the batches that no step trains."""
         self._epoch, self._order = -1, None
@@ -103,12 +104,14 @@ class Stream:
         return (self.batch_of(step - 1) + 1) * self._batch
 
 
-def _longest(dataset: Any, count: int) -> Any:
-    """Return the numbers of the `count` longest rows, longest first; only their lengths are read."""
+def _longest(dataset: Any, count: int, pairs: bool) -> Any:
+    """Return the numbers of the `count` longest rows, longest first; only their lengths are read. A pair has its longer one."""
     import numpy
     from pyarrow import compute
 
     lengths = compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
+    if pairs:
+        lengths = numpy.asarray([max(both) for both in dataset.data.column("seq_lengths").to_pylist()])
     return numpy.argsort(-lengths, kind="stable")[:count].astype(numpy.uint32)
 
 

@@ -16,7 +16,7 @@ from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.shards import MANIFEST, SplitWriter
 from flytune.data.stored_samples import parts
-from flytune.data.tokenizer import load_tokenizer
+from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
@@ -32,7 +32,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
     if rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
-    with their lengths in a column seq_lengths; held-out samples are never packed, because they are scored one by one.
+    with their lengths in a column seq_lengths; held-out samples are never packed, because they are scored one by one. With
+    request.pairs a row is a pair (pairs.py), with the lengths of its two sequences.
 
     Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however often the run was
     killed: `out` is new, empty, or the folder of a killed run of the same request, which resumes after its last complete
@@ -44,7 +45,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     data = request.data
     if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
-    tokenizer = load_tokenizer(request.model, data)
+    tokenizer, rows = load_tokenizer(request.model, data), geometry.table_rows(request.model)
+    check_rows(tokenizer, rows, request.model)
     before = progress.find(out, request, list(_tallies(data)))
     if (out / MANIFEST).exists():  # killed between the last two writes below
         (out / PROGRESS).unlink()
@@ -56,14 +58,14 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         workers = opened.enter_context(Workers(request, tokenizer, processes, size))
         length = data.max_length if data.packing else None
         writers: dict[Split, SplitWriter] = {
-            "train": opened.enter_context(SplitWriter(out, "train", length, before.train)),
-            "heldout": opened.enter_context(SplitWriter(out, "heldout", written=before.heldout)),
+            "train": opened.enter_context(SplitWriter(out, "train", length, before.train, request.pairs)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout", None, before.heldout, request.pairs)),
         }
         tallies = {key: from_json(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
         streams = [SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
         numbers = {stream: number for number, stream in enumerate(streams)}
         bad.resume(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
-        seen = _digests(out, before) if data.deduplicate else set()
+        seen = _digests(out, before, request.pairs) if data.deduplicate else set()
         for row in mixed(streams, bad, bar):
             for stream, kept in row:
                 _write(kept, stream.tally, numbers[stream], writers, seen)
@@ -74,8 +76,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     counts = {split: writer.counts() for split, writer in writers.items()}
     refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
-    manifest = manifest_of(data, counts, list(tallies.values()), out)
-    contract.enforce(out, manifest, data, tokenizer, geometry.table_rows(request.model))
+    manifest = manifest_of(data, counts, list(tallies.values()), out, request.pairs)
+    contract.enforce(out, manifest, data, tokenizer, rows)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
@@ -105,7 +107,7 @@ def _write(kept: list[StoredSample], tally: Tally, number: int, writers: dict[Sp
                 tally.duplicates += 1
                 continue
             seen.add(sample.digest)
-        writers[sample.split].add((sample.ids, sample.labels), number)
+        writers[sample.split].add(sample.columns, number)
         tally.keep(len(sample.ids), sample.trained)
 
 
@@ -128,11 +130,15 @@ def _end_shards(
     )
 
 
-def _digests(out: Path, before: Progress) -> set[bytes]:
-    """Return the hashes of all samples that are already stored."""
+def _digests(out: Path, before: Progress, pairs: bool) -> set[bytes]:
+    """Return the hashes of all samples (or pairs) that are already stored."""
     return {
-        digest(part.tokens(sample), part.labelled[start : start + length])
+        digest(part.ids[start : start + length], part.labelled[start : start + length])
         for counts in (before.train, before.heldout)
         for part in parts(out, counts)
-        for sample, (start, length) in enumerate(zip(part.starts, part.lengths, strict=True))
+        for start, length in (
+            zip(part.starts[::2], part.lengths[::2] + part.lengths[1::2], strict=True)
+            if pairs
+            else zip(part.starts, part.lengths, strict=True)
+        )
     }

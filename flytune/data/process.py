@@ -7,12 +7,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Tokens, choose, convert
 from flytune.data.labels import Encoded, encode, validated
+from flytune.data.pairs import PREFERENCE, Pair, cut, pair_of
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.tokenizer import Encoder, require_chat_template
@@ -24,8 +26,17 @@ _BATCH_CHARACTERS = 1_000_000
 """Characters of text that are tokenized at a time."""
 LARGEST_ROW = 4_000_000
 """Characters of a row that is tokenized."""
-_Text = tuple[Rendered | Encoded, str]
-"""Content of a row, as text or as tokens, and the row's location."""
+
+
+class _Item(NamedTuple):
+    """Content of a row."""
+
+    texts: list[Rendered | Encoded]
+    """One text, or its tokens; of a pair, the texts with the chosen and with the rejected answer."""
+    where: str
+    """Location of the row."""
+    prompt: str = ""
+    """Identity of a pair's prompt."""
 
 
 class Chunk(NamedTuple):
@@ -59,6 +70,8 @@ class Samples:
     """Samples of each row that has any: several where long ones are split."""
     heldout: list[bool] = field(default_factory=list)
     """True for each row in `pieces` whose samples are held out."""
+    chosen: list[int] = field(default_factory=list)
+    """Tokens of the chosen sequence of each pair, which the rejected one follows; empty for other rows."""
     digests: list[bytes] = field(default_factory=list)
     """Hash of each sample; empty unless data.deduplicate is set."""
     bad: list[tuple[str, DataError]] = field(default_factory=list)
@@ -90,9 +103,14 @@ class Sampler:
         none = numpy.zeros(0, numpy.int32)
         made = Samples(Tally(source.name, form=chunk.form), none, none)
         kept: list[tuple[Any, Any]] = []
-        for batch in _batches(self._texts(chunk, made)):
-            for sample, (_, where) in zip(self._encoded([text for text, _ in batch]), batch, strict=True):
-                kept += self._kept(sample, where, chunk, made)
+        for batch in _batches(self._items(chunk, made)):
+            encoded = iter(self._encoded([text for item in batch for text in item.texts]))
+            for item in batch:
+                sequences = list(islice(encoded, len(item.texts)))
+                if self._request.pairs:
+                    kept += self._kept_pair(sequences, item, chunk, made)
+                else:
+                    kept += self._kept(sequences[0], item.where, chunk, made)
         if kept:
             made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
             made.lengths = [len(ids) for ids, _ in kept]
@@ -112,7 +130,7 @@ class Sampler:
             for ids, labels in pieces
             if labels.count(IGNORED) < len(labels)
         ]
-        is_heldout = bool(trained) and self._is_heldout(trained[0][0], chunk.key)
+        is_heldout = bool(trained) and self._is_heldout(trained[0][0].tobytes(), chunk.key)
         if chunk.again and (is_heldout or not trained):
             return []  # held-out samples are stored once
         tally.lengths[len(sample[0])] += 1
@@ -127,7 +145,33 @@ class Sampler:
             made.heldout.append(is_heldout)
         return trained
 
-    def _texts(self, chunk: Chunk, made: Samples) -> Iterator[_Text]:
+    def _kept_pair(self, sequences: list[Encoded], item: _Item, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
+        """Return the stored form of a pair, the chosen sequence and then the rejected one; none if it is dropped."""
+        import numpy
+
+        longest, most, tally = max(len(ids) for ids, _ in sequences), self._data.max_length, made.tally
+        is_long = longest > most
+        if is_long and self._data.too_long == "error":
+            self._cut(max(sequences, key=lambda one: len(one[0])), item.where)
+        is_dropped = is_long and self._data.too_long == "drop"
+        pair = None if is_dropped else cut(sequences[0], sequences[1], most)
+        is_heldout = pair is not None and self._is_heldout(item.prompt.encode(), chunk.key)
+        if chunk.again and (is_heldout or pair is None):
+            return []  # held-out pairs are stored once
+        tally.lengths[longest] += 1
+        if not chunk.again:
+            tally.truncated += is_long and not is_dropped
+            tally.dropped_too_long += is_dropped
+            tally.dropped_untrained += not is_dropped and pair is None
+        if pair is None:
+            return []
+        made.pieces.append(1)
+        made.heldout.append(is_heldout)
+        made.chosen.append(len(pair[0][0]))
+        ids, labels = (numpy.asarray(pair[0][place] + pair[1][place], dtype="<i4") for place in (0, 1))
+        return [(ids, labels)]
+
+    def _items(self, chunk: Chunk, made: Samples) -> Iterator[_Item]:
         source, tally = self._sources[chunk.key], made.tally
         for row, where in subsample(chunk.rows, chunk.share, self._data.seed):
             tally.rows += not chunk.again
@@ -135,14 +179,14 @@ class Sampler:
                 if isinstance(row, DataError):
                     raise row
                 _refuse_large(row, where)
-                form = tally.form or choose(row, source.format, source.columns, where)
-                if not tally.form:
-                    self._check_settings(form)
-                sample = convert(row, form, source.columns, where, self._data.system_prompt)
-                if isinstance(sample, Tokens):
-                    text: Rendered | Encoded = validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
+                if self._request.pairs:
+                    form = PREFERENCE
+                    item = self._pair(row, source, where, None if chunk.again else tally)
                 else:
-                    text = self._rendered(sample, form, where, made.tally if not chunk.again else None)
+                    form = tally.form or choose(row, source.format, source.columns, where)
+                    if not tally.form:
+                        self._check_settings(form, form in CHATS, form in RAW)
+                    item = _Item([self._text(row, form, source, where, None if chunk.again else tally)], where)
             except _RequestError:
                 raise
             except DataError as error:
@@ -153,11 +197,28 @@ class Sampler:
                     made.bad.append((where, error))
                 continue
             tally.form = form
-            yield text, where
+            yield item
+
+    def _text(self, row: dict[str, Any], form: str, source: Source, where: str, tally: Tally | None) -> Rendered | Encoded:
+        sample = convert(row, form, source.columns, where, self._data.system_prompt)
+        if isinstance(sample, Tokens):
+            return validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
+        return self._rendered(sample, form, where, tally)
+
+    def _pair(self, row: dict[str, Any], source: Source, where: str, tally: Tally | None) -> _Item:
+        pair: Pair = pair_of(row, source.columns, where, self._data.system_prompt)
+        is_chat = isinstance(pair.chosen, Chat)
+        self._check_settings(PREFERENCE + (" of messages" if is_chat else " of text"), is_chat, not is_chat)
+        before = tally.control_tokens if tally else 0
+        texts = [self._rendered(sample, PREFERENCE, where, tally) for sample in (pair.chosen, pair.rejected)]
+        if tally:
+            # A row is counted once.
+            tally.control_tokens = min(tally.control_tokens, before + 1)
+        return _Item([*texts], where, pair.prompt)
 
     def _rendered(self, sample: Chat | Plain, form: str, where: str, tally: Tally | None) -> Rendered:
         """Return the text of a sample; `tally` counts the rows with control tokens."""
-        template, completion_only = self._chat_template(form), self._data.completion_only_loss
+        template, completion_only = self._chat_template(sample, form), self._data.completion_only_loss
         if self._controls is None or (template is not None and not self._controls.has_template):
             self._controls = ControlTokens(self._tokenizer, template)
         if not self._controls.are_in(sample):
@@ -168,8 +229,8 @@ class Sampler:
             return render(sample, template, completion_only, where)
         return self._controls.render_as_text(sample, template, completion_only, where)
 
-    def _chat_template(self, form: str) -> ChatTemplate | None:
-        if form not in CHATS:
+    def _chat_template(self, sample: Chat | Plain, form: str) -> ChatTemplate | None:
+        if isinstance(sample, Plain):
             return None
         if self._template is None:
             try:
@@ -179,26 +240,28 @@ class Sampler:
             self._template = ChatTemplate(self._tokenizer)
         return self._template
 
-    def _check_settings(self, form: str) -> None:
+    def _check_settings(self, form: str, is_chat: bool, is_raw: bool) -> None:
         """Refuse settings that have no effect on rows of this format; with several sources, another one may use them."""
         data, chats = self._data, ", ".join(CHATS)
         if data.sources:
             return
-        if data.system_prompt is not None and form not in CHATS:
+        if data.system_prompt is not None and not is_chat:
             raise _RequestError(f"data.system_prompt: only chats ({chats}) can have one, and the data's format is {form}")
         for name, changed in (("add_bos_token", data.add_bos_token is not None), ("add_eos_token", not data.add_eos_token)):
-            if changed and form not in RAW:
+            if changed and not is_raw:
                 raise _RequestError(
                     f"data.{name}: only for raw text ({', '.join(RAW)}), and the data's format is {form}; remove it"
-                    + ("; the chat template writes these tokens (data.chat_template)" if form in CHATS else "")
+                    + ("; the chat template writes these tokens (data.chat_template)" if is_chat else "")
                 )
 
-    def _encoded(self, texts: list[Rendered | Encoded]) -> Iterable[Encoded]:
-        """Tokenize the texts. All texts of a chunk are of one source, and so of one format."""
+    def _encoded(self, texts: list[Rendered | Encoded]) -> Iterator[Encoded]:
+        """Tokenize the texts. All texts of a chunk are of one source, and so of one format; pairs may be text or messages."""
         rendered = [text for text in texts if isinstance(text, Rendered)]
         if not rendered:
-            return [text for text in texts if not isinstance(text, Rendered)]
-        return encode(rendered, self._tokenizer, self._data.add_bos_token, self._data.add_eos_token, self._controls)
+            yield from (text for text in texts if not isinstance(text, Rendered))
+        for _, alike in groupby(rendered, key=lambda text: text.add_special_tokens):
+            data = self._data
+            yield from encode(list(alike), self._tokenizer, data.add_bos_token, data.add_eos_token, self._controls)
 
     def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
         """Return the sample in pieces of at most max_length tokens; none if it is dropped."""
@@ -208,7 +271,7 @@ class Sampler:
         if self._data.too_long == "error":
             raise DataError(
                 f"{where}: {len(ids)} tokens, more than data.max_length {max_length}; "
-                "raise it, or set data.too_long to truncate, split or drop"
+                f"raise it, or set data.too_long to truncate{' or' if self._request.pairs else ', split or'} drop"
             )
         if self._data.too_long == "drop":
             return []
@@ -216,11 +279,11 @@ class Sampler:
             [(ids[:max_length], labels[:max_length])] if self._data.too_long == "truncate" else list(split(sample, max_length))
         )
 
-    def _is_heldout(self, ids: Any, key: str) -> bool:
-        """Decide by a hash of the stored tokens, so that equal samples are always in the same split."""
+    def _is_heldout(self, content: bytes, key: str) -> bool:
+        """Decide by a hash of the stored tokens, so that equal samples are in the same split; of a pair, of its prompt."""
         if self._data.heldout_key:
             return key == self._data.heldout_key
-        hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + ids.tobytes()).digest()
+        hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + content).digest()
         return int.from_bytes(hashed[:8], "big") < self._data.heldout_fraction * 2**64
 
 
@@ -292,12 +355,12 @@ def _piece(sample: Encoded, start: int, end: int) -> Encoded:
     return sample[0][start:end], [IGNORED, *sample[1][start + 1 : end]]
 
 
-def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
-    batch: list[_Text] = []
+def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
     characters = 0
-    for item in texts:
+    for item in items:
         batch.append(item)
-        characters += len(item[0].text if isinstance(item[0], Rendered) else item[0][0])
+        characters += sum(len(text.text if isinstance(text, Rendered) else text[0]) for text in item.texts)
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -5,14 +5,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.files import sha256_of, written_atomically
 from flytune.recipe import DataRequest
 from flytune.records import SplitCounts
-from flytune.schema import Record, Strict
+from flytune.schema import Record, RecordError, Strict
 
 logger = logging.getLogger(__name__)
 PROGRESS = "progress.json"
@@ -94,7 +92,7 @@ def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
 def _read(folder: Path) -> Progress | None:
     try:
         return Progress.read(folder / PROGRESS)
-    except (OSError, ValidationError):
+    except (OSError, RecordError):
         return None
 
 

@@ -201,9 +201,7 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
     reader = csv.DictReader(_text_lines(file, label), strict=True)
     try:
         names = list(reader.fieldnames or ())
-        if twice := [name for name in names if names.count(name) > 1]:
-            places = " and ".join(str(at) for at, name in enumerate(names, 1) if name == twice[0])
-            raise DataError(f"{label}:1: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
+        _refuse_duplicates(names, f"{label}:1")
         for row in reader:
             where = f"{label}:{reader.reader.line_num}"
             if None in row or None in row.values():
@@ -231,7 +229,7 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
     number = 0
     try:
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
-        _refuse_twice(opened.schema_arrow, label)
+        _refuse_duplicates(opened.schema_arrow.names, label)
         for batch in opened.iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
@@ -250,7 +248,7 @@ def _arrow(file: Any, label: str) -> Iterator[Row]:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
-        _refuse_twice(opened.schema, label)
+        _refuse_duplicates(opened.schema.names, label)
         batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
         for batch in batches:
             batch.validate(full=True)  # wrong offsets would end the process
@@ -268,11 +266,11 @@ _READERS = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _p
 """Readers by the kind of a file (sources.KINDS)."""
 
 
-def _refuse_twice(schema: Any, label: str) -> None:
+def _refuse_duplicates(names: list[str], where: str) -> None:
     """Refuse two columns of one name: the last one would hide the others."""
-    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
-        places = " and ".join(str(at) for at, name in enumerate(schema.names, 1) if name == twice[0])
-        raise DataError(f"{label}: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
+    if twice := [name for name in names if names.count(name) > 1]:
+        places = " and ".join(str(at) for at, name in enumerate(names, 1) if name == twice[0])
+        raise DataError(f"{where}: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
 
 
 def _saved(path: str, split: str) -> Iterator[Row]:

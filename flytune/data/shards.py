@@ -2,18 +2,22 @@
 
 import hashlib
 import tempfile
+from collections.abc import Iterable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import ValidationError
+from tqdm import tqdm
 
 from flytune.data.labels import Encoded
 from flytune.data.packing import Window
 from flytune.errors import DataError
 from flytune.files import sha256_of
 from flytune.models.scoring import IGNORED
+from flytune.names import NameRefused, inside
 from flytune.records import Manifest, Shard, SplitCounts
+from flytune.schema import RecordError
 
 MANIFEST = "manifest.json"
 SAMPLES_A_SHARD = 100_000
@@ -24,16 +28,26 @@ _TOKENS_A_WRITE = 500_000
 class SplitWriter:
     """Writer of one split below `folder`, one shard after the other, with about half a million tokens in memory.
 
-    With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well).
+    With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well);
+    with `pairs` it is a pair of sequences, with the same column.
     Held-out samples have a column source, the index of their source in the manifest. `written` counts the complete shards of
     an earlier writer of the same split.
     """
 
-    def __init__(self, folder: Path, split: str, block_length: int | None = None, written: SplitCounts | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        block_length: int | None = None,
+        written: SplitCounts | None = None,
+        pairs: bool = False,
+    ) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
-        extra = {"seq_lengths": ids} if block_length else {"source": pyarrow.int32()} if split == "heldout" else {}
+        extra = {"seq_lengths": ids} if block_length or pairs else {}
+        if split == "heldout":
+            extra["source"] = pyarrow.int32()
         self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **extra})
         self._window = Window(block_length) if block_length else None
         self._folder, self._split = folder, split
@@ -58,7 +72,8 @@ class SplitWriter:
         return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
 
     def add(self, sample: Encoded | tuple[Any, ...], source: int = 0) -> None:
-        """Add a sample: input_ids and labels, lists or int32 arrays; `source` is its index in the manifest's sources."""
+        """Add a sample: input_ids and labels, lists or int32 arrays, of a pair also its two lengths; `source` is the index of
+        its source in the manifest."""
         self._samples += 1
         self._tokens += len(sample[0])
         if self._split == "heldout":
@@ -133,10 +148,10 @@ def load(folder: Path, split: str) -> Any:
     Raises:
         DataError: the preparation never finished, or files are missing or were changed.
     """
-    counts = _counts(read_manifest(folder), split)
+    manifest = read_manifest(folder)
+    counts = _counts(manifest, split)
     files = [folder / shard.file for shard in counts.shards]
-    if missing := [shard.file for shard, file in zip(counts.shards, files, strict=True) if not file.is_file()]:
-        raise DataError(f"{folder}: incomplete: {', '.join(missing)} missing; prepare the data again")
+    _verify(folder, manifest, counts)
     import pyarrow
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
@@ -155,6 +170,31 @@ def load(folder: Path, split: str) -> Any:
     return dataset
 
 
+def content_hash(shards: Iterable[Shard]) -> str:
+    """Return the manifest's content_sha256: the hash of the shards' names and hashes in order."""
+    return hashlib.sha256("".join(f"{shard.file}:{shard.sha256}\n" for shard in shards).encode()).hexdigest()
+
+
+def _verify(folder: Path, manifest: Manifest, counts: SplitCounts) -> None:
+    """Compare the shards of a split with their hashes, and these with the manifest's own.
+
+    Each process of a node reads them, at the same time: they are in the page cache then, which training reads from.
+    """
+    if content_hash((*manifest.train.shards, *manifest.heldout.shards)) != manifest.content_sha256:
+        raise DataError(f"{folder / MANIFEST}: changed: its hashes are not those of content_sha256; prepare the data again")
+    try:
+        paths = [inside(folder, shard.file) for shard in counts.shards]
+    except NameRefused as error:
+        raise DataError(f"{folder}: {error}; prepare the data again") from None
+    if missing := [shard.file for shard, file in zip(counts.shards, paths, strict=True) if not file.is_file()]:
+        raise DataError(f"{folder}: incomplete: {', '.join(missing)} missing; prepare the data again")
+    with ThreadPool(4) as pool:
+        hashes = tqdm(pool.imap(sha256_of, paths), total=len(paths), desc="verifying the data", unit=" shards", delay=2)
+        for shard, digest in zip(counts.shards, hashes, strict=True):
+            if digest != shard.sha256:
+                raise DataError(f"{folder / shard.file}: its content is not what was prepared; prepare the data again")
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a prepared data set.
 
@@ -165,10 +205,8 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.read(folder / MANIFEST)
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so the preparation never finished; prepare the data again") from None
-    except ValidationError as error:
-        raise DataError(
-            f"{folder / MANIFEST}: not a valid manifest ({error.error_count()} errors); prepare the data again"
-        ) from None
+    except RecordError as error:
+        raise DataError(f"{folder / MANIFEST}: not a valid manifest ({error}); prepare the data again") from None
 
 
 def _counts(manifest: Manifest, split: str) -> SplitCounts:

@@ -26,6 +26,7 @@ def load_tokenizer(model: Model, data: Data) -> Any:
             f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which does not report the positions of "
             "tokens in the text; it needs a tokenizer.json: convert it once to a fast one, or choose another model"
         )
+    _try(tokenizer, name)
     vocabulary.add_tokens(tokenizer, model)
     for field, token in (("pad_token", data.pad_token), ("eos_token", data.eos_token)):
         if token is not None and token not in tokenizer.get_vocab():
@@ -47,6 +48,22 @@ def load_tokenizer(model: Model, data: Data) -> Any:
         tokenizer.chat_template = read_chat_template(data.chat_template)
         _check_template(tokenizer.chat_template, data.chat_template)
     return tokenizer
+
+
+def check_rows(tokenizer: Any, rows: int | None, model: Model) -> None:
+    """Check that the tokens which pad and end samples have rows in the model's embedding; `rows` is None where unknown.
+
+    Raises:
+        DataError: one of them has none: training would end with its first batch, on hardware that is paid for.
+    """
+    for field in ("pad_token", "eos_token"):
+        number = getattr(tokenizer, f"{field}_id")
+        if rows is not None and number is not None and number >= rows:
+            token = getattr(tokenizer, field)
+            raise DataError(
+                f"data.{field}: {token!r} has the id {number:,}, and the embedding of {model.name_or_path} has {rows:,} rows; "
+                f"set a token that the model has, or list it in model.extra_special_tokens, for which rows are added"
+            )
 
 
 class Encoder:
@@ -100,6 +117,18 @@ def _from_pretrained(model: Model) -> Any:
         if "trust_remote_code" in str(error):
             raise DataError(f"{where}: its tokenizer is custom code; to run it set model.trust_remote_code: true") from error
         raise DataError(f"{where}: {advice(error, 'model')}") from error
+
+
+def _try(tokenizer: Any, name: str) -> None:
+    """Encode and decode a text, which fails with files that could be read and make no sense."""
+    try:
+        tokenizer.decode(tokenizer("a text, 1 ö")["input_ids"], skip_special_tokens=True)
+        len(tokenizer.get_vocab()), tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.special_tokens_map
+    except Exception as error:  # TypeError, KeyError, OverflowError and those of tokenizers, which are plain Exceptions
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise DataError(
+            f"model.name_or_path: {name} is damaged: it encodes no text ({reason}); copy its files again"
+        ) from error
 
 
 def _candidates(tokenizer: Any) -> str:

@@ -98,24 +98,31 @@ def _attention(workload: Workload, compute: int) -> tuple[float, float]:
 
 def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     sizes = workload.geometry
-    width, full = sizes.intermediate_size, workload.method == "full"
+    full = workload.method == "full"
     # Gated: gate, its activation, up, and for the weight of down their product. Else: up, and its activation.
     held = (3 if sizes.gated else 1) + full
     # Gradients of product, activation and up (of activation and up); the product's memory is free by then.
     made = (3 if sizes.gated else 2) - full
     if sizes.experts == 1:
-        return float(compute * width * held), float(compute * width * made)
+        return float(compute * sizes.intermediate_size * held), float(compute * sizes.intermediate_size * made)
     # A token goes through several experts; each gathers its input and scatters its output. Backward handles one at a time.
-    several = sizes.experts_per_token
-    kept = several * compute * (width * held + 2 * sizes.hidden_size)
-    return float(kept), float(several / sizes.experts * compute * width * made)
+    several, dense = sizes.experts_per_token, sizes.dense_layers / sizes.num_hidden_layers
+    kept: float = several * compute * (sizes.intermediate_size * held + 2 * sizes.hidden_size)
+    kept += compute * sizes.shared_intermediate_size * held
+    kept = (1 - dense) * kept + dense * compute * sizes.dense_intermediate_size * held
+    routed = several / sizes.experts * sizes.intermediate_size
+    widest = max(routed, sizes.shared_intermediate_size, sizes.dense_intermediate_size)
+    return float(kept), float(compute * widest * made)
 
 
 def _adapter_inputs(workload: Workload, compute: int) -> float:
     """Return bytes per token of adapted layers' inputs: PEFT casts and drops out for each adapter separately."""
     if workload.method == "full":
         return 0.0
-    inputs = {name: rows for name, rows, _ in workload.geometry.named_linears if name in workload.lora_targets}
+    layers = workload.geometry.num_hidden_layers
+    inputs: dict[str, float] = {}
+    for one in workload.adapted:
+        inputs[one.name] = inputs.get(one.name, 0.0) + one.rows * one.count * one.share / layers
     if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
         shared = {("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows for name, rows in inputs.items()}
@@ -136,13 +143,17 @@ def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, f
         return 0.0, 0.0
     sizes = workload.geometry
     query = sizes.num_attention_heads * sizes.head_dim
+    products = [one for one in sizes.linears if one.quantizable]
     kept = stream * (2 * sizes.hidden_size + sizes.intermediate_size * sizes.experts_per_token) + compute * query
-    return float(kept), float(max(rows + 4 * columns for rows, columns in sizes.linears))
+    return float(kept), float(max((one.rows + 4 * one.columns for one in products), default=0))
 
 
 def _dora_outputs(workload: Workload, compute: int) -> float:
     """Return bytes per token that DoRA keeps of adapted layers' outputs, the base's and the adapter's, for the magnitudes."""
-    return 2.0 * compute * sum(columns for _, _, columns in workload.adapted) if workload.dora else 0.0
+    if not workload.dora:
+        return 0.0
+    layers = workload.geometry.num_hidden_layers
+    return 2.0 * compute * sum(one.columns * one.count * one.share for one in workload.adapted) / layers
 
 
 def _dora_weights(workload: Workload, compute: int) -> float:
@@ -153,7 +164,7 @@ def _dora_weights(workload: Workload, compute: int) -> float:
     """
     if not workload.dora or not workload.adapted:
         return 0.0
-    return max(4.0 * rows * rows + (4 + 3 * compute) * rows * columns for _, rows, columns in workload.adapted)
+    return max(4.0 * one.rows * one.rows + (4 + 3 * compute) * one.rows * one.columns for one in workload.adapted)
 
 
 def _tiles(workload: Workload) -> float:
@@ -168,5 +179,5 @@ def _loss(workload: Workload, compute: int, stream: int) -> float:
     sizes, loss = workload.geometry, workload.framework.loss
     # The last norm: its output, and its input (fused) or a float32 copy.
     norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
-    word = loss.per_word + (loss.shift_per_word if workload.micro_batch > 1 else 0)
+    word = loss.per_word + (loss.shift_per_word if workload.micro_batch * workload.sequences_per_row > 1 else 0)
     return float(sizes.hidden_size * (norm + loss.per_hidden) + sizes.vocab_size * word)

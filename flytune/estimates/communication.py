@@ -35,7 +35,8 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     gathered = _weight_bytes(workload)
     gradients = float(workload.trained * _gradient_bytes(workload))
     if layout.shards_parameters:
-        return part * ((2 if layout.gathers_in_backward else 1) * gathered + gradients), 0.0
+        gathers = (2 if layout.gathers_in_backward else 1) + (workload.reference != "none")
+        return part * (gathers * gathered + gradients), 0.0
     if layout.shards_gradients:
         return part * gradients, part * 2 * workload.trained
     return 0.0, part * 2 * gradients
@@ -52,7 +53,7 @@ def _weight_bytes(workload: Workload) -> float:
     """Return bytes of the full model, as it is gathered and as a host holds it."""
     geometry = workload.geometry
     packed = PACKED[workload.quantization] if workload.quantization not in ("none", "gptq4") else 2
-    return packed * geometry.linear_parameters + 2 * (geometry.parameters - geometry.linear_parameters)
+    return packed * geometry.quantizable_parameters + 2 * (geometry.parameters - geometry.quantizable_parameters)
 
 
 def _gradient_bytes(workload: Workload) -> int:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from flytune.estimates.workload import Workload
 from flytune.hardware import Accelerator
 
-ATTENTION_LINEARS = frozenset("qkvo")
-"""Names of the linear layers that every token passes; those of an MLP may belong to one of several experts."""
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over those of its forward pass."""
 
@@ -52,13 +50,11 @@ class Flops:
 
 
 def layer_shapes(workload: Workload) -> Counter[Shape]:
-    """Return the products of one decoder layer's forward pass, each with its number; experts share the tokens evenly."""
-    geometry, tokens = workload.geometry, float(workload.tokens)
-    routed = tokens * geometry.experts_per_token / geometry.experts
-    shapes = (
-        (tokens if name in ATTENTION_LINEARS else routed, rows, columns) for name, rows, columns in geometry.named_linears
-    )
-    return Counter(shapes)
+    """Return the products of all decoder layers' forward pass, each with its number; experts share the tokens evenly."""
+    shapes: Counter[Shape] = Counter()
+    for one in workload.geometry.linears:
+        shapes[workload.tokens * one.share, one.rows, one.columns] += one.count
+    return shapes
 
 
 def head_shape(workload: Workload) -> Shape:
@@ -94,7 +90,7 @@ def skipped_shape(workload: Workload) -> Shape | None:
 def flops(workload: Workload) -> Flops:
     """Return the operations of one micro batch on one GPU, by purpose."""
     layers = workload.geometry.num_hidden_layers
-    linear = layers * sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
+    linear = sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
     head = 2.0 * float(workload.tokens) * workload.geometry.hidden_size * workload.geometry.vocab_size
     attention = layers * attention_flops(workload)
     m, k, n = skipped_shape(workload) or (0, 0, 0)
@@ -116,13 +112,9 @@ def flops(workload: Workload) -> Flops:
 def routed_adapters(workload: Workload) -> float:
     """Return the number of adapter parameters that one token passes."""
     geometry = workload.geometry
-    share = geometry.experts_per_token / geometry.experts
-    layer = sum(
-        workload.rank(name) * (rows + columns) * (1.0 if name in ATTENTION_LINEARS else share)
-        for name, rows, columns in workload.adapted
-    )
+    layers = sum(workload.rank(one.name) * one.count * (one.rows + one.columns) * one.share for one in workload.adapted)
     head = geometry.hidden_size + geometry.vocab_size if "lora_head" in workload.lora_targets else 0
-    return geometry.num_hidden_layers * layer + workload.lora_r * head
+    return layers + workload.lora_r * head
 
 
 def dora_flops(workload: Workload) -> float:
@@ -134,12 +126,10 @@ def dora_flops(workload: Workload) -> float:
     if not workload.dora:
         return 0.0
     again = workload.tokens if workload.adapter_dropout else 0
-    share = workload.geometry.experts_per_token / workload.geometry.experts
-    layer = sum(
-        2.0 * rows * (workload.rank(name) * (rows + columns) + again * columns * (1.0 if name in ATTENTION_LINEARS else share))
-        for name, rows, columns in workload.adapted
+    return sum(
+        2.0 * one.count * one.rows * (workload.rank(one.name) * (one.rows + one.columns) + again * one.columns * one.share)
+        for one in workload.adapted
     )
-    return workload.geometry.num_hidden_layers * layer
 
 
 def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
@@ -159,9 +149,9 @@ def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float,
         forward += count * product_seconds((m, k, n), accelerator)
         weights += count * product_seconds((k, m, n), accelerator)
     skipped = skipped_shape(workload)
-    again = forward - (product_seconds(skipped, accelerator) if skipped else 0.0) if recomputes(workload) else 0.0
     layers = workload.geometry.num_hidden_layers
-    return layers * forward, layers * again, layers * weights
+    again = forward - (layers * product_seconds(skipped, accelerator) if skipped else 0.0) if recomputes(workload) else 0.0
+    return forward, again, weights
 
 
 def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forward: float) -> float:
@@ -173,7 +163,7 @@ def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forwar
     if workload.quantization != "int8" or not workload.kbit_float32:
         return forward
     wide = sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
-    return workload.geometry.num_hidden_layers * wide / (accelerator.float32_tflops * 1e12)
+    return wide / (accelerator.float32_tflops * 1e12)
 
 
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:

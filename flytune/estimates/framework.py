@@ -47,7 +47,9 @@ class Framework:
 
     loss: Loss
     fused_kernels: bool = False
-    """True if norms, rotations and, beside a quantized base, adapters are each one fused kernel."""
+    """True if norms and rotations are each one fused kernel."""
+    fused_adapters: bool = False
+    """True if adapters beside a quantized base are one fused kernel."""
     attention_share: float = 1.0
     """Speed of its attention kernel as a share of FlashAttention-2's."""
     adapters: AdapterKernels = AUTOCAST_ADAPTERS

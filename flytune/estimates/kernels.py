@@ -6,7 +6,7 @@ code computes in float32. Backward is counted as twice forward: it reads what fo
 
 from dataclasses import dataclass
 
-from flytune.estimates.flops import ATTENTION_LINEARS, recomputes
+from flytune.estimates.flops import recomputes
 from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels
 from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware import Accelerator
@@ -98,40 +98,40 @@ def kernels(workload: Workload) -> Kernels:
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Return bytes through memory of one layer's forward pass over one micro batch, without adapters."""
+    """Return bytes through memory of a mean layer's forward pass over one micro batch, without adapters."""
     geometry, own = workload.geometry, kernels(workload)
     hidden = geometry.hidden_size
     turned = (geometry.num_attention_heads + geometry.num_key_value_heads) * geometry.head_dim
     numbers = 2 * own.norm * hidden + own.rotary * turned + RESIDUAL * hidden
-    numbers += own.activation * geometry.intermediate_size * geometry.experts_per_token
+    dense = geometry.dense_layers / geometry.num_hidden_layers
+    width = geometry.intermediate_size * geometry.experts_per_token + geometry.shared_intermediate_size
+    numbers += own.activation * ((1 - dense) * width + dense * geometry.dense_intermediate_size)
     if geometry.experts > 1:
         # Tokens are gathered for each expert, and its results weighed and added (index_add_).
-        numbers += 16 * hidden * geometry.experts_per_token
+        numbers += 16 * hidden * geometry.experts_per_token * (1 - dense)
     return numbers * workload.tokens
 
 
 def adapter_kernels(workload: Workload) -> AdapterKernels:
     """Return the kernels of LoRA: fused by torch.compile, and by fused kernels only on a quantized base (FOAK)."""
     framework = workload.framework
-    if workload.compiled or (framework.fused_kernels and workload.quantization != "none"):
+    if workload.compiled or (framework.fused_adapters and workload.quantization != "none"):
         return FUSED_ADAPTERS
     return framework.pure_adapters if workload.precision == "pure" else framework.adapters
 
 
 def adapter_bytes(workload: Workload) -> float:
-    """Return bytes through memory of one layer's adapters in a forward pass."""
+    """Return bytes through memory of all layers' adapters in a forward pass."""
     if workload.method == "full":
         return 0.0
-    geometry, own = workload.geometry, adapter_kernels(workload)
-    share = geometry.experts_per_token / geometry.experts
+    own = adapter_kernels(workload)
     moved = workload.tokens * sum(
-        (own.inputs * rows + own.outputs * columns) * (1.0 if name in ATTENTION_LINEARS else share)
-        for name, rows, columns in workload.adapted
+        one.count * (own.inputs * one.rows + own.outputs * one.columns) * one.share for one in workload.adapted
     )
     if workload.dora:
         # B A is written and cast, added to the weight, squared and summed; outputs are scaled and added in float32.
-        moved += DORA_WEIGHT_BYTES * sum(rows * columns for _, rows, columns in workload.adapted)
-        moved += DORA_OUTPUT_BYTES * workload.tokens * sum(columns for _, _, columns in workload.adapted) * share
+        moved += DORA_WEIGHT_BYTES * sum(one.parameters for one in workload.adapted)
+        moved += DORA_OUTPUT_BYTES * workload.tokens * sum(one.count * one.columns * one.share for one in workload.adapted)
     return moved
 
 
@@ -141,15 +141,10 @@ def dequantization_bytes(workload: Workload) -> float:
     passes = 3 if recomputes(workload) else 2
     if workload.quantization != "int8":
         each = {"none": 0.0, "gptq4": GPTQ_BYTES}.get(workload.quantization, FOUR_BIT_BYTES)
-        return passes * each * workload.geometry.linear_parameters
-    geometry = workload.geometry
-    share = geometry.experts_per_token / geometry.experts
-    moved = sum(
-        (INT8_INPUT * rows + INT8_RESULT * columns) * (1.0 if name in ATTENTION_LINEARS else share)
-        for name, rows, columns in geometry.named_linears
-    )
-    forward = (passes - 1) * geometry.num_hidden_layers * workload.tokens * moved
-    return INT8_BYTES * geometry.linear_parameters + forward
+        return passes * each * workload.geometry.quantizable_parameters
+    quantized = [one for one in workload.geometry.linears if one.quantizable]
+    moved = sum(one.count * (INT8_INPUT * one.rows + INT8_RESULT * one.columns) * one.share for one in quantized)
+    return INT8_BYTES * workload.geometry.quantizable_parameters + (passes - 1) * workload.tokens * moved
 
 
 def optimizer_bytes(workload: Workload, shards: int) -> float:
@@ -162,14 +157,14 @@ def optimizer_bytes(workload: Workload, shards: int) -> float:
 def launches(workload: Workload) -> float:
     """Return the number of kernels of one micro batch, all passes."""
     geometry = workload.geometry
-    names = [name for name, _, _ in geometry.named_linears]
-    adapted = sum(name in workload.lora_targets for name in names)
-    each = kernels(workload).launches + adapted * (8 if not workload.framework.fused_kernels else 4)
-    each += len(names) * QUANTIZED_LAUNCHES[workload.quantization]
-    each += 20 * geometry.experts if geometry.experts > 1 else 0
+    layers, linears = geometry.num_hidden_layers, sum(one.count for one in geometry.linears)
+    each = layers * kernels(workload).launches
+    each += sum(one.count for one in workload.adapted) * (8 if not workload.framework.fused_adapters else 4)
+    each += sum(one.count for one in geometry.linears if one.quantizable) * QUANTIZED_LAUNCHES[workload.quantization]
+    each += (layers - geometry.dense_layers) * 20 * geometry.experts if geometry.experts > 1 else 0
     if workload.layout.deepspeed and workload.layout.shards_parameters:
-        each += ZERO3_HOOK * (len(names) + 2)
-    return geometry.num_hidden_layers * each * (4 if recomputes(workload) else 3)
+        each += ZERO3_HOOK * (linears + 2 * layers)
+    return each * (4 if recomputes(workload) else 3)
 
 
 def memory_seconds(moved: float, accelerator: Accelerator) -> float:

@@ -12,12 +12,20 @@ from flytune.estimates.workload import BYTES, Workload
 GIB = 2**30
 # GiB outside torch's allocator: a CUDA context with the kernels of torch, and NCCL's buffers where there are peers.
 CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
-# What the caching allocator holds beside the peak, as a share of the parts that come and go within a step (activations,
-# logits, gathered units): segments of cudaMalloc are not joined. Medians of the published runs with fixed shapes and without
+# What the caching allocator cannot give back when memory is short, as a share of the parts that come and go within a step
+# (activations, logits, gathered units), twice: see UNMOVABLE. Medians of the published runs with fixed shapes and without
 # expandable segments that name both figures (reserved less outside less allocated, over those parts), in groups of cause:
 # logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes. The first
 # is above its median, 0.12, by the verdicts on published runs near the limit (docs/measured.md).
 FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.14, 0.2, 0.4
+# What it holds where there is room, as the simulated allocator shows the causes (planning/dryrun/allocator.py): a share of the
+# same parts, since segments are not joined; where parameters are gathered, those units once more, on a stream of their own.
+CACHED, CACHED_SHARDED, CACHED_UNITS = 0.12, 0.16, 1.0
+# While the loss has logits of all tokens, which fit into no segment of a layer: the share of one layer's bytes that stays
+# cached, and float32 copies of the logits whose segments nothing else can use (the 16-bit ones; of several shifted rows, which
+# are a token shorter than what follows, almost one more).
+CACHED_LAYER, CACHED_LOGITS, CACHED_SHIFTED_LOGITS = 0.4, 0.5, 1.25
+# These six were fitted together, on two thirds of the published runs with fixed shapes.
 # Bytes a token and vocabulary entry beyond which a loss has logits in float32 beside those in 16 bits.
 WHOLE_LOGITS = 6
 # The part of it that stays when memory is short and the allocator has released what it can: a judgement, by the verdicts on
@@ -66,11 +74,14 @@ class Memory:
         return self.reserved(capacity) + sum(self.outside.values())
 
 
-def memory(workload: Workload) -> Memory:
-    """Return the memory of one GPU, by phase and component."""
-    lasting, batch = model_states.of(workload), activations.count(workload)
+def memory(workload: Workload, states: model_states.States | None = None) -> Memory:
+    """Return the memory of one GPU, by phase and component; `states` are the workload's model states, if they are at hand."""
+    lasting, batch = states or model_states.of(workload), activations.count(workload)
     moments = _moments(workload, lasting, batch)
-    steady = {**lasting.resident, **lasting.optimizer}
+    resident = lasting.resident | (
+        {"reference model": model_states.reference_bytes(workload)} if workload.reference == "copy" else {}
+    )
+    steady = {**resident, **lasting.optimizer}
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.root}
@@ -79,8 +90,8 @@ def memory(workload: Workload) -> Memory:
     unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
     written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
     phases = {
-        "load": lasting.resident | {"loading": lasting.load},
-        "first step": _fullest(lasting.resident, first),
+        "load": resident | {"loading": lasting.load},
+        "first step": _fullest(resident, first),
         "steady step": _fullest(steady, moments),
         "evaluate": steady | evaluated,
         "save": steady | written,
@@ -90,7 +101,7 @@ def memory(workload: Workload) -> Memory:
     share = _fragmentation(workload, batch)
     totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
     holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
-    for phase, base, of in (("first step", lasting.resident, first), ("steady step", steady, moments)):
+    for phase, base, of in (("first step", resident, first), ("steady step", steady, moments)):
         least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
         holes[phase] = sum(base.values()) + least - sum(phases[phase].values())
     # The first update's states occupy the memory of activations, in pieces; the next step allocates it again.
@@ -100,7 +111,7 @@ def memory(workload: Workload) -> Memory:
         outside["NCCL"] = NCCL_GIB * GIB
     return Memory(
         phases=phases,
-        held=max(refilled, *(total + share * moving for total, moving in totals)),
+        held=max(refilled, *_cached(workload, lasting, batch, totals)),
         unmovable=max(total + UNMOVABLE * share * moving for total, moving in totals),
         outside=outside,
         holes=holes,
@@ -150,6 +161,30 @@ def _fragmentation(workload: Workload, batch: activations.Activations) -> float:
     if batch.loss > WHOLE_LOGITS * workload.tokens * workload.geometry.vocab_size:
         return FRAGMENTATION_LOGITS
     return FRAGMENTATION_SHARDED if workload.layout.shards_parameters else FRAGMENTATION
+
+
+def _cached(
+    workload: Workload, lasting: model_states.States, batch: activations.Activations, totals: list[tuple[float, float]]
+) -> list[float]:
+    """Return bytes that the allocator reserves at the moments of a step, the loss first, where it has room for all it caches.
+
+    Args:
+        totals: allocated bytes at each moment, and those of them that come and go.
+    """
+    if workload.variable_length:
+        # Blocks of one length do not fit another.
+        share = _fragmentation(workload, batch)
+        return [total + share * moving for total, moving in totals]
+    share, units = CACHED, 0.0
+    if workload.layout.shards_parameters:
+        share, units = CACHED_SHARDED, CACHED_UNITS * lasting.units
+    held = [total + share * moving + units for total, moving in totals]
+    logits = workload.tokens * workload.geometry.vocab_size
+    if batch.loss > WHOLE_LOGITS * logits:
+        shifted = workload.framework.loss.shift_per_word > 0 and workload.micro_batch > 1
+        copies = CACHED_SHIFTED_LOGITS if shifted else CACHED_LOGITS
+        held[0] = totals[0][0] + copies * BYTES["float32"] * logits + CACHED_LAYER * (batch.kept + batch.working) + units
+    return held
 
 
 def _moving(parts: dict[str, float]) -> float:

@@ -69,14 +69,14 @@ def stored_bytes(workload: Workload) -> int:
 
 def quantized_bytes(geometry: Geometry, quantization: str) -> float:
     """Return the bytes of all quantized layers, scales included; the 16 or 256 numbers of a format's table are left out."""
-    return geometry.linear_parameters * PACKED[quantization] + scale_bytes(geometry, quantization)
+    return geometry.quantizable_parameters * PACKED[quantization] + scale_bytes(geometry, quantization)
 
 
 def scale_bytes(geometry: Geometry, quantization: str) -> float:
     """Return the bytes of the scales of all quantized layers."""
     if quantization == "int8":
-        return float(ROW_SCALE * geometry.num_hidden_layers * sum(columns for _, columns in geometry.linears))
-    return geometry.linear_parameters * SCALES[quantization]
+        return float(ROW_SCALE * sum(one.count * one.columns for one in geometry.linears if one.quantizable))
+    return geometry.quantizable_parameters * SCALES[quantization]
 
 
 def base_bytes(workload: Workload) -> float:
@@ -85,10 +85,15 @@ def base_bytes(workload: Workload) -> float:
     if workload.quantization == "none":
         return float(sizes.parameters * width)
     # Under FSDP, parameters that preparing for k-bit training made float32 are gathered in the compute dtype.
-    rest = (sizes.parameters - sizes.linear_parameters) * (
+    rest = (sizes.parameters - sizes.quantizable_parameters) * (
         4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
     return quantized_bytes(sizes, workload.quantization) + rest
+
+
+def reference_bytes(workload: Workload) -> float:
+    """Return the bytes of a second, frozen model that each process holds, in the dtype that weights are loaded in."""
+    return float(workload.geometry.parameters * BYTES[workload.weight_dtype])
 
 
 def _unsharded_bytes(workload: Workload) -> float:
@@ -104,7 +109,7 @@ def _working_copy(workload: Workload) -> float:
     that input (bitsandbytes, MatMul8bitLt.backward); the columns of outliers, a thousandth (LLM.int8's paper, §4), are less.
     """
     width = stream_bytes(workload) if workload.quantization == "int8" else BYTES[workload.compute_dtype]
-    return float(width * max(rows * columns for rows, columns in workload.geometry.linears))
+    return float(width * max((one.rows * one.columns for one in workload.geometry.linears if one.quantizable), default=0))
 
 
 def state_bytes(workload: Workload, width: float) -> float:
@@ -126,13 +131,13 @@ def state_bytes(workload: Workload, width: float) -> float:
 
 def _factored(workload: Workload) -> int:
     """Return the number of rows and columns of all trained matrices, and of the numbers of all vectors."""
-    sizes, r = workload.geometry, workload.lora_r
+    sizes = workload.geometry
     table = sizes.vocab_size + sizes.hidden_size
     if workload.method == "full":
         tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
-        return sizes.num_hidden_layers * sum(map(sum, sizes.linears)) + tables * table + sizes.extra
-    adapters = sum(rows + columns + 2 * r for name, rows, columns in sizes.named_linears if name in workload.lora_targets)
-    return sizes.num_hidden_layers * adapters + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
+        return sum(one.count * (one.rows + one.columns) for one in sizes.linears) + tables * table + sizes.extra
+    adapters = sum(one.count * (one.rows + one.columns + 2 * workload.rank(one.name)) for one in workload.adapted)
+    return round(adapters) + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
 
 
 def reentrant(workload: Workload) -> bool:
@@ -143,8 +148,11 @@ def reentrant(workload: Workload) -> bool:
 def layer_unit(workload: Workload) -> float:
     """Return the bytes of one gathered layer."""
     sizes = workload.geometry
-    one = sizes.linear_parameters / sizes.num_hidden_layers
-    return one * (PACKED[workload.quantization] if workload.quantization != "none" else BYTES[workload.compute_dtype])
+    if workload.quantization == "none":
+        return sizes.layer_parameters * BYTES[workload.compute_dtype]
+    packed = sizes.quantizable_parameters / max(1, sizes.linear_parameters)
+    width = packed * PACKED[workload.quantization] + (1 - packed) * BYTES[workload.compute_dtype]
+    return sizes.layer_parameters * width
 
 
 def root_unit(workload: Workload) -> float:
@@ -283,8 +291,6 @@ def _zero(workload: Workload) -> States:
 
 def _persistent(workload: Workload) -> float:
     """Return parameters of the linear layers that are too small to be sharded."""
-    geometry = workload.geometry
     return float(
-        geometry.num_hidden_layers
-        * sum(rows * columns for rows, columns in geometry.linears if rows * columns < workload.layout.persistent)
+        sum(one.parameters for one in workload.geometry.linears if one.rows * one.columns < workload.layout.persistent)
     )

@@ -127,6 +127,8 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     """Return seconds of one micro batch, by part of StepTime."""
     again = recomputes(workload)
     passes = 4 if again else 3
+    # The reference model is run forward, without an adapter: all but its products are those of a pass of layers.
+    with_reference = passes + (workload.reference != "none")
     layers, recomputed, weights = layers_seconds(workload, accelerator)
     attention = attention_seconds(workload, accelerator)
     head = product_seconds(head_shape(workload), accelerator)
@@ -135,10 +137,11 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     narrow /= 1e12 * (
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
-    moved = workload.geometry.num_hidden_layers * (layer_bytes(workload) + adapter_bytes(workload)) * passes
+    moved = workload.geometry.num_hidden_layers * with_reference * layer_bytes(workload) + passes * adapter_bytes(workload)
     moved += workload.framework.loss.moved_per_word * workload.tokens * workload.geometry.vocab_size
+    forward = (with_reference - passes + 1) * (layers + attention + head)
     return {
-        "forward": layers + attention + head,
+        "forward": forward,
         "recomputation": recomputed + attention if again else 0.0,
         "backward": input_gradients_seconds(workload, accelerator, layers)
         + head
@@ -150,7 +153,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         if full
         else passes * narrow + (passes - 1) * dora_flops(workload) / (ADAPTER_SHARE * accelerator.matmul_tflops * 1e12),
         "kernels": memory_seconds(moved, accelerator),
-        "dequantization": memory_seconds(dequantization_bytes(workload), accelerator),
+        "dequantization": with_reference / passes * memory_seconds(dequantization_bytes(workload), accelerator),
     }
 
 

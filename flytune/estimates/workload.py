@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flytune.estimates.framework import FLYTUNE, Framework
-from flytune.models import Geometry
+from flytune.models import Geometry, Linear
 from flytune.sharding import Layout, Precision
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -53,10 +53,15 @@ class Workload:
     sequence_length: int
     micro_batch: int
     accumulation: int = 1
+    sequences_per_row: int = 1
+    """Sequences of up to sequence_length tokens in each row of a micro batch: two of a pair."""
+    reference: Literal["none", "adapter", "copy"] = "none"
+    """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the weights."""
     quantization: Literal["none", "nf4", "nf4_double", "fp4", "fp4_double", "int8", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
-    """Names out of q, k, v, o, gate, up, down, lora_head, embedding and head; the last two are fully trained."""
+    """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_head, embedding and head; the last two are
+    fully trained."""
     lora_ranks: tuple[tuple[str, float], ...] = ()
     """Mean ranks over the layers of those linear layers that have another one than `lora_r`."""
     dora: bool = False
@@ -82,7 +87,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens in one forward pass of one GPU, at most."""
-        return self.micro_batch * self.sequence_length
+        return self.micro_batch * self.sequences_per_row * self.sequence_length
 
     @property
     def optimizer_on(self) -> Literal["none", "cpu", "nvme"]:
@@ -99,14 +104,14 @@ class Workload:
     @property
     def lora_parameters(self) -> int:
         """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021, §4.1)."""
-        layer = sum(self.rank(name) * (rows + columns) for name, rows, columns in self.adapted)
+        layers = sum(self.rank(one.name) * one.count * (one.rows + one.columns) for one in self.adapted)
         head = self.geometry.hidden_size + self.geometry.vocab_size if "lora_head" in self.lora_targets else 0
-        return round(self.geometry.num_hidden_layers * layer + self.lora_r * head)
+        return round(layers + self.lora_r * head)
 
     @property
-    def adapted(self) -> list[tuple[str, int, int]]:
-        """Adapted linear layers of one decoder layer: name, in, out."""
-        return [linear for linear in self.geometry.named_linears if linear[0] in self.lora_targets]
+    def adapted(self) -> list[Linear]:
+        """Adapted linear layers of all decoder layers."""
+        return [linear for linear in self.geometry.linears if linear.name in self.lora_targets and linear.adaptable]
 
     def rank(self, name: str) -> float:
         """Return the mean rank of a linear layer's adapters."""
@@ -115,7 +120,7 @@ class Workload:
     @property
     def magnitudes(self) -> int:
         """Parameters of DoRA's magnitudes: one for each row of an adapted weight (Liu et al. 2024, eq. 5)."""
-        return self.geometry.num_hidden_layers * sum(columns for _, _, columns in self.adapted) if self.dora else 0
+        return sum(one.count * one.columns for one in self.adapted) if self.dora else 0
 
     @property
     def fully_trained(self) -> int:
@@ -144,9 +149,10 @@ class Workload:
         table = geometry.vocab_size * geometry.hidden_size
         if self.method == "full":
             experts = 2 * geometry.experts * geometry.hidden_size * geometry.intermediate_size if geometry.experts > 1 else 0
-            return max(table, experts, *(rows * columns for rows, columns in geometry.linears))
-        adapted = [self.lora_r * max(one) for name, *one in geometry.named_linears if name in self.lora_targets]
-        return max([table] if self.fully_trained else adapted, default=0)
+            return max(table, experts, *(one.rows * one.columns for one in geometry.linears))
+        if self.fully_trained:
+            return table
+        return round(max((self.rank(one.name) * max(one.rows, one.columns) for one in self.adapted), default=0))
 
     @property
     def trained(self) -> int:

@@ -26,12 +26,12 @@ class Questions:
     """Token that pads batches."""
 
     @classmethod
-    def of(cls, section: Evaluation, rows: list[Row], tokenizer: Any) -> "Questions":
-        """Return the questions of held-out rows; the first `sample_answers` rows give the prompts."""
+    def of(cls, section: Evaluation, rows: list[Row], tokenizer: Any, asked: int | None = None) -> "Questions":
+        """Return the questions of held-out rows; the first `sample_answers` give the prompts, at most `asked`."""
         ends = sorted({tokenizer.eos_token_id, *(_end_marker(row, tokenizer) for row in rows)} - {None})
         # Padding is masked in any case; any token will do.
         pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-        prompts = [_prompt(row, tokenizer) for row in rows[: section.sample_answers]]
+        prompts = [_prompt(row, tokenizer) for row in rows[:asked][: section.sample_answers]]
         return cls(section, rows, tokenizer, prompts, ends, pad)
 
     def text(self, tokens: list[int]) -> str:

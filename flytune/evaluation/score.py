@@ -22,10 +22,12 @@ from flytune.console import step_lines
 from flytune.data import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
+from flytune.evaluation.preferences import preference
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
 from flytune.models import Generation, bootstrap, finite_loss, loading
 from flytune.models import generation as models_generation
+from flytune.models.scoring import sequences_of
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Score
 
@@ -65,7 +67,8 @@ def in_subprocess(function: Callable[..., _T], *arguments: Any) -> _T:
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
-    The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off.
+    The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off. Of pairs both
+    answers are scored; losses and answers are those of the chosen ones.
 
     Raises:
         DataError: the data set is incomplete, or has no held-out token to score.
@@ -77,7 +80,8 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
-    questions = Questions.of(recipe.evaluation, rows, _tokenizer(dataset))
+    # Of pairs, the chosen sequences come first.
+    questions = Questions.of(recipe.evaluation, sequences_of(rows), _tokenizer(dataset), len(rows))
     tuned = _measure(model, questions, "tuned model")
     if recipe.method.name == "full":
         # One model in memory at a time.
@@ -88,10 +92,18 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
 
+    has_pairs = len(questions.rows) > len(rows)
+    preferred = preference(base.nll, tuned.nll, recipe.objective.beta) if has_pairs else None
+    base, tuned = base.first(len(rows)), tuned.first(len(rows))
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     answers = questions.side_by_side(base.answers, tuned.answers)
     step_lines.show(f"held-out loss  base {step_lines.number(points[0])}  tuned {step_lines.number(points[1])}")
+    if preferred:
+        step_lines.show(
+            f"held-out pairs  chosen preferred by base {preferred.base:.0%}  by tuned {preferred.tuned:.0%}  "
+            f"reward accuracy {preferred.accuracy:.0%}  margin {step_lines.number(preferred.margin)}"
+        )
     return Metrics(
         base=_score(points[0], lows[0], highs[0]),
         tuned=_score(points[1], lows[1], highs[1]),
@@ -102,9 +114,10 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         tokens=int(tokens.sum()),
         loaded_as=recipe.method.quantized.removesuffix("_double") if recipe.method.name == "qlora" else recipe.model.dtype,
         answers=answers,
-        parts=breakdown.parts(rows, heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
+        parts=breakdown.parts(questions.rows[: len(rows)], heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
         sample_wins=breakdown.wins(tuned.nll - base.nll),
         answer_wins=breakdown.answer_wins(answers) if answers else None,
+        preference=preferred,
         seconds=time.perf_counter() - started,
     )
 
@@ -116,6 +129,9 @@ class _Measured:
     tokens: Any
     """Number of scored tokens of each row."""
     answers: list[models_generation.Answer]
+
+    def first(self, rows: int) -> "_Measured":
+        return _Measured(self.nll[:rows], self.tokens[:rows], self.answers)
 
 
 def _measure(model: Any, questions: Questions, label: str) -> _Measured:
@@ -164,7 +180,7 @@ def _tokenizer(dataset: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(dataset / "tokenizer"))
+        return AutoTokenizer.from_pretrained(str(dataset / "tokenizer"), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{dataset}: its tokenizer cannot be read ({_line(error)}); prepare the data again") from None
 

@@ -33,7 +33,7 @@ def tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ExportError(
             f"{folder.name}: its tokenizer cannot be read ({' '.join(str(error).split())}); nothing was stored"

@@ -1,22 +1,20 @@
 """The gate: checks that an export is the model that was trained, made on the stored files by another process."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from flytune.errors import ExportError
 from flytune.export.folder import tokenizer, trained_folder
 from flytune.export.manifest import MANIFEST
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
-from flytune.models import Row, finite_loss, loading, probe
+from flytune.models import Row, adapter_config, finite_loss, loading, probe
 from flytune.models import base as models_base
-from flytune.models.scoring import GATE_SAMPLES
+from flytune.models.scoring import GATE_SAMPLES, sequences_of
 from flytune.recipe import Recipe
 from flytune.records import Export, Manifest, TrainingResult
+from flytune.schema import RecordError
 
 # Nats per token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
 # training and evaluation. Measured on the demo's models: docs/measured.md. A lost tensor costs several nats.
@@ -40,7 +38,7 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
     """
     folder = check_files(recipe, trained, dataset)
     model = load()
-    rows = rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)]
+    rows = sequences_of(rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)])
     # Padding is masked: any token will do.
     nll, tokens = finite_loss(model, rows, tokenizer(folder).pad_token_id or 0, recipe.evaluation.batch_size, "tuned model")
     _check_answers(recipe, trained, model)
@@ -73,7 +71,10 @@ def check_base(recipe: Recipe, folder: Path) -> None:
     Raises:
         ExportError: they differ.
     """
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    try:
+        config = adapter_config.read((folder / adapter_config.CONFIG).read_bytes())
+    except adapter_config.AdapterConfigRefused as error:
+        raise ExportError(f"{folder.name}/{adapter_config.CONFIG}: {error}; nothing was stored") from None
     where, model = f"{folder.name}/adapter_config.json", recipe.model
     if (base := config.get("base_model_name_or_path")) != model.name_or_path:
         raise ExportError(f"{where}: its base is {base}, the recipe's is {model.name_or_path}; nothing was stored")
@@ -183,8 +184,8 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
         export = Export.read(trained / MANIFEST)
     except FileNotFoundError:
         raise ExportError(f"{MANIFEST}: missing, so the export was never finished; nothing was stored") from None
-    except ValidationError as error:
-        raise ExportError(f"{MANIFEST}: not a manifest ({error.error_count()} mistakes); nothing was stored") from None
+    except RecordError as error:
+        raise ExportError(f"{MANIFEST}: not a manifest ({error}); nothing was stored") from None
     if export.base != recipe.model.name_or_path:
         raise ExportError(f"{MANIFEST}: made from {export.base}, the recipe's base is {recipe.model.name_or_path}")
     if recipe.method.name == "qlora":

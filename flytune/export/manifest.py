@@ -4,13 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from flytune.files import sha256_of, written_atomically
+from flytune.names import FileName
 from flytune.recipe import Recipe
 from flytune.records import Export
 from flytune.records.contents import list_files
-from flytune.schema import Record, Strict
+from flytune.schema import Record, RecordError, Strict
 
 MANIFEST = "export.json"
 """File name of the manifest, written last: next to model/ or adapter/; in an artifact, next to the weights."""
@@ -30,14 +31,14 @@ class Progress(Record):
 
     weights: str | None = None
     """Identity of the weights; with None, no file is kept."""
-    files: dict[str, Written] = Field(default={})
+    files: dict[FileName, Written] = Field(default={})
 
     @classmethod
     def of(cls, folder: Path, weights: str | None) -> Self:
         """Return the progress of an interrupted export into `folder`; remove incomplete files and those of other weights."""
         try:
             before = cls.read(folder.parent / _PROGRESS)
-        except (FileNotFoundError, ValidationError):
+        except (FileNotFoundError, RecordError):
             return cls(weights=weights)
         files = before.files if weights and before.weights == weights else {}
         files = {file: done for file, done in files.items() if _is_complete(folder / file, done)}

@@ -1,6 +1,5 @@
 """Checks of the tensors of an exported folder against the folder's own configuration and its base model."""
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.errors import ExportError, FlytuneError
-from flytune.models import loading, safetensors_files, sharded_loading
+from flytune.models import adapter_config, loading, safetensors_files, sharded_loading, weight_index
 from flytune.recipe import Model, Recipe
 
 _NOT_STORED = "nothing was stored"
-_INDEX = "model.safetensors.index.json"
+_INDEX = weight_index.INDEX
 
 
 def verify(folder: Path, recipe: Recipe) -> int:
@@ -45,7 +44,12 @@ def verify(folder: Path, recipe: Recipe) -> int:
 
 def _index(folder: Path) -> dict[str, str]:
     path = folder / _INDEX
-    return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"]) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        return weight_index.weight_map(path.read_bytes())
+    except weight_index.IndexRefused as error:
+        raise ExportError(f"{_INDEX}: {error}; {_NOT_STORED}") from None
 
 
 def _files(folder: Path, index: dict[str, str]) -> list[Path]:
@@ -147,8 +151,12 @@ def _check_converted(
 
 def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     """Check that each lora_A has its lora_B and vice versa, both of the configured rank; loading the base checks the rest."""
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    ranks, rank = config.get("rank_pattern") or {}, config["r"]
+    try:
+        config = adapter_config.read((folder / adapter_config.CONFIG).read_bytes())
+        adapter_config.check_ranks(config, shapes)
+    except adapter_config.AdapterConfigRefused as error:
+        raise ExportError(f"{folder.name}/{adapter_config.CONFIG}: {error}; {_NOT_STORED}") from None
+    ranks, rank = config.get("rank_pattern") or {}, config.get("r", adapter_config.DEFAULT_RANK)
     partner = {name: _partner(name) for name in shapes if _partner(name)}
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)

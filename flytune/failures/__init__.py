@@ -1,8 +1,9 @@
 """Kinds of failures, which of them are retried, and how ranks report them."""
 
+from flytune.addresses import redact as without_secrets
 from flytune.failures.reports import Failure
 from flytune.failures.table import kind_named, kind_of
-from flytune.failures.text import FailureText, shortened, task_name, without_secrets
+from flytune.failures.text import FailureText, shortened, task_name
 
 __all__ = [
     "Failure",

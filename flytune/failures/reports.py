@@ -11,11 +11,9 @@ import time
 import traceback
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from flytune.failures.table import BUG, CRASH, KINDS, Kind, kind_of
 from flytune.files import written_atomically
-from flytune.schema import Record
+from flytune.schema import Record, RecordError
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ def reported(folder: Path) -> list[Failure]:
     for path in sorted(folder.glob("*.json")):
         try:
             found.append(Failure.read(path))
-        except (ValidationError, OSError) as error:
+        except (RecordError, OSError) as error:
             log.warning("%s: an incomplete report: %s", path, error)
     return found
 

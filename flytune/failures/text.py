@@ -1,30 +1,16 @@
 """Texts of failures: the failure and advice first, the traceback last and shortened in its middle, without secrets."""
 
-import os
 import re
 import sys
 from typing import NamedTuple, Self
+
+from flytune.addresses import redact
 
 MOST = 12_000
 """Characters of a text's own sentences; longer ones are shortened too, so that a message can be sent at all."""
 _LEFT_OUT = "\n[... {0:,} characters left out ...]\n"
 _TO_DO = "\nwhat to do: "
 _FAILED = re.compile(r"^([\w.-]+) failed: ", re.MULTILINE)
-
-_SECRET_NAMES = re.compile(r"token|secret|passw|credential|api_?key|access_?key|webhook|_fsec_", re.IGNORECASE)
-_SECRETS = re.compile(
-    # In addresses: user:password@, and what signed or shared links carry.
-    r"(?<=://)[^/@\s]+(?=@)"
-    r"|(?<=[?&#])([\w-]*(?:signature|token|secret|passw(?:or)?d|pwd|credential|key)|sig|auth)=[^&\s\"']+"
-    r"|(?<=hooks\.slack\.com/)[\w/+-]+"
-    # In headers and settings.
-    r"|(?<=Bearer )[\w.~+/=-]+|(?<=Basic )[\w+/=]{8,}"
-    r"|(?<=secret_access_key['\"]: ['\"])[^'\"]+|(?<=session_token['\"]: ['\"])[^'\"]+|(?<=password['\"]: ['\"])[^'\"]+"
-    # By their format: Hugging Face, AWS, GitHub, Slack, OpenAI and those that copied it.
-    r"|\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{16,}|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}",
-    re.IGNORECASE,
-)
-_HIDDEN = "[hidden]"
 
 
 class FailureText(NamedTuple):
@@ -49,7 +35,7 @@ class FailureText(NamedTuple):
 
     def within(self, limit: int) -> str:
         """Return at most `limit` characters, or the text's own sentences where these are longer; without secrets."""
-        own, details = shortened(without_secrets(self.own), MOST), without_secrets(self.details).strip("\n")
+        own, details = shortened(redact(self.own), MOST), redact(self.details).strip("\n")
         # A few characters of a traceback help nobody.
         if not details or (left := limit - len(own) - 2) < 200:
             return own
@@ -84,13 +70,3 @@ def shortened(text: str, limit: int) -> str:
     left = limit - len(_LEFT_OUT) - 4
     head, tail = text[: left // 2], text[len(text) - (left - left // 2) :]
     return head + _LEFT_OUT.format(len(text) - len(head) - len(tail)) + tail
-
-
-def without_secrets(text: str) -> str:
-    """Return a text without any known credential, and without what looks like one."""
-    values = {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= 8}
-    for value in sorted(values, key=len, reverse=True):
-        # Paths to credentials are no secrets.
-        if not value.startswith("/"):
-            text = text.replace(value, _HIDDEN)
-    return _SECRETS.sub(lambda found: f"{found[1]}={_HIDDEN}" if found[1] else _HIDDEN, text)

@@ -6,12 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flytune import limits
 from flytune.errors import RecipeError
 from flytune.schema import Strict, load_rows
 
 ACCELERATORS_FILE = Path(__file__).resolve().parents[2] / "accelerators.yaml"
 
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, le=limits.RATE)]
 
 
 class Accelerator(Strict):

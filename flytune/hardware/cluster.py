@@ -6,11 +6,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from flytune import limits
 from flytune.errors import RecipeError
 from flytune.hardware.volumes import Volume
-from flytune.schema import Strict, load_yaml, mistakes
+from flytune.schema import Strict, load_yaml, validated
 
 CLUSTER_FILE = Path(__file__).resolve().parents[2] / "cluster.yaml"
 
@@ -35,6 +36,19 @@ class Secrets(Strict):
     """Tasks that send notifications of a run's end."""
 
 
+class PodSecurity(Strict):
+    """Restrictions of all pods; a cluster where a part does not work switches that part off."""
+
+    read_only_root: bool = True
+    """True if the images' files are read-only in pods; /tmp, the folder of fast registration and /scratch stay writable."""
+    restricted: bool = True
+    """True for Kubernetes' policy `restricted`: not root, no capabilities, no new privileges, seccomp RuntimeDefault."""
+    service_account_token: bool = False
+    """True if pods get the token with which their service account may use Kubernetes' API; no task uses it."""
+    user: Annotated[int, Field(ge=1)] | None = 10001
+    """Id of the user and group that pods run as, by default the images'; null where the cluster chooses it (OpenShift)."""
+
+
 class Cluster(Strict):
     """The content of cluster.yaml."""
 
@@ -50,15 +64,18 @@ class Cluster(Strict):
     """The storage class of /scratch; when not set, the node's own ephemeral storage."""
     infiniband_resource: str = "rdma/ib"
     """Resource name of the cluster's RDMA device plugin."""
-    node_start_minutes: Annotated[float, Field(gt=0)] = 30.0
+    node_start_minutes: Annotated[float, Field(gt=0, le=limits.MINUTES)] = 30.0
     """Longest time between the starts of a run's first and last node, image pull included."""
+    plan_in_training_image: bool = False
+    """True if pods that plan have the training image: its torch traces models that the closed form does not know."""
     volumes: list[Volume] = Field(default=[])
     """Volumes of the pods; paths of a recipe below their mount paths are not uploaded."""
     model_cache: str | None = None
     """Folder on a volume, as a Hugging Face cache: base models of the hub are downloaded there once, and read from there."""
-    store_read_gbs: Annotated[float, Field(gt=0)] | None = None
+    store_read_gbs: Annotated[float, Field(gt=0, le=limits.RATE)] | None = None
     """GB/s (1e9 bytes) at which one node downloads from the cluster's object storage, for the forecast of the time to load."""
     secrets: Secrets = Secrets()
+    pod_security: PodSecurity = PodSecurity()
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +161,4 @@ def load_cluster(path: Path = CLUSTER_FILE) -> Cluster:
     Raises:
         RecipeError: the file is missing, or has mistakes, which are all listed.
     """
-    try:
-        return Cluster.model_validate(load_yaml(path) or {})
-    except ValidationError as error:
-        raise RecipeError.of(str(path), mistakes(error, Cluster)) from None
+    return validated(load_yaml(path) or {}, Cluster, str(path))

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from flytune import limits
 from flytune.errors import RecipeError
 from flytune.hardware.networks import NETWORKS, Network, NetworkName
 from flytune.schema import Strict, load_rows
@@ -17,44 +18,54 @@ GIB = 2**30
 class Shape(Strict):
     """Machines of one run: `nodes` equal pods."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
-    accelerator: str
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+    accelerator: Annotated[str, Field(min_length=1, max_length=100)]
     """`cpu`, or the GPU's name as recipes spell it."""
-    nodes: Annotated[int, Field(ge=1)] = 1
-    processes: Annotated[int, Field(ge=1)]
+    nodes: Annotated[int, Field(ge=1, le=limits.SHARDS)] = 1
+    processes: Annotated[int, Field(ge=1, le=limits.SHARDS)]
     """Processes of a node: one for each GPU; on a cpu shape, gloo ranks."""
-    gpu_memory_gib: Annotated[float, Field(ge=0)] = 0.0
+    gpu_memory_gib: Annotated[float, Field(ge=0, le=limits.GIB)] = 0.0
     """Memory of one GPU; 0 on a cpu shape."""
     bf16: bool = True
     """True if the accelerator computes in bfloat16 (not before NVIDIA's Ampere)."""
-    cpu: Annotated[int, Field(ge=1)]
-    memory_gib: Annotated[int, Field(ge=1)]
+    cpu: Annotated[int, Field(ge=1, le=limits.COUNT)]
+    memory_gib: Annotated[int, Field(ge=1, le=limits.GIB)]
     """Host memory of a node, /dev/shm included."""
-    shared_memory_gib: Annotated[int, Field(ge=1)]
+    shared_memory_gib: Annotated[int, Field(ge=1, le=limits.GIB)]
     """The memory-backed /dev/shm of a node."""
-    disk_gib: Annotated[int, Field(ge=1)]
+    disk_gib: Annotated[int, Field(ge=1, le=limits.GIB)]
     """Scratch disk of a node: a pod's /scratch."""
     nvme: bool = False
     """True if that disk is NVMe, as offload to NVMe requires."""
-    disk_read_gbs: Annotated[float | None, Field(gt=0)] = None
+    disk_read_gbs: Annotated[float | None, Field(gt=0, le=limits.RATE)] = None
     """GB/s (1e9 bytes) at which the node reads that disk; if not set, a published rate of NVMe, or a likely one of others."""
-    price_per_hour: Annotated[float, Field(ge=0)]
+    price_per_hour: Annotated[float, Field(ge=0, le=limits.PRICE)]
     """US dollars for one node."""
     spot: bool = False
     """True if pods may run on preemptible machines; a label of such nodes in `node_labels` ensures that they do."""
     network: NetworkName = "tcp"
     """Network that NCCL uses between nodes (networks.py)."""
-    network_devices: Annotated[int, Field(ge=0)] = 0
+    network_devices: Annotated[int, Field(ge=0, le=limits.SHARDS)] = 0
     """EFA or InfiniBand devices that a pod requests."""
     node_labels: dict[str, str] = Field(default={})
     """Labels of the nodes that the pods must run on, beside the accelerator's."""
-    interruptions_per_hour: Annotated[float | None, Field(ge=0)] = None
+    interruptions_per_hour: Annotated[float | None, Field(ge=0, le=limits.RATE)] = None
     """Interruptions of all nodes together; if not set, a likely rate of such machines."""
 
     @model_validator(mode="after")
     def _devices_for_a_network(self) -> Self:
         if NETWORKS[self.network].has_devices != (self.network_devices > 0):
             raise ValueError(f"network: {self.network} with network_devices: {self.network_devices}; only tcp has none")
+        return self
+
+    @model_validator(mode="after")
+    def _memory_of_a_process(self) -> Self:
+        if self.is_gpu and self.gpu_memory_gib <= 0:
+            raise ValueError(f"gpu_memory_gib: {self.gpu_memory_gib:g}: an {self.accelerator:.40} has memory; write its GiB")
+        if self.shared_memory_gib >= self.memory_gib:
+            raise ValueError(
+                f"shared_memory_gib: {self.shared_memory_gib}: it is a part of memory_gib, {self.memory_gib}, and must be less"
+            )
         return self
 
     @property
@@ -89,7 +100,7 @@ class Shape(Strict):
 class Shapes(Strict):
     """The content of shapes.yaml."""
 
-    shapes: Annotated[list[Shape], Field(min_length=1)]
+    shapes: Annotated[list[Shape], Field(min_length=1, max_length=limits.LISTED)]
 
 
 @cache

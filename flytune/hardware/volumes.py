@@ -5,13 +5,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from flytune import limits
 from flytune.schema import Strict
 
 SOURCES = ("persistent_volume_claim", "csi", "nfs", "host_path")
 """Fields of a volume of which it has exactly one."""
 _HIDDEN = ("/", "/app", "/bin", "/etc", "/home", "/lib", "/lib64", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var")
 """Folders of the images that a volume must not hide; folders below them may be mounted."""
-_OWN = ("/dev", "/proc", "/scratch", "/sys")
+_OWN = ("/code", "/dev", "/proc", "/scratch", "/sys")
 """Folders that pods have of their own, with all below them."""
 
 Text = Annotated[str, Field(min_length=1)]
@@ -58,17 +59,17 @@ class Volume(Strict):
     """Rows of shapes.yaml whose pods mount it; all by default."""
     light_tasks: bool = True
     """True if the pods of the light tasks (plan, data, base model, storage) mount it as well."""
-    group: Annotated[int, Field(ge=1)] | None = None
+    group: Annotated[int, Field(ge=1, le=limits.SEED)] | None = None
     """Id of a group that pods join, because its folders are writable for that group (NFS, host paths)."""
-    read_gbs: Annotated[float, Field(gt=0)] | None = None
+    read_gbs: Annotated[float, Field(gt=0, le=limits.RATE)] | None = None
     """GB/s (1e9 bytes) at which one node reads from it, for the forecast of the time to load a model."""
-    total_read_gbs: Annotated[float, Field(gt=0)] | None = None
+    total_read_gbs: Annotated[float, Field(gt=0, le=limits.RATE)] | None = None
     """GB/s at which all nodes together read from it; by default each node has its own `read_gbs`."""
 
     @field_validator("name")
     @classmethod
     def _free(cls, name: str) -> str:
-        if name in ("dshm", "scratch"):
+        if name in ("dshm", "scratch", "flytune-code", "flytune-tmp"):
             raise ValueError(f"{name}: pods have a volume of this name; give another one")
         return name
 

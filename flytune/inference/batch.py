@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.adapters import loading as adapters_loading
+from flytune.artifacts import opening
 from flytune.data import messages_of, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
@@ -66,24 +67,26 @@ class _PromptFormat:
 class InferenceModel:
     """A model in memory that answers as the artifact, as other adapters on the same base, or as the base."""
 
-    def __init__(self, artifact: Path, others: Mapping[str, Path]) -> None:
-        """Load the artifacts as they were trained, over all GPUs of the machine.
+    def __init__(self, artifact: Path, others: Mapping[str, Path], trust_remote_code: bool = False) -> None:
+        """Load the artifacts as they were trained, over all GPUs of the machine; with code of their own only by consent.
 
         Raises:
-            ExportError: an artifact cannot be read or loaded; adapters are given for a complete model, or have different bases.
+            ExportError: an artifact cannot be read or loaded, was changed, or has code without consent; adapters are given for
+                a complete model, or have different bases.
         """
         loading.quiet()
         self.is_adapter = loading.is_adapter(artifact)
         folders = {_OWN: artifact, **others}
+        consent = opening.Consent(trust_remote_code, base_at_address=True)
         if self.is_adapter:
-            self.model = adapters_loading.load(folders)
+            self.model = adapters_loading.load(folders, consent)
         elif others:
             raise ExportError(
                 f"{artifact}: a complete model; {', '.join(others)}: adapters need the base that they were trained on: give an "
                 "adapter as the artifact"
             )
         else:
-            self.model = score.tuned_model(Recipe.from_yaml(artifact / "recipe.yaml"), artifact).eval()
+            self.model = score.tuned_model(opening.open_artifact(artifact, consent).recipe, artifact).eval()
         self.formats = {
             name: _PromptFormat.of(folder, Recipe.from_yaml(folder / "recipe.yaml"), self.model)
             for name, folder in folders.items()
@@ -173,7 +176,15 @@ def find_answers(part: Part, scratch_folder: str, out: Path) -> bool:
     return True
 
 
-def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Path], scratch_folder: str, out: Path) -> Path:
+def answer_part(
+    part: Part,
+    file: Path,
+    artifact: Path,
+    others: Mapping[str, Path],
+    scratch_folder: str,
+    out: Path,
+    trust_remote_code: bool = False,
+) -> Path:
     """Answer one part, and write the answers to the file `out` and to the address `scratch_folder`.
 
     Raises:
@@ -182,7 +193,7 @@ def answer_part(part: Part, file: Path, artifact: Path, others: Mapping[str, Pat
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     rows, started = read_part(file), time.perf_counter()
-    answers = InferenceModel(artifact, others).answers(rows, part.generation)
+    answers = InferenceModel(artifact, others, trust_remote_code).answers(rows, part.generation)
     lines = []
     for row, found in zip(rows, answers, strict=True):
         lines.append(row | ({"reason": str(found)} if isinstance(found, DataError) else {"found": _columns(found)}))

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from flytune import json_core
 from flytune.data import BadRows, messages_of, read_path, text_of, tools_of
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.data.sources import kind
@@ -146,7 +147,7 @@ def _check(row: dict[str, Any], where: str, adapters: Collection[str]) -> None:
 def read_part(file: Path) -> list[dict[str, Any]]:
     """Read the prompts of one part: `number` (of the row, from 0), `where` (file and line) and `row`."""
     with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [json_core.load_object(line) for line in lines]
 
 
 def answers_name(part: Part) -> str:
@@ -203,7 +204,7 @@ def join(split_folder: Path, parts: Sequence[Part], answered: Sequence[Path], ou
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     with file.open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+        yield from map(json_core.load_object, lines)
 
 
 def _to_parquet(file: Path) -> None:

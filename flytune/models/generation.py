@@ -7,24 +7,24 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
+from flytune import limits
 from flytune.errors import OutOfMemory, RecipeError
 from flytune.models.scoring import padded
-from flytune.recipe import Positive
 from flytune.schema import Strict, mistakes
 
 
 class Generation(Strict):
     """Settings of generation."""
 
-    max_new_tokens: Positive = 128
+    max_new_tokens: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 128
     """Maximum tokens of an answer."""
-    batch_size: Positive = 8
+    batch_size: Annotated[int, Field(gt=0, le=limits.MICRO_BATCH)] = 8
     """Prompts in one batch."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
     """Sampling temperature; 0 decodes greedily."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Cumulative probability of the most likely tokens that are sampled from."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-limits.SEED, le=limits.SEED)] = 0
     """Seed of sampling."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of rows that may be bad; they are skipped, and listed in bad_rows.jsonl. 0 stops at the first bad row."""

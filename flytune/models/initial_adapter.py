@@ -1,14 +1,16 @@
 """The adapter that a run starts from: checked against the recipe at plan time, loaded into the model at load time."""
 
-import json
+import hashlib
 import re
 from typing import Any
 
 from flytune.errors import FlytuneError, RecipeError, TrainingError
+from flytune.models import adapter_config
 from flytune.recipe import Method, Recipe
+from flytune.records.contents import CONTENTS, Contents
 from flytune.storage import Storage
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = adapter_config.CONFIG, "adapter_model.safetensors"
 # PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe cannot name.
 _PLAIN = {"peft_type": "LORA", "bias": "none", "layers_to_transform": None}
 _SAME = {"r": 0, "lora_alpha": 0, "use_dora": False, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
@@ -24,13 +26,13 @@ def problems(recipe: Recipe) -> list[str]:
     if not (address := recipe.method.adapter):
         return []
     try:
-        config = json.loads(_storage(address, RecipeError).read(CONFIG))
+        config = _config(_storage(address, RecipeError))
     except FileNotFoundError:
         return [f"method.adapter: {address}: no {CONFIG} there; name the artifact of an adapter"]
     except RecipeError as error:
         return [str(error)]
     except ValueError as error:
-        return [f"method.adapter: {address}: {CONFIG} is not JSON: {error}; export the adapter again"]
+        return [f"method.adapter: {address}: {CONFIG}: {error}; export the adapter again"]
     found = [
         f"method.{name}: {wanted!r}, but the adapter of method.adapter has {has!r}; write that"
         for name, absent in _SAME.items()
@@ -38,7 +40,8 @@ def problems(recipe: Recipe) -> list[str]:
     ]
     wanted, has = recipe.method.target_modules, config.get("target_modules")
     if isinstance(wanted, list) and (not isinstance(has, list) or set(wanted) != set(has)):
-        found.append(f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {sorted(has or [])}")
+        shown = sorted(has) if isinstance(has, list) else has
+        found.append(f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {shown}")
     found += _table_problems(recipe, config)
     for name, plain in _PLAIN.items():
         if (value := config.get(name, plain)) != plain:
@@ -103,8 +106,9 @@ def load_weights(model: Any, method: Method) -> None:
     where = f"method.adapter: {method.adapter}"
     _check_rows(model, method, where)
     try:
-        state = load(_storage(str(method.adapter), TrainingError).read(WEIGHTS))
-    except (FileNotFoundError, SafetensorError) as error:
+        storage = _storage(str(method.adapter), TrainingError)
+        state = load(_verified(storage, WEIGHTS))
+    except (FileNotFoundError, SafetensorError, ValueError) as error:
         raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run stops: {error}") from error
     trained = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
     parameters = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
@@ -135,12 +139,35 @@ def _check_rows(model: Any, method: Method, where: str) -> None:
     wanted = sorted(map(sorted, (getattr(rows, "trainable_token_indices", None) or {}).values()))
     if not wanted:
         return
-    config = json.loads(_storage(str(method.adapter), TrainingError).read(CONFIG))
-    if (has := sorted(map(sorted, config["trainable_token_indices"].values()))) != wanted:
+    try:
+        config = _config(_storage(str(method.adapter), TrainingError))
+    except (FileNotFoundError, ValueError) as error:
+        raise TrainingError(f"{where}: {CONFIG} cannot be read; the run stops: {error}") from error
+    if (has := sorted(map(sorted, (config.get("trainable_token_indices") or {}).values()))) != wanted:
         raise TrainingError(
             f"{where}: it trains the rows of tokens {has[0]}, and this run those of {wanted[0]}; write the same "
             "model.extra_special_tokens and method.trainable_token_indices; the run stops"
         )
+
+
+def _config(storage: Storage) -> dict[str, Any]:
+    return adapter_config.read(_verified(storage, CONFIG))
+
+
+def _verified(storage: Storage, name: str) -> bytes:
+    """Return the content of a file, which is the one that artifact.json lists if there is one: other tools write none.
+
+    Raises:
+        ValueError: it is not what was written, or the artifact does not list it.
+        FileNotFoundError: there is no such file.
+    """
+    content = storage.read(name)
+    try:
+        contents = Contents.parse(storage.read(CONTENTS))
+    except FileNotFoundError:
+        return content
+    contents.check(name, len(content), hashlib.sha256(content).hexdigest())
+    return content
 
 
 def _storage(address: str, error: type[FlytuneError]) -> Storage:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flytune.models import base, host_memory, vocabulary
+from flytune.models import adapted_layers, base, host_memory, vocabulary
 from flytune.recipe import Model, Recipe
 
 
@@ -197,7 +197,7 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         r=method.r,
         lora_alpha=method.lora_alpha,
         lora_dropout=method.lora_dropout,
-        target_modules=method.target_modules,
+        **_targets(method.target_modules, model),
         use_dora=method.use_dora,
         use_rslora=method.use_rslora,
         init_lora_weights=method.init_lora_weights,  # type: ignore[arg-type]  # pissa_niter_16
@@ -206,3 +206,8 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         task_type="CAUSAL_LM",
         **vocabulary.peft_fields(method, recipe.model, model, added),
     )
+
+
+def _targets(named: str | list[str], model: Any) -> dict[str, Any]:
+    """Return PEFT's fields of the layers that get an adapter."""
+    return adapted_layers.fields(model) if named == "all-linear" else {"target_modules": named}

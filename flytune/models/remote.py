@@ -1,17 +1,20 @@
 """Local copies of what is at fsspec addresses (s3://bucket/artifact): a base model's files, or a complete folder."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from flytune import caches
+from flytune import caches, names
 from flytune.errors import RecipeError, StorageError
+from flytune.files import sha256_of
+from flytune.models import weight_index
+from flytune.records.contents import CONTENTS, Contents, FileDiffers
+from flytune.schema import RecordError
 from flytune.storage import Storage
 
-INDEX = "model.safetensors.index.json"
+INDEX = weight_index.INDEX
 TEXTS = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 """Suffixes of config and tokenizer files; transformers looks for no others."""
 _MODEL = "model.name_or_path"
@@ -46,16 +49,19 @@ def files_to_fetch(files: Iterable[str], index: bytes | None, code: bool, where:
         where: what names the model in messages.
 
     Raises:
-        RecipeError: there are no safetensors.
+        RecipeError: there are no safetensors, or the index cannot be read.
     """
-    files = sorted(file for file in files if "/" not in file)
+    files = sorted(names.usable((file for file in files if "/" not in file), where))
     texts = [file for file in files if PurePosixPath(file).suffix in TEXTS | ({".py"} if code else set())]
     weights = [file for file in files if file.endswith(".safetensors")]
     if "model.safetensors" in weights:
         weights = ["model.safetensors"]
     elif index is not None:
         # Mistral's repositories contain all weights twice, once as consolidated.safetensors.
-        weights = sorted(set(json.loads(index)["weight_map"].values()))
+        try:
+            weights = sorted(set(weight_index.weight_map(index).values()))
+        except weight_index.IndexRefused as error:
+            raise RecipeError(f"{where}: {INDEX}: {error}") from None
     if not weights:
         raise RecipeError(f"{where}: it has no *.safetensors, and no other weights are read; it holds {', '.join(files[:8])}")
     return texts + weights
@@ -102,10 +108,22 @@ def _fetch(listing: _Listing, done: str, choose: Callable[[_Listing], list[str]]
         if (folder / done).exists() or (folder / ".whole").exists():
             return folder
         with _errors_translated(listing.storage.where):
+            contents = Contents.parse(listing.storage.read(CONTENTS)) if CONTENTS in listing.files else None
             for file in choose(listing):
                 listing.storage.download(file, folder / file)
+                if contents is not None and file != CONTENTS:
+                    _compare(contents, folder, file, listing.storage.where)
         (folder / done).touch()
     return folder
+
+
+def _compare(contents: Contents, folder: Path, file: str, where: str) -> None:
+    """Compare a downloaded file with the list of the artifact that it is part of; files that people added may not be used."""
+    try:
+        contents.check(file, (folder / file).stat().st_size, sha256_of(folder / file))
+    except FileDiffers as error:
+        (folder / file).unlink()
+        raise RecipeError(f"{where}: {error}; restore the artifact, or publish it again") from None
 
 
 def _list_model(address: str) -> _Listing:
@@ -135,6 +153,8 @@ def _errors_translated(where: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise RecipeError(f"{where}: cannot be read: {error} does not exist") from error
+    except RecordError as error:
+        raise RecipeError(f"{where}: {CONTENTS}: {error}; restore the artifact, or publish it again") from None
     except StorageError as error:
         cause = error.__cause__
         is_unknown = isinstance(cause, ValueError) and "rotocol" in str(cause)

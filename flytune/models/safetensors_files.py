@@ -5,7 +5,6 @@ Renaming and conversion (fused experts, merged projections) are those of transfo
 """
 
 import copy
-import json
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flytune.errors import TrainingError
+from flytune.models import weight_index
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +74,13 @@ _AGAIN = "download or export the model again"
 
 def _index(folder: Path) -> dict[str, str]:
     """Return the file of each tensor from the index; empty if there is one file."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / weight_index.INDEX
     # As transformers chooses if both exist.
     if index.is_file() and not (folder / "model.safetensors").is_file():
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        try:
+            return weight_index.weight_map(index.read_bytes())
+        except weight_index.IndexRefused as error:
+            raise TrainingError(f"{index}: {error}; {_AGAIN}") from None
     if not (folder / "model.safetensors").is_file():
         others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
         found = f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)" if others else "no weights"

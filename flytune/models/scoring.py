@@ -19,7 +19,19 @@ RESAMPLES = 2000
 """Number of resamples of the bootstrap."""
 
 Row = dict[str, list[int]]
-"""Sample with input_ids and labels of equal length."""
+"""Sample with input_ids and labels of equal length; a pair also has seq_lengths, the lengths of its two sequences."""
+
+
+def sequences_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones; else the rows."""
+    if not rows or "seq_lengths" not in rows[0]:
+        return list(rows)
+    chosen = [_part(row, 0, row["seq_lengths"][0]) for row in rows]
+    return chosen + [_part(row, row["seq_lengths"][0], len(row["input_ids"])) for row in rows]
+
+
+def _part(row: Row, start: int, end: int) -> Row:
+    return {name: row[name][start:end] for name in ("input_ids", "labels")}
 
 
 def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss") -> tuple[Any, Any]:

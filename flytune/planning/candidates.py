@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flytune.data import collator
 from flytune.errors import RecipeError
 from flytune.estimates import StepTime, Workload
 from flytune.hardware import Shape
 from flytune.hardware.shapes import GIB
-from flytune.models import Geometry
+from flytune.models import Geometry, liger, model_types
+from flytune.objectives import objective_of
 from flytune.planning import requirements, workloads
 from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.records import Need
@@ -34,6 +34,8 @@ class Fit:
     workload: Workload
     needs: list[Need]
     time: StepTime | None
+    traced: str | None = None
+    """Result of the dry run, as a sentence; None where the closed form decides."""
 
     @property
     def share(self) -> float:
@@ -81,7 +83,7 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     sharding = sharding_of(recipe)
     share = recipe.training.global_batch_size // (sharding.processes(shape) * shape.nodes)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
-    sizes = sorted((size for size in range(1, most + 1) if share % size == 0), reverse=True)
+    sizes = sorted((size for size in range(1, min(most, share) + 1) if share % size == 0), reverse=True)
     reasons = {size: sharding.batch_problem(recipe, size, share // size) for size in sizes}
     if all(reasons.values()):
         return next(reason for reason in reasons.values() if reason)
@@ -97,7 +99,7 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     problems = []
     if pair := pair_problem(recipe):
         problems.append(pair)
-    problems += sharding_of(recipe).problems(recipe)
+    problems += sharding_of(recipe).problems(recipe) + objective_of(recipe).problems(recipe)
     kind = OPTIMIZERS.get(recipe.training.optim)
     if kind and (reason := sharding_of(recipe).optimizer_problem(recipe, kind)):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
@@ -122,8 +124,11 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
             "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
         )
-    if recipe.data.packing and (reason := collator.refusal(geometry.model_type, recipe.model.trust_remote_code)):
-        problems.append(f"data.packing: {reason}")
+    if recipe.method.name != "full" and (reason := workloads.no_adapters(recipe, geometry)):
+        problems.append(reason)
+    problems += _untrained(recipe, geometry)
+    if recipe.training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, recipe.model.trust_remote_code)):
+        problems.append(f"training.use_liger_kernel: {reason}")
     if recipe.model.dtype == "float16" and geometry.dtype == "bfloat16":
         problems.append(
             f"model.dtype: float16, but {recipe.model.name_or_path} was trained in bfloat16, whose range float16 does not "
@@ -135,6 +140,30 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     if recipe.model.revision is not None and (name.startswith((".", "/", "~")) or "://" in name):
         problems.append("model.revision: only models on the hub have one, folders and addresses do not")
     return problems
+
+
+def _untrained(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """Return the problems that runs on a tiny instance of the model's type have shown."""
+    kind, model = geometry.model_type, recipe.model
+    problems = []
+    in_slices = sharding_of(recipe).reads_slices(recipe)
+    if reason := model_types.training_problem(kind, recipe.method.name, in_slices, model.trust_remote_code):
+        problems.append(f"model.name_or_path {model.name_or_path}: {kind} with method {recipe.method.name}: {reason}")
+    if recipe.data.packing and (
+        reason := model_types.packing_problem(kind, model.attn_implementation, model.trust_remote_code)
+    ):
+        problems.append(f"data.packing: {reason}")
+    return problems
+
+
+def unknown_type(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """Return the plan's note on a model type that was never tried."""
+    if model_types.was_trained(geometry.model_type):
+        return []
+    return [
+        f"model type {geometry.model_type}: not among those that were trained in small (flytune/models/model_types.json); "
+        "--dry-run builds and traces it"
+    ]
 
 
 def _no_bfloat16_masters(recipe: Recipe) -> str | None:
@@ -175,6 +204,11 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
         return f"{shape.accelerator} does not compute in bfloat16"
     if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:
         return "FlashAttention needs a GPU"
+    if recipe.training.use_liger_kernel and not shape.is_gpu:
+        return "training.use_liger_kernel: Liger's kernels need a GPU"
+    if recipe.training.use_liger_kernel and sharding.layout(recipe).pipelined and shape.processes > 1:
+        # liger-kernel 0.8.5: ops/rope.py starts its kernel on the process's current GPU.
+        return f"training.use_liger_kernel: its kernels run on one GPU of a process, and {sharding.name} has {shape.processes}"
     if shape.nodes > 1 and recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
         return (
             f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "

@@ -56,7 +56,7 @@ def weights(recipe: Recipe, geometry: Geometry) -> float:
     """Return bytes of the evaluated model: in model.dtype; with qlora quantized linear layers, and the rest in float32."""
     if recipe.method.name != "qlora":
         return float(geometry.parameters * (4 if recipe.model.dtype == "float32" else 2))
-    return quantized_bytes(geometry, recipe.method.quantized) + (geometry.parameters - geometry.linear_parameters) * 4
+    return quantized_bytes(geometry, recipe.method.quantized) + (geometry.parameters - geometry.quantizable_parameters) * 4
 
 
 def _usable(recipe: Recipe, shape: Shape) -> float:

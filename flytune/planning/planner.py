@@ -7,9 +7,11 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import step_time
 from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
 from flytune.models import Geometry, initial_adapter, read_geometry
+from flytune.objectives import objective_of
 from flytune.planning import budget, candidates, folders, loading, pod_disk, ranking, requirements, save_interval, workloads
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
+from flytune.planning.dryrun import confirm
 from flytune.recipe import Hardware, Recipe
 from flytune.records import Calibration, Plan
 from flytune.sharding import sharding_of
@@ -24,12 +26,15 @@ def make(
 ) -> Plan:
     """Return the plan of a recipe on the cheapest shape an hour of those that fit and that its hardware wishes allow.
 
+    Where the closed form does not hold for the model, the dry run decides about GPUs (half a minute for each shape).
+
     Args:
         samples: number of training samples, if it is known; hours and price of the run follow from it.
         cluster: the cluster whose pods run it, so that the recipe's folders must be on their volumes; None for this machine.
 
     Raises:
-        RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have the folders.
+        RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have the folders; the
+            closed form does not hold for the model, and no dry run is possible here.
         DoesNotFit: nothing fits; a line for each allowed shape with what it lacks.
     """
     shapes = load_shapes() if shapes is None else shapes
@@ -38,18 +43,22 @@ def make(
         raise RecipeError.of(f"recipe {recipe.name}", problems)
     refusals, unmounted = [], dict[str, list[str]]()
     wished = candidates.wished(recipe, shapes)
+    unsupported = unknown_to_closed_form(geometry)
+    if unsupported and any(shape.is_gpu for shape in wished):
+        confirm.require(recipe, unsupported)
     for shape in wished:
         if cluster is not None and (lacking := folders.problems(recipe, cluster, shape.name)):
             unmounted[shape.name] = lacking
             refusals.append(f"{shape.name}: {'; '.join(lacking)}")
             continue
-        found = candidates.best_fit(recipe, shape, geometry)
+        decide = confirm.best_fit if unsupported and shape.is_gpu else candidates.best_fit
+        found = decide(recipe, shape, geometry)
         if isinstance(found, Fit):
             return plan_of(found, samples)
         refusals.append(f"{shape.name}: {found}")
     if len(unmounted) == len(wished):
         raise RecipeError.of(f"recipe {recipe.name}: folders of a cluster's pods", next(iter(unmounted.values())))
-    lines = [*refusals, ranking.change_that_fits(recipe, shapes, geometry)]
+    lines = refusals if unsupported else [*refusals, ranking.change_that_fits(recipe, shapes, geometry)]
     raise DoesNotFit("\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)]))
 
 
@@ -59,16 +68,27 @@ def rank(
     """Return all ways to run the recipe's method on all shapes that its wishes allow, except hardware.shape, best first.
 
     Raises:
-        RecipeError: the method cannot work on this model, or no shape satisfies the wishes.
+        RecipeError: the method cannot work on this model, no shape satisfies the wishes, or the closed form, which ranks,
+            does not hold for the model.
         DoesNotFit: nothing fits; what is missing on each shape for the recipe as it is.
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
+    if unsupported := unknown_to_closed_form(geometry):
+        raise RecipeError(
+            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: all shapes are ranked by the closed form, "
+            f"which does not know {unsupported}; name one shape, about which the dry run decides"
+        )
     anywhere = on_shape(recipe, "auto")
     found = ranking.rank(anywhere, shapes, geometry, by)
     if not found.fits:
         make(anywhere, shapes, geometry)
     return found
+
+
+def unknown_to_closed_form(geometry: Geometry) -> str | None:
+    """Return what the closed form of activations and time does not know about a model; None where it holds."""
+    return geometry.unsupported
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
@@ -130,6 +150,11 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *sharding_of(recipe).reasons(recipe),
+            *objective_of(recipe).reasons(recipe),
+            *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
+            *([fit.traced] if fit.traced else []),
+            *_rough(work.geometry, fit.traced is not None),
+            *candidates.unknown_type(recipe, work.geometry),
             *([save_interval.describe(lost)] if lost else []),
             *requirements.gather_reason(recipe, work),
             *([disk] if disk else []),
@@ -137,6 +162,18 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             *([_calibrated(calibration)] if calibration else []),
         ],
     )
+
+
+def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
+    """Return what is rough in the plan of a model that the closed form does not know: time, and memory without a dry run."""
+    if (unknown := unknown_to_closed_form(geometry)) is None:
+        return []
+    if not is_traced:
+        return [f"activations are rough: the closed form does not know {unknown}"]
+    return [
+        f"time and price are rough, from the {geometry.active_parameters / 1e9:.3g} billion parameters in linear layers that a "
+        f"token passes: the closed form does not know {unknown}"
+    ]
 
 
 def _calibrated(factor: Calibration) -> str:

@@ -10,6 +10,7 @@ from importlib import metadata
 from flytune.estimates import Memory, Workload, model_states
 from flytune.estimates import memory as estimates_memory
 from flytune.estimates.memory import GIB
+from flytune.estimates.model_states import States
 from flytune.estimates.workload import BYTES
 from flytune.hardware import Shape, load_cluster
 from flytune.planning import loading
@@ -45,14 +46,15 @@ EXPORT_FILE = 5e9
 
 def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
     """Return all of a run's needs on a shape; memory of a GPU (on a cpu shape of a process) first."""
-    memory = estimates_memory.memory(workload)
+    lasting = model_states.of(workload)
+    memory = estimates_memory.memory(workload, lasting)
     if not shape.is_gpu:
-        return [_process(recipe, shape, workload, memory), _shared(shape), _disk(recipe, shape, workload)]
+        return [_process(recipe, shape, workload, memory, lasting), _shared(shape), _disk(recipe, shape, workload, lasting)]
     return [
         _need("GPU memory", shape.gpu_memory_gib, _tables(recipe, shape, workload, memory)),
-        _host(recipe, shape, workload),
+        _host(recipe, shape, workload, lasting),
         _shared(shape),
-        _disk(recipe, shape, workload),
+        _disk(recipe, shape, workload, lasting),
     ]
 
 
@@ -112,7 +114,7 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
     return tables
 
 
-def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -> Need:
+def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, lasting: States) -> Need:
     """Return the memory of a process on a CPU, which holds states and activations, but neither CUDA nor NCCL."""
     process = {"process": process_gib(shape) * GIB}
     tables = {
@@ -121,12 +123,12 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -
     }
     tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
     tables[SAVE] |= _gathered(recipe, workload)
-    tables[EXPORT]["best checkpoint"] = _best(recipe, workload)
+    tables[EXPORT]["best checkpoint"] = _best(recipe, workload, lasting)
     return _need("process memory", (shape.memory_gib - shape.shared_memory_gib) / shape.processes, tables)
 
 
-def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
-    sharding, lasting = sharding_of(recipe), model_states.of(workload)
+def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
+    sharding = sharding_of(recipe)
     own = sharding.processes(shape)
     always = {"processes": own * process_gib(shape) * GIB, "CUDA": own * CUDA_HOST_GIB * GIB}
     if shape.nodes > 1:
@@ -139,7 +141,10 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
         # Distributed checkpoints copy the shards of each process to the host before they are written.
         SAVE: {"checkpoint": own * (states + lasting.paged) if sharding.async_checkpoint and workload.method == "full" else 0.0}
         | _gathered(recipe, workload),
-        EXPORT: {"file being written": min(EXPORT_FILE, _exported(workload)), "best checkpoint": own * _best(recipe, workload)},
+        EXPORT: {
+            "file being written": min(EXPORT_FILE, _exported(workload)),
+            "best checkpoint": own * _best(recipe, workload, lasting),
+        },
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
     paged = {"paged optimizer states": own * lasting.paged}
@@ -175,15 +180,14 @@ def _as_loaded(recipe: Recipe, workload: Workload) -> float:
     return CONVERTED * workload.geometry.parameters * BYTES[workload.weight_dtype]
 
 
-def _best(recipe: Recipe, workload: Workload) -> float:
+def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
     """Return bytes of one process in host memory while it loads the checkpoint that `export: best` takes.
 
     DeepSpeed reads its states as one file each, optimizer included; the other shardings read one tensor at a time.
     """
     if recipe.checkpoints.export == "last" or not workload.layout.deepspeed:
         return 0.0
-    states = model_states.of(workload)
-    return sum(states.optimizer.values()) + states.offloaded
+    return sum(lasting.optimizer.values()) + lasting.offloaded
 
 
 def _shared(shape: Shape) -> Need:
@@ -193,12 +197,12 @@ def _shared(shape: Shape) -> Need:
     )
 
 
-def _disk(recipe: Recipe, shape: Shape, workload: Workload) -> Need:
+def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
     if shape.is_gpu and loading.volume_of(recipe.model.name_or_path, shape, load_cluster()):
         base = {}  # read from the volume
     running = dict(base)
-    running["offloaded"] = sharding_of(recipe).processes(shape) * model_states.of(workload).on_disk
+    running["offloaded"] = sharding_of(recipe).processes(shape) * lasting.on_disk
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = checkpoint_bytes(workload) * copies

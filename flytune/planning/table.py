@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flytune.console import tables
+from flytune.errors import printable
 from flytune.hardware.shapes import GIB
 from flytune.planning import ranking as planning_ranking
 from flytune.planning.calibration import Factor
@@ -38,7 +39,7 @@ def show(plan: Plan, console: Console) -> None:
     if plan.tokens_per_second:
         _show_time(plan, console)
     for reason in plan.reasons:
-        console.print(f"- {reason}", highlight=False)
+        console.print(f"- {printable(reason)}", highlight=False, markup=False)
 
 
 def as_html(plan: Plan) -> str:
@@ -139,9 +140,10 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
     console.print(
         f"{summary}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
         highlight=False,
+        markup=False,
     )
     if runner_up := _runner_up(plans):
-        console.print(runner_up, highlight=False)
+        console.print(runner_up, highlight=False, markup=False)
 
 
 def _runner_up(plans: list[Plan]) -> str:
@@ -179,10 +181,11 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
         measured, planned = (max(sizes.values(), default=0) for sizes in (one.measured_bytes, one.planned_bytes))
         ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (one.memory_ratio, one.speed_ratio)]
         used = "" if one.full_length else "left out: shorter than planned"
-        table.add_row(one.recipe, one.shape, _gib(measured), _gib(planned), *ratios, used)
+        table.add_row(tables.plain(one.recipe), tables.plain(one.shape), _gib(measured), _gib(planned), *ratios, used)
     tables.show(table, console)
     for row in rows:
-        console.print(f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})", highlight=False)
+        said = f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})"
+        console.print(printable(said), highlight=False, markup=False)
 
 
 def _gib(size: float) -> str:

@@ -1,19 +1,21 @@
 """The workload of a recipe on a shape, and the estimated time of its step."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from flytune.errors import RecipeError
 from flytune.estimates import Optimizer, StepTime, Workload, step_time
+from flytune.estimates.framework import FLYTUNE
 from flytune.hardware import Shape, accelerator_named
-from flytune.models import Geometry
+from flytune.models import Geometry, Linear, adapted_layers
+from flytune.objectives import objective_of
 from flytune.planning.calibration import load_factors
 from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sharding import ShardingBase
 
 BLOCK = 256
 """Numbers of an 8-bit state that share a float32 scale (bitsandbytes, Optimizer8bit.init_state)."""
-_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = {"embed_tokens": "embedding", "lm_head": "head"}
 _PARTS = (
     "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
@@ -26,7 +28,7 @@ def workload(
     recipe: Recipe, geometry: Geometry, sharding: ShardingBase, shape: Shape, micro_batch: int, accumulation: int
 ) -> Workload:
     """Return one step of a recipe on a shape."""
-    method, model = recipe.method.name, recipe.model
+    method, model, objective = recipe.method.name, recipe.model, objective_of(recipe)
     return Workload(
         geometry=geometry,
         method=method,
@@ -41,18 +43,21 @@ def workload(
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
+        sequences_per_row=objective.sequences_per_row,
+        reference=objective.reference(recipe),
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
-        lora_targets=() if method == "full" else _targets(recipe),
-        lora_ranks=_ranks(recipe, geometry.num_hidden_layers),
+        lora_targets=() if method == "full" else targets(recipe, geometry),
+        lora_ranks=() if method == "full" else _ranks(recipe, geometry),
         dora=recipe.method.use_dora,
-        adapter_dropout=recipe.method.lora_dropout > 0,
+        adapter_dropout=recipe.method.lora_dropout > 0 and not objective.switches_dropout_off(recipe),
         token_rows=_token_rows(recipe),
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
         attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
+        framework=replace(FLYTUNE, fused_kernels=recipe.training.use_liger_kernel),
         kbit_float32=method == "qlora" and sharding.prepares_kbit,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
@@ -98,29 +103,81 @@ def parts_of(time: StepTime) -> dict[str, float]:
     return {name: getattr(time, name) for name in _PARTS if getattr(time, name) > 0}
 
 
-def _targets(recipe: Recipe) -> tuple[str, ...]:
-    named = recipe.method.target_modules
+def targets(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
+    """Return the names of the linear layers that method.target_modules names, and of the tables that are trained."""
     tables = tuple(_TABLES[name] for name in recipe.method.modules_to_save)
-    if isinstance(named, str):
-        return _LINEARS + tables
-    return tuple(name.removesuffix("_proj") for name in named if name.removesuffix("_proj") in _LINEARS) + tables
+    names = [linear.name for linear in geometry.linears if linear.adaptable and any(_adapted(recipe, geometry, linear))]
+    return (*dict.fromkeys(names), *tables)
 
 
-def _ranks(recipe: Recipe, layers: int) -> tuple[tuple[str, float], ...]:
-    """Return the mean rank of each linear layer that method.rank_pattern names in Llama's layout, matched as PEFT does.
+def no_adapters(recipe: Recipe, geometry: Geometry) -> str | None:
+    """Return why method.target_modules cannot be adapted; None if it can."""
+    named = recipe.method.target_modules
+    stacked = {linear.name for linear in geometry.linears if not linear.quantizable and not linear.adaptable}
+    if isinstance(named, list) and (
+        experts := [name for name in named if name.rpartition(".")[2].removesuffix("_proj") in stacked | {"experts"}]
+    ):
+        return (
+            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, which gets "
+            "no adapter; name layers of the attention, or write all-linear, which leaves experts and routers alone"
+        )
+    if geometry.model_type in adapted_layers.MAMBA and "out" in targets(recipe, geometry):
+        return (
+            f"method.target_modules: {named}: PEFT adapts no out_proj of a {geometry.model_type}, whose kernel does not call "
+            "it as a module; name the other layers in a list"
+        )
+    if geometry.linears and not set(targets(recipe, geometry)) - set(_TABLES.values()):
+        names = dict.fromkeys(one.path.rpartition(".")[2] for one in geometry.linears if one.adaptable)
+        return (
+            f"method.target_modules: {named}: no linear layer of {geometry.model_type} has such a name; "
+            f"it has {', '.join(names)}"
+        )
+    return None
 
-    PEFT (utils/other.py, get_pattern_key) takes the first pattern that the end of a module's name matches.
+
+def _adapted(recipe: Recipe, geometry: Geometry, linear: Linear) -> Iterator[bool]:
+    """Yield for each decoder layer whether a linear layer gets an adapter there, matched as PEFT does.
+
+    PEFT (tuners/tuners_utils.py, check_target_module_exists): a regular expression matches a module's whole name, a name in
+    a list its end.
     """
-    method, found = recipe.method, []
+    named = recipe.method.target_modules
+    if isinstance(named, str):
+        if named.lower() == "all-linear":
+            for module in _modules(geometry, linear):
+                yield not adapted_layers.is_left_out(geometry.model_type, module)
+            return
+        pattern = re.compile(named)
+        yield from (pattern.fullmatch(module) is not None for module in _modules(geometry, linear))
+        return
+    ends = tuple(f".{name}" for name in named)
+    yield from (module in named or module.endswith(ends) for module in _modules(geometry, linear))
+
+
+def _modules(geometry: Geometry, linear: Linear) -> Iterator[str]:
+    """Yield the names of a linear layer's modules in the decoder layers; of several experts that of the first."""
+    for layer in range(geometry.num_hidden_layers):
+        yield linear.path.replace("*", str(layer), 1).replace("*", "0")
+
+
+def _ranks(recipe: Recipe, geometry: Geometry) -> tuple[tuple[str, float], ...]:
+    """Return the mean ranks over all layers of those linear layers whose rank is not method.r in each.
+
+    PEFT (utils/other.py, get_pattern_key) takes the first of method.rank_pattern that the end of a module's name matches.
+    """
+    method, found = recipe.method, dict[str, float]()
     patterns = [(re.compile(rf"(.*\.)?({key})$"), rank) for key, rank in method.rank_pattern.items()]
-    if not patterns:
+    if not patterns and isinstance(method.target_modules, str) and method.target_modules.lower() == "all-linear":
         return ()
-    for name in _LINEARS:
-        part = "mlp" if name in ("gate", "up", "down") else "self_attn"
-        modules = [f"model.layers.{layer}.{part}.{name}_proj" for layer in range(layers)]
-        ranks = [next((rank for pattern, rank in patterns if pattern.match(module)), method.r) for module in modules]
-        found.append((name, sum(ranks) / layers))
-    return tuple(found)
+    for linear in geometry.linears:
+        pairs = zip(_modules(geometry, linear), _adapted(recipe, geometry, linear), strict=True)
+        ranks = [
+            next((rank for pattern, rank in patterns if pattern.match(module)), method.r) if adapted else 0
+            for module, adapted in pairs
+        ]
+        if (mean := sum(ranks) / len(ranks)) != method.r:
+            found[linear.name] = mean
+    return tuple(found.items())
 
 
 def _token_rows(recipe: Recipe) -> int:

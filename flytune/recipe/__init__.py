@@ -2,6 +2,7 @@
 
 from flytune.recipe.data import Data, Source
 from flytune.recipe.method import Method
+from flytune.recipe.objective import Objective
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
@@ -12,10 +13,10 @@ from flytune.recipe.sections import (
     HarnessTask,
     Model,
     Notify,
-    Positive,
     Sharding,
 )
 from flytune.recipe.training import Training
+from flytune.schema import Positive
 
 __all__ = [
     "OPTIMIZERS",
@@ -29,6 +30,7 @@ __all__ = [
     "Method",
     "Model",
     "Notify",
+    "Objective",
     "OptimizerKind",
     "Positive",
     "Recipe",

@@ -4,16 +4,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from flytune.recipe.sections import Fraction, Positive
-from flytune.schema import Strict
+from flytune import limits
+from flytune.recipe.sections import Fraction
+from flytune.schema import PathOrAddress, Strict
 
 
 class Source(Strict):
     """A source of rows: its address and its format."""
 
-    path: str | None = None
+    path: PathOrAddress | None = None
     """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV, Parquet or Arrow."""
-    dataset_name: str | None = None
+    dataset_name: PathOrAddress | None = None
     """A data set on the Hugging Face hub, instead of `path`."""
     dataset_config: str | None = None
     """Configuration (subset) of the data set on the hub."""
@@ -21,11 +22,12 @@ class Source(Strict):
     """Split of the data set on the hub."""
     revision: str | None = None
     """Commit, tag or branch of the data set on the hub."""
-    format: Literal["auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens"] = "auto"
-    """Format of the rows: `auto` decides by the columns of the first row; `tokens` are input_ids, with or without labels."""
+    format: Literal["auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens", "preference"] = "auto"
+    """Format of the rows: `auto` decides by the columns of the first row; `tokens` are input_ids, with or without labels;
+    `preference` are chosen and rejected answers (docs/objectives.md)."""
     columns: dict[str, str] = Field(default={})
     """Names of the data's columns where they differ from the format's: {instruction: question, output: answer}."""
-    max_samples: Positive | None = None
+    max_samples: Annotated[int, Field(gt=0, le=limits.ROWS)] | None = None
     """Number of rows to read; all by default."""
 
     @property
@@ -50,11 +52,11 @@ class WeightedSource(Source):
 class Data(Source):
     """The training data: sources, rendering, truncation and split."""
 
-    sources: list[WeightedSource] = Field(default=[])
+    sources: list[WeightedSource] = Field(default=[], max_length=limits.LISTED)
     """Several sources with weights, instead of path and dataset_name."""
     system_prompt: str | None = None
     """System message for chats that have none."""
-    chat_template: str | None = None
+    chat_template: PathOrAddress | None = None
     """A Jinja file (or its address), if the tokenizer has no chat template or another one is wanted."""
     pad_token: str | None = None
     """One of the tokenizer's tokens, if it has no pad token."""
@@ -62,7 +64,7 @@ class Data(Source):
     """One of the tokenizer's tokens that ends answers instead of its EOS, such as ChatML's <|im_end|>."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
-    max_length: Annotated[int, Field(gt=0, le=2**24)] = 1024
+    max_length: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
     """Treatment of longer samples (docs/data.md); they are counted and reported in any case."""
@@ -70,7 +72,7 @@ class Data(Source):
     """Pack complete samples into blocks of max_length tokens; attention does not cross samples."""
     heldout_fraction: Fraction = 0.02
     """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same split."""
-    heldout_path: str | None = None
+    heldout_path: PathOrAddress | None = None
     """A separate file or folder for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
     eval_split: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
     """A split of `dataset_name` for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
@@ -84,7 +86,7 @@ class Data(Source):
     """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
     deduplicate: bool = False
     """Remove samples that equal an earlier one, and held-out ones that equal a training sample; takes 80 bytes per sample."""
-    seed: int = 42
+    seed: Annotated[int, Field(ge=-limits.SEED, le=limits.SEED)] = 42
     """Seed of the split, and of the rows that weights below 1 select."""
     contract: Literal["stop", "warn"] = "stop"
     """Effect of a failed check of the data contract (docs/xray.md): `stop` ends preparation, `warn` only reports it."""

@@ -5,8 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from flytune import limits
 from flytune.recipe.quantization import Quantization
-from flytune.recipe.sections import Positive
+from flytune.schema import PathOrAddress, Positive
 
 _TABLES = ("embed_tokens", "lm_head")
 
@@ -26,19 +27,21 @@ class Method(Quantization):
     """DoRA: the norm of each row of an adapted weight is trained apart from its direction."""
     use_rslora: bool = Field(default=False, json_schema_extra={"since": "0.2.0"})
     """rsLoRA: the adapter is multiplied by lora_alpha / sqrt(r) instead."""
-    init_lora_weights: Literal[True] | Annotated[str, Field(pattern=r"^(gaussian|pissa|pissa_niter_[1-9]\d*)$")] = Field(
+    init_lora_weights: Literal[True] | Annotated[str, Field(pattern=r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$")] = Field(
         default=True, json_schema_extra={"since": "0.2.0"}
     )
     """Initial values of the adapter: `gaussian`, or `pissa` (its base's largest singular values; pissa_niter_16 is faster)."""
-    rank_pattern: dict[str, Positive] = Field(default={}, json_schema_extra={"since": "0.2.0"})
+    rank_pattern: dict[str, Positive] = Field(default={}, max_length=limits.LISTED, json_schema_extra={"since": "0.2.0"})
     """Ranks of layers that have another one than r, by name or regular expression: {down_proj: 32}."""
-    alpha_pattern: dict[str, Positive] = Field(default={}, json_schema_extra={"since": "0.2.0"})
+    alpha_pattern: dict[str, Positive] = Field(default={}, max_length=limits.LISTED, json_schema_extra={"since": "0.2.0"})
     """Scales of layers that have another one than lora_alpha, by name or regular expression."""
     modules_to_save: list[Literal["embed_tokens", "lm_head"]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
     """Tables that are trained completely beside the adapter, and stored with it: input embedding, head."""
-    trainable_token_indices: list[Annotated[int, Field(ge=0)]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
+    trainable_token_indices: list[Annotated[int, Field(ge=0, le=limits.COUNT)]] = Field(
+        default=[], max_length=limits.ADDED_TOKENS, json_schema_extra={"since": "0.2.0"}
+    )
     """Ids of further tokens whose rows of embedding and head are trained, as those of model.extra_special_tokens are."""
-    adapter: str | None = None
+    adapter: PathOrAddress | None = None
     """An adapter to train further (folder or fsspec address of an artifact) instead of a new one; r and the rest must match."""
 
     @model_validator(mode="after")

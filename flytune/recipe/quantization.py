@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from flytune import limits
 from flytune.schema import Strict
 
 Quantized = Literal["nf4", "nf4_double", "fp4", "fp4_double", "int8"]
@@ -23,7 +24,7 @@ class Quantization(Strict):
     """Quantization of the 4-bit blocks' scales too, which saves 0.37 bits a weight."""
     load_in_8bit: Annotated[bool, Field(json_schema_extra=_SINCE)] = False
     """A qlora base in 8 bits (LLM.int8) instead of 4."""
-    llm_int8_threshold: Annotated[float, Field(ge=0, json_schema_extra=_SINCE)] = 6.0
+    llm_int8_threshold: Annotated[float, Field(ge=0, le=limits.FACTOR, json_schema_extra=_SINCE)] = 6.0
     """Size of an activation from which 8-bit layers compute its column in full precision; 0 for none."""
 
     @property

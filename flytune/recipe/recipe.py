@@ -6,17 +6,16 @@ and training.py.
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
-from flytune import yaml_core
+from flytune import addresses, yaml_core
 from flytune.errors import RecipeError
 from flytune.recipe.data import Data
 from flytune.recipe.method import Method
+from flytune.recipe.objective import Objective
 from flytune.recipe.sections import (
     Checkpoints,
     Evaluation,
@@ -28,7 +27,7 @@ from flytune.recipe.sections import (
     Tracking,
 )
 from flytune.recipe.training import Training
-from flytune.schema import Strict, dotted, load_yaml, mistakes, wrong_numbers
+from flytune.schema import Strict, dotted, is_deep, load_yaml, mistakes, wrong_values
 
 _PLANNED = "the planner computes it; write training.global_batch_size"
 _SHARDED = "write sharding: NAME; the rest follows from it"
@@ -46,8 +45,8 @@ ELSEWHERE = {
     "gradient_checkpointing": "write training.activation_checkpointing",
     "max_seq_length": "write data.max_length",
     **dict.fromkeys(
-        ("use_liger_kernel", "liger_kernel_config", "use_liger_loss"),
-        "remove it; TRL computes the loss in chunks already, without all logits in memory, and the image has no Liger kernels",
+        ("liger_kernel_config", "use_liger_loss"),
+        "write training.use_liger_kernel: norms, rotation and MLP are Liger's; TRL computes the loss in chunks in any case",
     ),
     "num_epochs": "write training.num_train_epochs",
     "bf16": "write model.dtype: bfloat16",
@@ -55,12 +54,6 @@ ELSEWHERE = {
     **dict.fromkeys(("additional_special_tokens", "added_tokens", "special_tokens"), "write model.extra_special_tokens"),
 }
 """Keys of other tools, and the recipe's keys to use instead."""
-# user:password@ or a token before the host, or the parameters of signed and shared links (S3, GCS, Azure, tokens in general).
-_CREDENTIALS = re.compile(
-    r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s]+@|"
-    r"://\S*[?&#](?:[\w-]*(?:signature|token|secret|passw(?:or)?d|pwd|credential|(?:api|access|secret|account)[-_]?key)|sig|key|auth)=",
-    re.IGNORECASE,
-)
 
 
 class Recipe(Strict):
@@ -76,6 +69,7 @@ class Recipe(Strict):
     method: Method
     sharding: Sharding
     training: Training
+    objective: Objective = Field(default=Objective(), json_schema_extra={"since": "0.2.0"})
     evaluation: Evaluation = Evaluation()
     hardware: Hardware = Hardware()
     checkpoints: Checkpoints = Checkpoints()
@@ -83,7 +77,7 @@ class Recipe(Strict):
     publish: Publish = Publish()
     notify: Notify = Notify()
 
-    @field_validator("method", "sharding", mode="before")
+    @field_validator("method", "sharding", "objective", mode="before")
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         """Accept `method: full` for `method: {name: full}`."""
@@ -105,20 +99,19 @@ class Recipe(Strict):
     def _all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         # Flyte reads recipes too (from files, JSON and the console): all of them are validated here.
         name = data.get("name") if isinstance(data, dict) else None
-        where = f"recipe {name}" if name else "recipe"
-        if secrets := [
-            f"{dotted(loc)}: an address with credentials, which every artifact and report would show; put them into the "
-            "environment, on a cluster with secrets in cluster.yaml"
-            for loc in _with_credentials(data)
-        ]:
+        where = f"recipe {name!s:.100}" if name else "recipe"
+        if is_deep(data):
+            raise RecipeError(f"{where}: mappings and lists are nested deeper than {yaml_core.DEEPEST}; flatten them")
+        if secrets := [f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(data)]:
             raise RecipeError.of(where, secrets)
-        wrong = list(wrong_numbers(data, cls))
+        wrong = list(wrong_values(data, cls))
         try:
             made = handler(data)
         except ValidationError as error:
             raise RecipeError.of(where, [*mistakes(error, cls), *wrong]) from None
         if problem := _export_problem(made.checkpoints.export, made.checkpoints.save_steps, made.evaluation.eval_steps):
             wrong.append(f"checkpoints.export: {problem}")
+        wrong += made.objective.problems(made.data, made.training)
         if wrong:
             raise RecipeError.of(where, wrong)
         return made
@@ -190,14 +183,6 @@ def _export_problem(export: str, save: int | str | None, score: int | str | None
     )
 
 
-def _with_credentials(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
-    """Yield the paths of texts that have addresses with credentials."""
-    if isinstance(value, str) and _CREDENTIALS.search(value):
-        yield loc
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from _with_credentials(part, (*loc, key))
-
-
 class DataRequest(Strict):
     """The inputs of data preparation, and nothing else: the key under which prepared data is cached."""
 
@@ -207,12 +192,19 @@ class DataRequest(Strict):
     """Fingerprint of the content that `data` names (see flytune.data.fingerprint); changed content is another request."""
     tokenizer: str = ""
     """Identity of the base model's config and tokenizer files (see flytune.models.base.tokenizer_identity)."""
+    pairs: Annotated[bool, Field(exclude_if=lambda pairs: not pairs)] = False
+    """True if each row is a pair of a chosen and a rejected answer (Objective.has_pairs)."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, fingerprint: str, data: Data | None = None) -> Self:
+        """Return the request of a recipe, by default with its own section `data`."""
+        return cls(model=recipe.model, data=data or recipe.data, fingerprint=fingerprint, pairs=recipe.objective.has_pairs)
 
 
 def json_schema() -> str:
     """Return the JSON schema of a recipe file, which recipes/recipe.schema.json has for editors."""
     schema = Recipe.model_json_schema()
-    for section in ("method", "sharding"):
+    for section in ("method", "sharding", "objective"):
         names = schema["$defs"][section.capitalize()]["properties"]["name"]["enum"]
         schema["properties"][section] = {"anyOf": [schema["properties"][section], {"enum": names}]}
     tasks = schema["$defs"]["Evaluation"]["properties"]["tasks"]

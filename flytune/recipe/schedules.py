@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flytune import limits
+
 _SHAPES = ("linear", "cosine", "1-sqrt")
 
 
@@ -13,7 +15,7 @@ class Argument:
     """The values of an argument of a schedule."""
 
     low: float = 0.0
-    high: float | None = None
+    high: float = limits.COUNT
     integer: bool = False
     above: bool = False
     """True if `low` itself is not allowed."""
@@ -23,12 +25,12 @@ class Argument:
         """Return what it should be; None if `value` is one of its values."""
         if self.choices:
             return None if value in self.choices else f"should be one of {', '.join(self.choices)}"
-        limits = f"{'greater than' if self.above else 'at least'} {self.low:g}"
-        limits += "" if self.high is None else f" and at most {self.high:g}"
-        fits = isinstance(value, int if self.integer else int | float) and not isinstance(value, bool)
-        fits = fits and (value > self.low if self.above else value >= self.low)
-        fits = fits and (self.high is None or value <= self.high)
-        return None if fits else f"should be {'an integer' if self.integer else 'a number'} {limits}"
+        allowed = f"{'greater than' if self.above else 'at least'} {self.low:g}"
+        is_number = isinstance(value, int if self.integer else int | float) and not isinstance(value, bool)
+        if is_number and (value > self.low if self.above else value >= self.low) and value <= self.high:
+            return None
+        allowed += f" and at most {self.high:g}" if self.high < limits.COUNT or (is_number and value > self.high) else ""
+        return f"should be {'an integer' if self.integer else 'a number'} {allowed}"
 
 
 _WAVES = Argument(above=True)

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from flytune import limits
 from flytune.recipe import json_files
-from flytune.schema import Strict
+from flytune.schema import PathOrAddress, Positive, Strict
 
-Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Model(Strict):
     """The base model."""
 
-    name_or_path: Annotated[str, Field(min_length=1)]
+    name_or_path: PathOrAddress
     """A Hugging Face id, or a folder with config.json, safetensors and tokenizer files."""
     revision: str | None = None
     """Commit, tag or branch on the hub; a commit is the only one that never changes. Not for folders."""
@@ -30,7 +30,9 @@ class Model(Strict):
     """Implementation of attention in transformers."""
     trust_remote_code: bool = False
     """Permission to run Python code of the model's repository."""
-    extra_special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(default=[], json_schema_extra={"since": "0.2.0"})
+    extra_special_tokens: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
+        default=[], max_length=limits.ADDED_TOKENS, json_schema_extra={"since": "0.2.0"}
+    )
     """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are trained."""
 
     @model_validator(mode="after")
@@ -77,7 +79,7 @@ class HarnessTask(Strict):
     """A task or group of lm-evaluation-harness."""
 
     name: Annotated[str, Field(min_length=1)]
-    num_fewshot: Annotated[int, Field(ge=0)] | None = None
+    num_fewshot: Annotated[int, Field(ge=0, le=limits.LISTED)] | None = None
     """Number of few-shot examples; by default the task's own."""
     limit: Positive | None = None
     """Largest number of documents of each task."""
@@ -89,7 +91,7 @@ class Guard(Strict):
     task: str
     metric: str | None = None
     """Metric of the task; by default its first."""
-    margin: Annotated[float, Field(ge=0)] = 0.0
+    margin: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
     """Allowed change for the worse, in the metric's unit."""
 
 
@@ -103,25 +105,25 @@ class Evaluation(Strict):
     none by default."""
     early_stopping_patience: Annotated[Positive | None, Field(json_schema_extra={"since": "0.2.0"})] = None
     """Number of evaluations in a row without a lower eval_loss after which training ends; no limit by default."""
-    early_stopping_threshold: Annotated[float, Field(ge=0, json_schema_extra={"since": "0.2.0"})] = 0.0
+    early_stopping_threshold: Annotated[float, Field(ge=0, le=limits.FACTOR, json_schema_extra={"since": "0.2.0"})] = 0.0
     """Decrease of eval_loss, in nats, that an evaluation must exceed to count as a lower one."""
-    batch_size: Positive = 8
+    batch_size: Annotated[int, Field(gt=0, le=limits.MICRO_BATCH)] = 8
     """Samples, prompts or requests of one forward pass."""
-    sample_answers: Annotated[int, Field(ge=0)] = 16
+    sample_answers: Annotated[int, Field(ge=0, le=limits.LISTED)] = 16
     """Number of held-out prompts that base and tuned model answer side by side."""
-    max_new_tokens: Positive = 128
+    max_new_tokens: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 128
     """Largest number of tokens of an answer."""
-    tasks: list[HarnessTask] = Field(default=[])
+    tasks: list[HarnessTask] = Field(default=[], max_length=limits.LISTED)
     """Tasks of lm-evaluation-harness, run on base and tuned model."""
-    include_path: str | None = None
+    include_path: PathOrAddress | None = None
     """A folder of your own tasks in the harness's YAML (recipes/tasks), or its address."""
     apply_chat_template: bool = False
     """Put the tasks' prompts into the chat template."""
-    task_shards: Positive = 1
+    task_shards: Annotated[int, Field(gt=0, le=limits.SHARDS)] = 1
     """Number of parts of each task's documents; each part is a pod."""
     shape: str | None = None
     """A row of shapes.yaml to evaluate on; by default the one of training."""
-    must_not_fall: list[Guard] = Field(default=[])
+    must_not_fall: list[Guard] = Field(default=[], max_length=limits.LISTED)
     """Guards: if one is broken, the model is stored but not published or promoted."""
 
     @field_validator("tasks", mode="before")
@@ -152,13 +154,13 @@ class Hardware(Strict):
     """A row of shapes.yaml, or `auto`: the cheapest that fits."""
     accelerator: str | None = None
     """Accelerator of the shape: cpu, T4, A100-80GB ..."""
-    max_price_per_hour: Annotated[float, Field(gt=0)] | None = None
+    max_price_per_hour: Annotated[float, Field(gt=0, le=limits.PRICE)] | None = None
     """Largest price of the shape, all nodes together, in the currency of shapes.yaml."""
     spot: bool | None = None
     """Only spot shapes (true) or only others (false); both by default."""
-    max_hours: Annotated[float, Field(gt=0)] | None = None
+    max_hours: Annotated[float, Field(gt=0, le=limits.HOURS)] | None = None
     """Largest time of training, all attempts together; then the run saves, exports and evaluates the model."""
-    max_price: Annotated[float, Field(gt=0)] | None = None
+    max_price: Annotated[float, Field(gt=0, le=limits.PRICE)] | None = None
     """Largest price of training, in the currency of shapes.yaml; the run ends as with max_hours."""
 
 
@@ -172,7 +174,7 @@ class Checkpoints(Strict):
     """Number of newest checkpoints to keep, in addition to the one of the lowest eval_loss with `export: best`."""
     export: Annotated[Literal["last", "best"], Field(json_schema_extra={"since": "0.2.0"})] = "last"
     """Weights that the run exports: those of the last step, or those of the checkpoint with the lowest eval_loss."""
-    folder: str | None = None
+    folder: PathOrAddress | None = None
     """A folder that every attempt and node can reach (mounted into the pods, absolute), or an fsspec address. By default: on a
     cluster below its raw output location, otherwise `.checkpoints`."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
@@ -217,7 +219,7 @@ class Tracking(Strict):
 class Publish(Strict):
     """Publishing of the artifact outside of Flyte's own store."""
 
-    address: str | None = None
+    address: PathOrAddress | None = None
     """A folder or fsspec address; the artifact is stored below it under the recipe's name and a hash of its content. Or
     hf://owner/name, a repository on the Hugging Face Hub, with a revision for each run."""
     private: bool = True

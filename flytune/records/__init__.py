@@ -5,7 +5,7 @@ from flytune.records.comparison import Comparison
 from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
 from flytune.records.export import Export
-from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
+from flytune.records.metrics import Answer, Metrics, Part, Preference, Score, TaskScore, Wins
 from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
 from flytune.records.training import GpuUse, Step, TrainingResult
 
@@ -24,6 +24,7 @@ __all__ = [
     "Need",
     "Part",
     "Plan",
+    "Preference",
     "Score",
     "Shard",
     "SourceCounts",

@@ -1,15 +1,19 @@
 """artifact.json, the list of an artifact's files, and functions that list files and read records."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, model_validator
 from tqdm import tqdm
 
+from flytune.addresses import reason
 from flytune.errors import ExportError
-from flytune.files import sha256_of
-from flytune.schema import Record, Strict
+from flytune.files import CHUNK, sha256_of
+from flytune.names import FileName, NameRefused, check_list, inside
+from flytune.schema import Record, RecordError, Strict
 
 _Kind = TypeVar("_Kind", bound=Record)
 
@@ -19,17 +23,40 @@ CONTENTS = "artifact.json"
 class StoredFile(Strict):
     """A stored file with its size and hash."""
 
-    file: str
+    file: FileName
     """Path relative to the record that lists it, with slashes."""
-    size: int
+    size: Annotated[int, Field(ge=0)]
     """Size in bytes."""
-    sha256: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class FileDiffers(ValueError):
+    """A file that is not the one that its list has."""
 
 
 class Contents(Record):
     """artifact.json, written last: an artifact without one is incomplete."""
 
     files: list[StoredFile]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        check_list(file.file for file in self.files)
+        return self
+
+    def check(self, name: str, size: int, sha256: str) -> None:
+        """Compare a file that was read with the one that was written.
+
+        Raises:
+            FileDiffers: the name is not listed, or size or hash differ.
+        """
+        listed = next((file for file in self.files if file.file == name), None)
+        if listed is None:
+            raise FileDiffers(f"{name}: not one of the artifact's files, by {CONTENTS}")
+        if size != listed.size:
+            raise FileDiffers(f"{name}: has {size:,} bytes, {listed.size:,} by {CONTENTS}")
+        if sha256 != listed.sha256:
+            raise FileDiffers(f"{name}: its content is not what was written, by {CONTENTS}")
 
 
 def record(kind: type[_Kind], path: Path) -> _Kind:
@@ -42,8 +69,79 @@ def record(kind: type[_Kind], path: Path) -> _Kind:
         return kind.read(path)
     except FileNotFoundError:
         raise ExportError(f"{path}: missing, so its folder is incomplete; nothing was stored") from None
-    except ValidationError as error:
-        raise ExportError(f"{path}: not a {kind.__name__} ({error.error_count()} mistakes); nothing was stored") from None
+    except RecordError as error:
+        raise ExportError(f"{path}: not a {kind.__name__} ({error}); nothing was stored") from None
+
+
+def read_contents(content: str | bytes, where: object) -> Contents:
+    """Return the content of an artifact.json that comes from outside.
+
+    Raises:
+        ExportError: it is empty, of another kind (a page of HTML, another record), or names files outside of the artifact.
+    """
+    try:
+        return Contents.parse(content)
+    except RecordError as error:
+        raise ExportError(f"{where}: not an artifact's {CONTENTS} ({error}); do not use it") from None
+
+
+def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False) -> Contents:
+    """Compare every file of an artifact on this machine with its size and hash in artifact.json, and return that list.
+
+    Args:
+        folder: the artifact. Files that are not listed may be there, unless a library would load them by their names.
+        listed: the list, where it is not artifact.json.
+        elsewhere: whether files may be missing, because they are in another storage.
+
+    Raises:
+        ExportError: artifact.json is missing or damaged; a file is missing, differs, is a link that leads out of the folder, or
+            is one that a library would load and artifact.json does not list.
+    """
+    if listed is None:
+        try:
+            listed = read_contents((folder / CONTENTS).read_bytes(), folder / CONTENTS)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ExportError(f"{folder}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
+        except OSError as error:
+            raise ExportError(f"{folder / CONTENTS}: cannot be read: {reason(error)}") from None
+    known = {CONTENTS, *(file.file for file in listed.files)}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        if path.suffix in LOADED and not is_hidden and name.as_posix() not in known and not path.is_dir():
+            raise ExportError(f"{folder}: {name.as_posix()!r:.200}: not one of the artifact's files, by {CONTENTS}; {_AGAIN}")
+    total = sum(file.size for file in listed.files)
+    with tqdm(total=total, desc=f"verifying {folder.name}", unit="B", unit_scale=True, delay=2) as bar, ThreadPool(4) as pool:
+        for problem in pool.imap(lambda file: _problem(folder, file, elsewhere, bar.update), listed.files):
+            if problem:
+                raise ExportError(f"{folder}: {problem}; {_AGAIN}")
+    return listed
+
+
+LOADED = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".h5", ".msgpack", ".py", ".so"}
+LOADED |= {".json", ".yaml", ".jinja", ".model", ".tiktoken", ".txt"}
+"""Suffixes of files that libraries look for by their names."""
+_AGAIN = "the artifact is incomplete or was changed: fetch it again, or restore it"
+
+
+def _problem(folder: Path, file: StoredFile, elsewhere: bool, update: Callable[[int], Any]) -> str | None:
+    """Return why a file is not what was written; None if it is."""
+    digest = hashlib.sha256()
+    try:
+        path = inside(folder, file.file)
+        if not path.is_file():
+            return None if elsewhere else f"{file.file}: listed in {CONTENTS} but missing"
+        if (size := path.stat().st_size) != file.size:
+            return f"{file.file}: has {size:,} bytes, {file.size:,} by {CONTENTS}"
+        with path.open("rb") as content:
+            while chunk := content.read(CHUNK):
+                digest.update(chunk)
+                update(len(chunk))
+    except NameRefused as error:
+        return str(error)
+    except OSError as error:
+        return f"{file.file}: cannot be read: {reason(error)}"
+    return None if digest.hexdigest() == file.sha256 else f"{file.file}: its content is not what was written, by {CONTENTS}"
 
 
 def stored_file(path: Path, name: str, sha256: str | None = None) -> StoredFile:

@@ -4,13 +4,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flytune.names import FileName
 from flytune.schema import Record, Strict
 
 
 class Shard(Strict):
     """A Parquet file of tokenized samples: columns input_ids and labels, and seq_lengths if packed; lists of int32."""
 
-    file: str
+    file: FileName
     """Path relative to the manifest: train/00000.parquet."""
     samples: int
     tokens: int
@@ -92,6 +93,8 @@ class Manifest(Record):
     tokenizer_sha256: str
     content_sha256: str
     """Hash of the shards' hashes in order; equal for equal content."""
+    pairs: Annotated[bool, Field(exclude_if=lambda pairs: not pairs)] = False
+    """True if each sample is a pair: a chosen and a rejected sequence in one row, with their lengths."""
 
     @property
     def useful_share(self) -> float:

@@ -70,8 +70,35 @@ class TaskScore(Strict):
     num_fewshot: int = 0
 
 
+class Preference(Strict):
+    """Preferences of both models between the answers of the held-out pairs, with 95 % intervals over the pairs.
+
+    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
+    the base is the reference, whose own rewards are all 0.
+    """
+
+    pairs: int
+    beta: float
+    accuracy: float
+    """Share of pairs whose chosen answer has the larger reward."""
+    accuracy_low: float
+    accuracy_high: float
+    margin: float
+    """Mean reward of the chosen answer less that of the rejected one."""
+    margin_low: float
+    margin_high: float
+    base: float
+    """Share of pairs whose chosen answer is more probable than the rejected one to the base model."""
+    base_low: float
+    base_high: float
+    tuned: float
+    """The same share of the tuned model."""
+    tuned_low: float
+    tuned_high: float
+
+
 class Metrics(Record):
-    """metrics.json: base and tuned model on the same held-out tokens."""
+    """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers."""
 
     base: Score
     tuned: Score
@@ -92,6 +119,8 @@ class Metrics(Record):
     """Comparisons of the loss of each held-out sample."""
     answer_wins: Wins | None = None
     """Comparisons of the words that each answer shares with its reference."""
+    preference: Preference | None = Field(default=None, exclude_if=lambda preference: preference is None)
+    """Preferences between the answers of the held-out pairs; None for an objective without pairs."""
 
     def unstopped(self, model: str) -> int:
         """Return the number of answers of `base` or `tuned` that were cut at max_new_tokens."""
@@ -104,5 +133,5 @@ class Metrics(Record):
 
     @property
     def is_better(self) -> bool:
-        """True if the tuned model's loss is significantly lower: the complete interval is below zero."""
-        return self.loss_difference_high < 0
+        """True if the tuned model is significantly better: a loss interval below zero, or a margin of pairs above zero."""
+        return self.loss_difference_high < 0 if self.preference is None else self.preference.margin_low > 0

@@ -1,5 +1,6 @@
 """plan.json: the layout of a run, its resources in each phase, its time and its price."""
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -38,7 +39,7 @@ class Need(Strict):
     @property
     def share(self) -> float:
         """Peak divided by the available bytes."""
-        return self.peak_bytes / self.available_bytes
+        return self.peak_bytes / self.available_bytes if self.available_bytes > 0 else math.inf
 
     @property
     def margin_bytes(self) -> int:

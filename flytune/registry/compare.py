@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from flytune.artifacts import fetch
+from flytune.artifacts import fetch, opening
 from flytune.data import heldout_rows
 from flytune.errors import DataError
 from flytune.evaluation import score
@@ -48,7 +48,9 @@ def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, ag
     import numpy
 
     loading.quiet()
-    recipes = [Recipe.from_yaml(folder / "recipe.yaml") for folder in (champion, challenger)]
+    # Code of the champion runs if the person's own recipe allows code.
+    consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
+    recipes = [opening.open_artifact(folder, consent).recipe for folder in (champion, challenger)]
     if _vocabulary(trained_folder(recipes[0], champion)) != _vocabulary(trained_folder(recipes[1], challenger)):
         raise DataError(
             f"{against}: its tokenizer has another vocabulary than the challenger's: their losses are of different tokens and "
@@ -78,4 +80,4 @@ def _losses(recipe: Recipe, folder: Path, rows: list[Row], batch_size: int, labe
 def _vocabulary(folder: Path) -> dict[str, int]:
     from transformers import AutoTokenizer
 
-    return dict(AutoTokenizer.from_pretrained(str(folder)).get_vocab())
+    return dict(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).get_vocab())

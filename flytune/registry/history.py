@@ -12,10 +12,10 @@ made in the same second.
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from flytune.errors import AcceptedError
-from flytune.schema import Record, Strict
+from flytune.schema import Record, RecordError, Strict
 from flytune.storage import Storage
 
 POINTER, HISTORY = "accepted.json", "history"
@@ -83,9 +83,9 @@ def decisions_at(address: str) -> list[Decision]:
     storage = _storage(address)
     try:
         names = [name for name in storage.names(HISTORY) if name.endswith(".json")]
-        return [Decision.model_validate_json(storage.read(f"{HISTORY}/{name}")) for name in names]
-    except ValidationError as error:
-        raise AcceptedError(f"{address}/{HISTORY}: invalid entry ({error.error_count()} mistakes): {error}") from None
+        return [Decision.parse(storage.read(f"{HISTORY}/{name}")) for name in names]
+    except RecordError as error:
+        raise AcceptedError(f"{address}/{HISTORY}: invalid entry: {error}") from None
     except FileNotFoundError as error:
         raise AcceptedError(f"{address}/{HISTORY}: an entry was deleted while it was read: {error}; try again") from None
 

@@ -73,6 +73,11 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: it has no held-out data of its own, or adapters would be trained on a base model that may change.
     """
+    if recipe.objective.has_pairs:
+        raise RecipeError(
+            f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared by their loss, "
+            "which preferences do not aim at; run workflows.finetune instead"
+        )
     if not recipe.data.heldout_path:
         raise RecipeError(
             f"recipe {recipe.name}: data.heldout_path is missing: champion and challenger are compared on samples that never "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Part, Plan, Score, TrainingResult
+from flytune.records import Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult
 from flytune.records.training import PARTS
 from flytune.report import charts, task_table
 
@@ -81,13 +81,15 @@ def environment(escape: bool) -> Any:
         keep_trailing_newline=True,
     )
     found.filters |= {"number": number, "number_of": "{:,}".format, "size": charts.size, "price": price}
-    found.filters |= {"interval": interval, "duration": duration, "cell": cell}
+    found.filters |= {"interval": interval, "duration": duration, "cell": cell, "percent": percent}
     found.globals |= {"verdict": verdict, "share": share}
     return found
 
 
 def verdict(metrics: Metrics) -> str:
     """Return the result as a sentence."""
+    if metrics.preference:
+        return _preference_verdict(metrics.preference)
     base, tuned = metrics.base.perplexity, metrics.tuned.perplexity
     direction = "falls" if tuned < base else "rises" if tuned > base else "changes"
     change = f"Held-out perplexity {direction} from {number(base)} to {number(tuned)}"
@@ -100,6 +102,25 @@ def verdict(metrics: Metrics) -> str:
     return f"{change}, which is not a significant difference."
 
 
+def _preference_verdict(found: Preference) -> str:
+    change = (
+        f"The tuned model finds the chosen answer of {percent(found.tuned)} of {found.pairs} held-out pairs more probable, the "
+        f"base model that of {percent(found.base)}; its reward is larger in {percent(found.accuracy)}"
+    )
+    if found.pairs < 2:
+        return f"{change}, but a single pair is no evidence."
+    if found.margin_low > 0:
+        return f"{change}, and the mean margin of {number(found.margin)} is significantly above zero."
+    if found.margin_high < 0:
+        return f"{change}, and the mean margin of {number(found.margin)} is significantly below zero."
+    return f"{change}; the mean margin of {number(found.margin)} is not significantly different from zero."
+
+
+def percent(part: float) -> str:
+    """Return a share as a percentage such as `62.5 %`."""
+    return f"{100 * part:.3g} %"
+
+
 def number(value: float) -> str:
     """Format with at least three significant digits, thousands separators and a real minus: 21.3, −0.620, 12,346."""
     if abs(value) >= 1000:
@@ -109,7 +130,7 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def interval(score: Score | Metrics | Part, name: str) -> str:
+def interval(score: Score | Metrics | Part | Preference, name: str) -> str:
     """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"

@@ -15,6 +15,7 @@ from flytune.data.formats import CHATS
 from flytune.data.readers import read_heldout, strict
 from flytune.data.stored_samples import parts
 from flytune.errors import DataError
+from flytune.files import written_atomically
 from flytune.recipe import Data, DataRequest, Recipe
 from flytune.records import Manifest, SourceCounts
 from flytune.report import charts, token_strips
@@ -73,7 +74,7 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
         folder, cut = Path(temporary) / "dataset", Path(temporary) / "heldout.jsonl"
         limited = _with_few_heldout(limited, rows, cut)
         try:
-            data.prepare(DataRequest(model=recipe.model, data=limited, fingerprint="xray"), folder)
+            data.prepare(DataRequest.of(recipe, "xray", limited), folder)
         except DataError as error:
             raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_name} row ")) from error
         return page(folder, recipe, out, rows)
@@ -114,8 +115,8 @@ def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> P
         template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
         charts=charts,
     )  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    with written_atomically(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return out
 
 
@@ -220,7 +221,7 @@ def _tokenizer(folder: Path) -> Any:
 
     if not (folder / "tokenizer").is_dir():
         raise DataError(f"{folder}: no tokenizer/ in the folder; prepare the data again")
-    return AutoTokenizer.from_pretrained(str(folder / "tokenizer"))
+    return AutoTokenizer.from_pretrained(str(folder / "tokenizer"), trust_remote_code=False)
 
 
 def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:

@@ -25,9 +25,23 @@ def write(path: Path, rows: int, seed: int = 0) -> None:
     path.write_text("".join(chats), encoding="utf-8")
 
 
+def write_pairs(path: Path, rows: int, seed: int = 0) -> None:
+    """Write pairs whose answers have 1 to 60 words; the chosen one is shorter or longer than the rejected one."""
+    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    pairs = []
+    for row in range(rows):
+        question = " ".join(draw.choices(words, k=draw.randrange(2, 30)))
+        answers = [" ".join(draw.choices(words, k=draw.choice([1, 2, 4, 30, 60]))) for _ in range(2)]
+        pair = {"prompt": [{"role": "user", "content": f"{row} {question}"}]}
+        for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+            pair[name] = [{"role": "assistant", "content": f"{answer} {name[0]}"}]
+        pairs.append(json.dumps(pair) + "\n")
+    path.write_text("".join(pairs), encoding="utf-8")
+
+
 def prepare(recipe: Recipe, out: Path) -> list[int]:
     """Prepare the recipe's data in `out`; return the number of tokens of each row (a chat, or a packed block)."""
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="selftest"), out)
+    data.prepare(DataRequest.of(recipe, "selftest"), out)
     return [len(row["input_ids"]) for row in data.load(out, "train")]
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware import Shape
+from flytune.objectives import objective_of
 from flytune.recipe import Method, Sharding
 from flytune.schema import Record, Strict
 from flytune.selftest import compare, shapes
@@ -25,6 +26,10 @@ PACKED = [
     for method in get_args(Method.model_fields["name"].annotation)
     for sharding, kind in SHARDINGS.items()
     if method in kind.packed_selftests
+]
+# Pairs that are also trained with objective dpo, without offload; an objective is refused with the reason where it cannot run.
+DPO = [
+    Pair(method, sharding, rows="dpo") for sharding in SHARDINGS for method in get_args(Method.model_fields["name"].annotation)
 ]
 # Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
@@ -84,12 +89,12 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones, and a few pairs on packed rows."""
+    """Return every method with every sharding and offload, also unsupported ones; a few on packed rows, and all with dpo."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )
     pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)]
-    return [*pairs, *PACKED]
+    return [*pairs, *PACKED, *DPO]
 
 
 def pairs_named(names: str) -> list[Pair]:
@@ -141,7 +146,7 @@ def fill(
 def try_pair(trials: Trials, pair: Pair) -> Cell:
     """Train one pair in all its layouts, and compare each with plain training; or return the reason why it cannot run."""
     recipe = trials.recipe(pair)
-    if problem := pair_problem(recipe):
+    if problem := pair_problem(recipe) or next(iter(objective_of(recipe).problems(recipe)), None):
         return Cell.of(pair, state="refused", words="refused", reason=problem)
     shape = shapes.shape_for(recipe, trials.shapes)
     if shape is None:

@@ -21,7 +21,16 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed"]
+Rows = Literal["chats", "step", "packed", "dpo"]
+
+
+# Files of the rows that are trained, and of those that are held out.
+_FILES: dict[Rows, tuple[str, str]] = {
+    "chats": ("chats.jsonl", "heldout.jsonl"),
+    "step": ("step.jsonl", "heldout.jsonl"),
+    "packed": ("step.jsonl", "heldout.jsonl"),
+    "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
+}
 
 
 class Pair(NamedTuple):
@@ -31,7 +40,8 @@ class Pair(NamedTuple):
     sharding: str
     offload: str = "none"
     rows: Rows = "chats"
-    """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer rows."""
+    """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
+    rows; dpo: pairs of chats, trained with objective dpo."""
 
     def __str__(self) -> str:
         extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
@@ -69,6 +79,8 @@ class Trials:
         selftest_dataset.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write(folder / "step.jsonl", self.global_batch_size)
         selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
+        selftest_dataset.write_pairs(folder / "pairs.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_pairs(folder / "heldout-pairs.jsonl", 4, seed=1)
         self.base = folder / "base"
         # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
         selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
@@ -76,6 +88,7 @@ class Trials:
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(self._prepare("step"), self.shapes[0].world_size)
         self._prepare("packed")
+        self._prepare("dpo")
 
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
@@ -95,8 +108,8 @@ class Trials:
                 "name": "selftest",
                 "model": {"name_or_path": str(self.base), "dtype": "float32"},
                 "data": {
-                    "path": str(self.folder / ("chats.jsonl" if pair.rows == "chats" else "step.jsonl")),
-                    "heldout_path": str(self.folder / "heldout.jsonl"),
+                    "path": str(self.folder / _FILES[pair.rows][0]),
+                    "heldout_path": str(self.folder / _FILES[pair.rows][1]),
                 }
                 | ({"packing": True, "max_length": self.block_length} if pair.rows == "packed" else {}),
                 "method": method,
@@ -114,6 +127,7 @@ class Trials:
                     "activation_checkpointing": False,
                 },
                 "checkpoints": {"folder": str(self.folder / "checkpoints")},
+                "objective": {"name": "dpo" if pair.rows == "dpo" else "sft"},
             }
         )
 
@@ -166,8 +180,8 @@ class Trials:
 
 
 def plain_pair(pair: Pair) -> Pair:
-    """Return the pair that a pair is compared with: the same method and chats, in one process, one chat in each row."""
-    return Pair(pair.method, "none", rows="chats" if pair.rows == "chats" else "step")
+    """Return the pair that a pair is compared with: the same method and rows, in one process, without packing."""
+    return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows)
 
 
 def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path) -> TrainingResult:

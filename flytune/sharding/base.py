@@ -28,6 +28,8 @@ class ShardingBase:
     """Reason why a base in 8 bits (method.load_in_8bit) does not work with it; None where it does."""
     float32_masters: ClassVar[str | None] = None
     """Reason why training.master_dtype is always float32 with it; None where it may be bfloat16."""
+    no_reference_copy: ClassVar[str | None] = None
+    """Reason why it cannot hold a second, frozen model beside the trained one (ReferenceKind copy); None where it can."""
     no_quantized_dora: ClassVar[str | None] = None
     """Reason why DoRA (method.use_dora) does not work with it on a quantized base; None where it does."""
     resizes: ClassVar[bool] = True

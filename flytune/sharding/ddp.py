@@ -13,6 +13,7 @@ class DistributedDataParallel(ShardingBase):
 
     name = "ddp"
     estimated_as = Layout(name="ddp", copies_gradients=True)
+    traceable = True
     packed_selftests = ("full",)
 
     def misfit(self, recipe: Recipe, shape: Shape) -> str | None:

@@ -19,8 +19,10 @@ def _number(value: Any) -> Any:
 
 
 Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=0), BeforeValidator(_number)]
-Real = Annotated[float, Field(ge=0), BeforeValidator(_number)]
+_LARGEST = 10**15
+"""Largest number; 1e14 is used for "all parameters" of a threshold."""
+Count = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
+Real = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
 Device = Literal["none", "cpu", "nvme"]
 
 _UNPLANNED = "the plan does not count what it changes; remove it"
@@ -218,6 +220,9 @@ class DeepSpeedConfig(Strict):
     flops_profiler: dict[str, Any] = Field(default={})
 
 
+_BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+
+
 def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int) -> list[str]:
     """List what is unknown, wrong or contradicts the recipe in a configuration, a line each.
 
@@ -249,8 +254,8 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         found.append(f"zero_optimization.offload_param: stage {zero.stage} ignores it; only stage 3 shards parameters")
     if zero.stage != 3 and not zero.compute_grad_norm:
         found.append("zero_optimization.compute_grad_norm: false turns clipping off, and training.max_grad_norm asks for it")
-    fixed = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"} & set(_set(config))
-    if training.auto_find_batch_size and fixed - {"train_batch_size"}:
+    fixed = [name for name in _BATCH_KEYS if getattr(config, name) != "auto"]
+    if training.auto_find_batch_size and set(fixed) - {"train_batch_size"}:
         found.append(f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; write auto")
     if zero.stage == 3 and zero.stage3_gather_16bit_weights_on_model_save is False and recipe.checkpoints.save_steps:
         found.append(
@@ -273,29 +278,26 @@ def _json(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _set(config: DeepSpeedConfig) -> list[str]:
-    """List the keys of batch sizes that are numbers."""
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    return [name for name in names if getattr(config, name) != "auto"]
-
-
 def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[str]:
     """List how the optimizer contradicts the recipe's, which trains: the Trainer makes it, and DeepSpeed shards its states."""
     if (block := config.optimizer) is None:
         return []
     training = recipe.training
-    # The values of transformers' TrainingArguments that no recipe changes.
-    ours = {"lr": training.learning_rate, "weight_decay": training.weight_decay, "betas": [0.9, 0.999], "eps": 1e-8}
-    names = {"lr": "training.learning_rate", "weight_decay": "training.weight_decay"}
+    ours = {
+        "lr": ("training.learning_rate", training.learning_rate),
+        "weight_decay": ("training.weight_decay", training.weight_decay),
+        "betas": ("training.adam_beta1 and training.adam_beta2", [training.adam_beta1, training.adam_beta2]),
+        "eps": ("training.adam_epsilon", training.adam_epsilon),
+    }
     found = []
     if block.type.lower() != "adamw" or "adamw" not in optimizer:
         found.append(f"optimizer.type: {block.type}, but the recipe's training.optim is {optimizer}; remove one of them")
     for key, value in block.params.items():
         if key not in ours:
             found.append(f"optimizer.params.{key}: unknown; known are {', '.join(ours)}")
-        elif value not in ("auto", ours[key]):
-            where = f"the recipe has {names[key]}" if key in names else "the run has"
-            found.append(f'optimizer.params.{key}: {value}, but {where}: {ours[key]}; write "auto"')
+        elif value not in ("auto", ours[key][1]):
+            name, own = ours[key]
+            found.append(f'optimizer.params.{key}: {value}, but the recipe has {name}: {own}; write "auto"')
     return found
 
 
@@ -341,7 +343,7 @@ def filled(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     The optimizer and the schedule are the recipe's, which they equal.
     """
     filled = {name: value for name, value in content.items() if name not in ("optimizer", "scheduler")}
-    for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping"):
+    for name in (*_BATCH_KEYS, "gradient_clipping"):
         filled.setdefault(name, "auto")
     for name in ("bf16", "fp16"):
         filled[name] = {"enabled": "auto"} | filled.get(name, {})

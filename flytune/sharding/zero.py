@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flytune import json_core
 from flytune.hardware import Shape, load_cluster
 from flytune.recipe import OptimizerKind, Recipe
 from flytune.records import Plan
@@ -23,6 +24,7 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
+    no_reference_copy = "each process would hold a second model that is not sharded (a sharded one is not built)"
     float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
 
@@ -135,7 +137,7 @@ class Zero(ShardingBase):
 
 @cache
 def _shipped(name: str) -> dict[str, Any]:
-    return dict(json.loads((CONFIGS / name).read_text(encoding="utf-8")))
+    return json_core.load_object((CONFIGS / name).read_bytes())
 
 
 def _nvme_paths(content: dict[str, Any]) -> list[str | None]:
@@ -145,7 +147,7 @@ def _nvme_paths(content: dict[str, Any]) -> list[str | None]:
 
 @cache
 def _layout(of: Layout, config: str) -> Layout:
-    zero = DeepSpeedConfig.model_validate_json(config).zero_optimization
+    zero = DeepSpeedConfig.model_validate(json_core.load(config)).zero_optimization
     optimizer, parameters = zero.offload_optimizer, zero.offload_param
     furthest = max(("none", "cpu", "nvme").index(part.device) for part in (optimizer, parameters))
     offload = ("none", "cpu", "nvme")[furthest]

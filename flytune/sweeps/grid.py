@@ -2,17 +2,23 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
+from flytune import limits
 from flytune.errors import RecipeError
 from flytune.recipe import Checkpoints, Recipe
 from flytune.schema import Strict
 
 NAME_LENGTH = 63
 """Maximum length of a recipe's name."""
+MISTAKES = 100
+"""Number of mistakes that one error lists."""
+_LONGEST_FIELD = 200
+"""Maximum characters of a dotted field."""
 
 
 class Point(Strict):
@@ -114,32 +120,59 @@ def _combinations(
             f"{where}: give a grid ({{training.learning_rate: [1e-4, 2e-4]}}) or a list of changes "
             f"([{{training.learning_rate: 1e-4}}]); {both}"
         )
+    if grid and not isinstance(grid, Mapping):
+        raise RecipeError(f"{where}: a grid is a mapping of fields to lists of values; found {grid!r:.60}")
+    if changes and not isinstance(changes, list | tuple):
+        raise RecipeError(f"{where}: changes are a list of mappings of fields to values; found {changes!r:.60}")
     if problems := [*_bad_axes(grid), *_bad_changes(changes)]:
-        raise RecipeError.of(where, problems)
-    count = len(changes)
-    if grid:
-        count = 1
-        for values in grid.values():
-            count *= len(values)
-    if count > max_points:
-        raise RecipeError(f"{where}: {count} points, each a complete fine-tune; give fewer values, or max_points: {count}")
+        raise RecipeError.of(where, problems[:MISTAKES])
+    count = math.prod(map(len, grid.values())) if grid else len(changes)
+    if count > min(max_points, limits.LISTED):
+        more = f", or max_points: {count}" if count <= limits.LISTED else f"; {limits.LISTED:,} are the most"
+        points = count if count < limits.ROWS else f"more than {limits.ROWS:,}"
+        raise RecipeError(f"{where}: {points} points, each a complete fine-tune; give fewer values{more}")
     if changes:
         return [dict(change) for change in changes]
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
+def _bad_field(field: Any) -> str | None:
+    """Return what is wrong with the name of a field; None if nothing."""
+    if not isinstance(field, str):
+        return f"{field!r:.60}: no name of a field; write it as in training.learning_rate"
+    if len(field) > _LONGEST_FIELD or not all(field.split(".")):
+        return f"{field:.60}: no name of a field; write it as in training.learning_rate"
+    return None
+
+
 def _bad_axes(grid: Mapping[str, Any]) -> Iterator[str]:
     for field, values in grid.items():
-        if not isinstance(values, list) or not values:
+        if wrong := _bad_field(field):
+            yield wrong
+        elif not isinstance(values, list) or not values:
             yield f"{field}: a grid has a list of values for each field; found {values!r:.60}"
-        elif twice := [value for at, value in enumerate(values) if value in values[:at]]:
-            yield f"{field}: {', '.join(map(shown, twice))}: duplicate values"
+        elif twice := _repeated(values):
+            more = f" and {len(twice) - 10} more" if len(twice) > 10 else ""
+            yield f"{field}: {', '.join(shown(value)[:60] for value in twice[:10])}{more}: duplicate values"
+
+
+def _repeated(values: Sequence[Any]) -> list[Any]:
+    """Return the values that equal an earlier one, in time that grows with their number only."""
+    seen, twice = set[Any](), []
+    for value in values:
+        key = repr(value) if isinstance(value, list | dict) else value
+        if key in seen:
+            twice.append(value)
+        seen.add(key)
+    return twice
 
 
 def _bad_changes(changes: Sequence[Any]) -> Iterator[str]:
     for number, change in enumerate(changes, 1):
         if not isinstance(change, Mapping) or not change:
             yield f"changes[{number - 1}]: fields and their values; found {change!r:.60}"
+        else:
+            yield from (f"changes[{number - 1}]: {wrong}" for wrong in map(_bad_field, change) if wrong)
 
 
 def _duplicates(points: Mapping[int, Point]) -> Iterator[str]:

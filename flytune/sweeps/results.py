@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import Field
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from flytune.console import tables
-from flytune.errors import FlytuneError, RecipeError
+from flytune.errors import FlytuneError, RecipeError, printable
 from flytune.evaluation import guards
 from flytune.failures import kind_of
 from flytune.planning import planner
@@ -181,19 +180,19 @@ def ranked(sweep: Sweep) -> list[Outcome]:
 
 def show(sweep: Sweep, console: Console) -> None:
     """Print the table, the reasons of failures, and the verdict."""
-    table = Table(title=f"Sweep of {sweep.recipe}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=tables.plain(f"Sweep of {sweep.recipe}"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("point", no_wrap=True)
     for name in short(sweep.fields):
-        table.add_column(name)
+        table.add_column(tables.plain(name))
     for name in ("loss", "95 % interval", "perplexity", "training"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in ranked(sweep):
         style = "bold" if one.name == sweep.best else "" if one.tuned else "red"
-        table.add_row(one.name, *map(escape, one.shown), *_cells(one), style=style)
+        table.add_row(tables.plain(one.name), *map(tables.plain, one.shown), *_cells(one), style=style)
     tables.show(table, console)
     for one in sweep.outcomes:
         if not one.tuned:
-            console.print(f"{one.name} failed: {_line(one.reason)}", markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(f"{one.name} failed: {_line(one.reason)}"), markup=False, highlight=False, soft_wrap=True)
     for said in (*sweep.warnings, verdict(sweep)):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
 

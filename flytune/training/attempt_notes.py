@@ -38,7 +38,7 @@ class Notes(Strict):
 def read(address: str) -> Notes:
     """Return the notes at a folder or fsspec address; empty ones where there are none."""
     found = content(address, FILE)
-    return Notes() if found is None else Notes.model_validate_json(found)
+    return Notes() if found is None else Notes.parse(found)
 
 
 def write(address: str, notes: Notes) -> None:

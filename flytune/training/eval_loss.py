@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from flytune.data import heldout_rows
-from flytune.models import Row, heldout_loss
+from flytune.models import Row
 from flytune.models.scoring import IGNORED
+from flytune.objectives import ObjectiveBase, objective_of
 from flytune.recipe import Recipe
 
 
@@ -15,7 +16,7 @@ class Scorer:
 
     def __init__(self, recipe: Recipe, dataset: Path) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
-        self.eval_steps = recipe.evaluation.eval_steps
+        self.eval_steps, self._objective = recipe.evaluation.eval_steps, objective_of(recipe)
         self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
 
     def is_due(self, step: int, is_last: bool, ends_epoch: bool) -> bool:
@@ -25,8 +26,8 @@ class Scorer:
         return self.eval_steps is not None and (is_last or step % self.eval_steps == 0)
 
     def score(self, trainer: Any) -> float:
-        """Return the loss in nats per trained token. Every process calls it."""
-        return live_loss(trainer, self.rows)
+        """Return the objective's loss: in nats per trained token, or that of a pair. Every process calls it."""
+        return live_loss(trainer, self.rows, self._objective)
 
 
 def scored_rows(dataset: Path, limit: int) -> list[Row]:
@@ -38,8 +39,8 @@ def scored_rows(dataset: Path, limit: int) -> list[Row]:
     return [row for row in heldout_rows(dataset, limit) if any(label != IGNORED for label in row["labels"][1:])]
 
 
-def live_loss(trainer: Any, rows: Sequence[Row]) -> float:
-    """Return the loss on `rows` in nats per trained token; every process calls it and gets the same.
+def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> float:
+    """Return the mean loss of an objective on `rows`, by their weights; every process calls it and gets the same.
 
     Rows are scored one at a time: training's memory may leave no room for more, and complete logits are larger than what
     TRL's chunked loss keeps.
@@ -53,13 +54,8 @@ def live_loss(trainer: Any, rows: Sequence[Row]) -> float:
     rank, world_size = trainer.args.process_index, trainer.args.world_size
     share = list(rows[rank::world_size])
     is_short = len(share) < -(-len(rows) // world_size)
-    nll, tokens = heldout_loss(
-        trainer.model_wrapped,
-        [*share, rows[0]] if is_short else share,
-        trainer.processing_class.pad_token_id,
-        1,
-        label="held-out loss",
-    )
-    mine = torch.tensor([nll[: len(share)].sum(), tokens[: len(share)].sum()], dtype=torch.float64, device=trainer.args.device)
-    total_nll, total_tokens = trainer.accelerator.reduce(mine, reduction="sum").tolist()
-    return float(total_nll / total_tokens)
+    losses, weights = objective.measure(trainer, [*share, rows[0]] if is_short else share)
+    counted = [losses[: len(share)].sum(), weights[: len(share)].sum()]
+    mine = torch.tensor(counted, dtype=torch.float64, device=trainer.args.device)
+    total, weight = trainer.accelerator.reduce(mine, reduction="sum").tolist()
+    return float(total / weight)

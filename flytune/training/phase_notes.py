@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flytune import json_core
 from flytune.errors import KilledAgain
 from flytune.failures import kind_of, reports, task_name
 from flytune.failures.table import KINDS
@@ -203,7 +204,7 @@ def read(address: str, execution: str = "") -> list[PhaseNote]:
         names = [
             name for name in attempt_notes.names(address) if name.startswith(f"phase-{execution}") and name.endswith(".json")
         ]
-        found = [PhaseNote.model_validate_json(attempt_notes.content(address, name) or b"") for name in names]
+        found = [PhaseNote.parse(attempt_notes.content(address, name) or b"") for name in names]
     except Exception as error:  # noqa: BLE001 (each file system has errors of its own; a note is no reason to lose a run)
         log.warning("%s: the notes on phases could not be read: %s", address, error)
     mine = [note for note in found if execution in ("", note.execution)]
@@ -222,9 +223,9 @@ def correct(folder: Path, kind: str) -> None:
     pointer = folder / POINTER
     if not pointer.exists():
         return
-    found = json.loads(pointer.read_text(encoding="utf-8"))
+    found = json_core.load_object(pointer.read_bytes())
     try:
-        note = PhaseNote.model_validate_json(attempt_notes.content(found["place"], found["file"]) or b"")
+        note = PhaseNote.parse(attempt_notes.content(found["place"], found["file"]) or b"")
     except Exception as error:  # noqa: BLE001 (the failure itself must not be lost for it)
         log.warning("%s: the note on the last phase was not corrected: %s", found["place"], error)
         return

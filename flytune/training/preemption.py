@@ -1,6 +1,6 @@
 """Preemption, automatic saves, budgets and early stopping: all processes save and stop at the same step.
 
-SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of six numbers.
+SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of seven numbers.
 """
 
 import logging

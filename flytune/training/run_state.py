@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from flytune import data
+from flytune.errors import DataError
 from flytune.hardware import Shape
 from flytune.planning import budget
 from flytune.recipe import Recipe
@@ -52,10 +53,16 @@ class RunState:
         """Make the parts of a run.
 
         Raises:
-            DataError: the data set is incomplete, or has nothing to score.
+            DataError: the data set is incomplete, is of another objective, or has nothing to score.
         """
-        sharding, scorer = sharding_of(recipe), Scorer(recipe, dataset)
-        saver = Saver(recipe, data.read_manifest(dataset).content_sha256, publisher)
+        sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
+        if manifest.pairs != recipe.objective.has_pairs:
+            kind = "pairs of a chosen and a rejected answer" if manifest.pairs else "no pairs"
+            raise DataError(
+                f"{dataset}: its rows are {kind}, and the recipe's objective is {recipe.objective.name}; prepare again"
+            )
+        scorer = Scorer(recipe, dataset)
+        saver = Saver(recipe, manifest.content_sha256, publisher)
         stopper = Stopper(
             recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
         )

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from flytune.console.step_lines import StepLines
 from flytune.data import tokens_of
 from flytune.errors import TrainingError
 from flytune.records import Step
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.records.training import STEPS
+from flytune.schema import RecordError
 from flytune.sharding import ShardingBase
 from flytune.training import step_timer, trackers
 from flytune.training.eval_loss import Scorer
@@ -138,7 +137,7 @@ class Recorder:
 def read(file: Path) -> list[Step]:
     """Read the complete lines of a steps.jsonl; none if there is no such file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [Step.model_validate_json(line) for line in lines if _step_of(line) < sys.maxsize]
+    return [Step.parse(line) for line in lines if _step_of(line) < sys.maxsize]
 
 
 def _cut(file: Path, done: int) -> None:
@@ -149,7 +148,7 @@ def _cut(file: Path, done: int) -> None:
 
 def _step_of(line: str) -> int:
     try:
-        return Step.model_validate_json(line).step
-    except ValidationError:
+        return Step.parse(line).step
+    except RecordError:
         # Incomplete: the process was killed while it wrote.
         return sys.maxsize

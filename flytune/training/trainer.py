@@ -1,4 +1,4 @@
-"""The trainer of a run: TRL's SFTTrainer on a prepared data set, laid out as the recipe's sharding says."""
+"""The trainer of a run: TRL's trainer of the objective on a prepared data set, laid out as the recipe's sharding says."""
 
 import functools
 import sys
@@ -11,7 +11,8 @@ from flytune.data import Collator, order
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
 from flytune.hardware import Shape
-from flytune.models import host_memory, initial_adapter, loading, pissa, sharded_loading, vocabulary
+from flytune.models import host_memory, initial_adapter, liger, loading, pissa, sharded_loading, vocabulary
+from flytune.objectives import OBJECTIVES, objective_of
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.records.plan import SAVE
@@ -23,14 +24,13 @@ from flytune.training.run_state import RunState
 
 
 @functools.cache
-def trainer_class() -> Any:
-    """Return RunTrainer, SFTTrainer with what Flytune changes in it. TRL is imported here."""
+def trainer_class(objective: str) -> Any:
+    """Return RunTrainer, TRL's trainer of an objective with what Flytune changes in it. TRL is imported here."""
     from transformers import PrinterCallback
     from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-    from trl import SFTTrainer
 
-    class RunTrainer(SFTTrainer):  # type: ignore[misc]
-        """SFTTrainer of one run.
+    class RunTrainer(OBJECTIVES[objective]().trainer_class()):  # type: ignore[misc]
+        """TRL's trainer of one run.
 
         The parts of a step are measured in its methods. transformers' Trainer fetches all micro batches of an optimizer step in
         get_batch_samples; training_step is forward (compute_loss) and backward, gradient reduction included; what follows, up
@@ -100,6 +100,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     from transformers import AutoTokenizer, set_seed
 
     recipe, shape, sharding, plan = run.recipe, run.shape, run.sharding, notes.applied(run.plan)
+    objective = objective_of(recipe)
     if not shape.is_gpu:
         host_memory.use_small_loss_tiles()
     args = arguments(recipe, plan, shape, run.saver.home)
@@ -112,35 +113,38 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     resumed = run.saver.resume(sharding.resizes)
     sharding.before_load(args.device.type)
     sliced, dtype = sharding.reads_slices(recipe), sharding.load_dtype(recipe)
-    if sliced:
-        model = sharded_loading.meta_model(recipe.model, dtype)
-    else:
+
+    def load() -> Any:
         load_arguments = sharding.load_arguments(recipe, plan, shape)
-        model = loading.base_model(recipe, dtype, sharding.quant_storage(recipe), **load_arguments)
+        return loading.base_model(recipe, dtype, sharding.quant_storage(recipe), **load_arguments)
+
+    model = sharded_loading.meta_model(recipe.model, dtype) if sliced else load()
     model.config.use_cache = False
     # For the adapter's first weights: the same on every rank, whatever loading the model has drawn.
     set_seed(recipe.training.seed)
-    tokenizer = AutoTokenizer.from_pretrained(str(run.dataset / "tokenizer"))
+    tokenizer = AutoTokenizer.from_pretrained(str(run.dataset / "tokenizer"), trust_remote_code=recipe.model.trust_remote_code)
     # TRL sets the model's pad token only where it makes the collator; an export needs it too.
     model.config.get_text_config().pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
-    stream = order.Stream(rows, recipe.training)
+    stream = order.Stream(rows, recipe.training, recipe.objective.has_pairs)
     stream.left_out = notes.left_out
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     args.max_steps = stream.steps
     with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows():
-        trainer = trainer_class()(
+        trainer = trainer_class(objective.name)(
             run,
             LossGuard(recipe.training, stream, notes, run.saver.address, args, can_overflow=recipe.model.dtype == "float16"),
             stream,
             model=model,
             args=args,
             train_dataset=rows,
-            data_collator=Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
+            data_collator=objective.collator(tokenizer.pad_token_id)
+            or Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
             processing_class=tokenizer,
             peft_config=loading.peft_config(recipe, model),
+            **objective.trainer_arguments(recipe, load),
         )
     if recipe.method.name != "full":
         _prepare_adapter(trainer.model, recipe)
@@ -174,10 +178,11 @@ def _prepare_adapter(model: Any, recipe: Recipe) -> None:
 
 
 def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
-    """Return the SFTConfig that recipe, plan and sharding make together."""
-    from trl import SFTConfig
-
+    """Return TRL's arguments of the objective that recipe, plan and sharding make together."""
     training, save_steps, sharding = recipe.training, recipe.checkpoints.save_steps, sharding_of(recipe)
+    if training.use_liger_kernel:
+        liger.require()
+    objective = objective_of(recipe)
     common: dict[str, Any] = {
         "output_dir": str(checkpoints),
         "learning_rate": training.learning_rate,
@@ -198,6 +203,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "activation_checkpointing": training.activation_checkpointing,
         "neftune_noise_alpha": training.neftune_noise_alpha,
         "torch_compile": training.torch_compile,
+        "use_liger_kernel": training.use_liger_kernel,
         "bf16": recipe.model.dtype == "bfloat16",
         "fp16": recipe.model.dtype == "float16",
         "use_cpu": not shape.is_gpu,
@@ -210,11 +216,11 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,
         # The data is prepared: it has labels, and no sample is longer than data.max_length.
         "max_length": None,
-        "dataset_kwargs": {"skip_prepare_dataset": True},
         "dataloader_pin_memory": shape.is_gpu,
         "ddp_timeout": training.ddp_timeout or watchdog.process_group_seconds(training.hang_minutes),
     }
-    made = SFTConfig(**(common | trackers.arguments(recipe, checkpoints) | sharding.arguments(recipe, shape)))
+    own = objective.arguments(recipe) | trackers.arguments(recipe, checkpoints) | sharding.arguments(recipe, shape)
+    made = objective.arguments_class()(**(common | own))
     if made.world_size > 1 and not shape.is_gpu:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 

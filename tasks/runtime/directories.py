@@ -77,14 +77,15 @@ def is_local() -> bool:
 def upload(folder: Path, others: Mapping[str, str] | None = None, source: Storage | None = None) -> FlyteDirectory:
     """Store a folder's content now, so that its address is known before the task returns; return it as Flyte's directory.
 
-    The storage copies `others` from `source`, by their names in the folder, before it gets the folder's own files.
+    The storage copies `others` from `source`, by their names in the folder, before it gets the folder's own files. In a local
+    run the folder itself is the result, and gets them.
     """
     files = FlyteContextManager.current_context().file_access
-    if is_local():
-        return FlyteDirectory(str(folder))
-    address = files.get_random_remote_directory()
+    address = str(folder) if is_local() else files.get_random_remote_directory()
     if source is not None and others:
         Storage(address, "").copy_from(source, others, "copying the weights")
+    if is_local():
+        return FlyteDirectory(address)
     return FlyteDirectory(files.put_data(str(folder), address, is_multipart=True))
 
 

@@ -31,6 +31,15 @@ class Ranks(Elastic):
 class RanksTask(PytorchElasticFunctionTask):
     """Task that starts the ranks; its error names the rank that failed first, and is recoverable by the table of failures."""
 
+    def __init__(self, task_config: Ranks, task_function: Any, **arguments: Any) -> None:
+        """Declare the task as the plugin does, but without torch, which the plugin imports to read the number of nodes."""
+        kind = self._ELASTIC_TASK_TYPE_STANDALONE if task_config.nnodes == 1 else self._ELASTIC_TASK_TYPE
+        # The plugin's task_type_version.
+        common = {"task_type": kind, "task_type_version": 1}
+        super(PytorchElasticFunctionTask, self).__init__(task_config, task_function, **common, **arguments)
+        self.min_nodes = self.max_nodes = int(task_config.nnodes)
+        self.rdzv_backend = "c10d"
+
     def _execute(self, **kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix="flytune-failures-") as folder:
             os.environ[reports.FOLDER] = folder

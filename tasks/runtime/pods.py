@@ -8,34 +8,13 @@ from typing import Any
 
 from flytekit import PodTemplate, task
 from flytekit.extras import accelerators
-from kubernetes.client import (
-    V1Affinity,
-    V1Capabilities,
-    V1Container,
-    V1EmptyDirVolumeSource,
-    V1EnvVar,
-    V1EphemeralVolumeSource,
-    V1LabelSelector,
-    V1PersistentVolumeClaimSpec,
-    V1PersistentVolumeClaimTemplate,
-    V1PodAffinity,
-    V1PodAffinityTerm,
-    V1PodSpec,
-    V1ResourceRequirements,
-    V1SecurityContext,
-    V1Toleration,
-    V1Volume,
-    V1VolumeMount,
-    V1VolumeResourceRequirements,
-    V1WeightedPodAffinityTerm,
-)
 
 from flytune.hardware import Cluster, Shape, devices, load_cluster, load_shapes
 from flytune.training.preemption import GRACE_SECONDS
 from tasks.runtime import termination, volumes
+from tasks.runtime.pod_security import PRIMARY, LazyPodTemplate, restrict
 from tasks.runtime.retries import classify_failures
 from tasks.runtime.schema import without_schema
-from tasks.runtime.volumes import PRIMARY
 
 SCRATCH = "/scratch"
 TERMINATION_SECONDS = int(2 * GRACE_SECONDS)
@@ -46,6 +25,15 @@ _JOB_LABEL = "training.kubeflow.org/job-name"
 
 def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
     """Return the pod template of one node; a new one for each call, because plugins modify it."""
+    queue = cluster.queue if _by_volcano(shape, cluster) else None
+    annotations = {"scheduling.volcano.sh/queue-name": queue} if queue else {}
+    return LazyPodTemplate(lambda: _spec(shape, cluster), {_SHAPE_LABEL: shape.name}, annotations)
+
+
+def _spec(shape: Shape, cluster: Cluster) -> Any:
+    """Return the V1PodSpec of one node; this and what it calls import Kubernetes' client, which takes half a second."""
+    from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1EnvVar, V1PodSpec, V1Volume, V1VolumeMount
+
     mounted = cluster.volumes_of(shape.name)
     container = V1Container(
         name=PRIMARY,
@@ -58,14 +46,10 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
             *map(volumes.mount, mounted),
         ],
     )
-    if shape.fabric.locks_memory:
-        container.security_context = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"]))
-    by_volcano = cluster.gang_scheduling == "volcano" and shape.is_gpu
     memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=f"{shape.shared_memory_gib}Gi")
     spec = V1PodSpec(
         containers=[container],
         volumes=[V1Volume(name="dshm", empty_dir=memory), _scratch(shape, cluster), *map(volumes.source, mounted)],
-        security_context=volumes.security_context(mounted),
         termination_grace_period_seconds=TERMINATION_SECONDS,
         # The kernel delivers no signal to PID 1 of a namespace without a handler, and Python has none until a task sets one: a
         # pod would ignore SIGTERM while it imports. In a shared namespace PID 1 is the pause process.
@@ -73,18 +57,19 @@ def pod_template(shape: Shape, cluster: Cluster) -> PodTemplate:
         tolerations=_tolerations(shape, cluster),
         node_selector=shape.node_labels or None,
         affinity=_affinity(shape, cluster) if shape.nodes > 1 else None,
-        scheduler_name="volcano" if by_volcano else None,
+        scheduler_name="volcano" if _by_volcano(shape, cluster) else None,
     )
-    return PodTemplate(
-        pod_spec=spec,
-        primary_container_name=PRIMARY,
-        labels={_SHAPE_LABEL: shape.name},
-        annotations={"scheduling.volcano.sh/queue-name": cluster.queue} if by_volcano and cluster.queue else None,
-    )
+    return restrict(spec, cluster, mounted, ["IPC_LOCK"] if shape.fabric.locks_memory else [])
 
 
-def _resources(shape: Shape, cluster: Cluster) -> V1ResourceRequirements:
+def _by_volcano(shape: Shape, cluster: Cluster) -> bool:
+    return cluster.gang_scheduling == "volcano" and shape.is_gpu
+
+
+def _resources(shape: Shape, cluster: Cluster) -> Any:
     """Return requests and equal limits: the pod has the node to itself. Strings: the Kubernetes models refuse numbers."""
+    from kubernetes.client import V1ResourceRequirements
+
     requests = {"cpu": str(shape.cpu), "memory": f"{shape.memory_gib}Gi"}
     if cluster.scratch_storage_class is None:
         requests["ephemeral-storage"] = f"{shape.disk_gib}Gi"
@@ -101,7 +86,16 @@ def _environment(shape: Shape) -> dict[str, str]:
     return {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub"} | offline | debug | shape.fabric.environment
 
 
-def _scratch(shape: Shape, cluster: Cluster) -> V1Volume:
+def _scratch(shape: Shape, cluster: Cluster) -> Any:
+    from kubernetes.client import (
+        V1EmptyDirVolumeSource,
+        V1EphemeralVolumeSource,
+        V1PersistentVolumeClaimSpec,
+        V1PersistentVolumeClaimTemplate,
+        V1Volume,
+        V1VolumeResourceRequirements,
+    )
+
     size = f"{shape.disk_gib}Gi"
     if cluster.scratch_storage_class is None:
         return V1Volume(name="scratch", empty_dir=V1EmptyDirVolumeSource(size_limit=size))
@@ -114,13 +108,17 @@ def _scratch(shape: Shape, cluster: Cluster) -> V1Volume:
     return V1Volume(name="scratch", ephemeral=V1EphemeralVolumeSource(volume_claim_template=template))
 
 
-def _tolerations(shape: Shape, cluster: Cluster) -> list[V1Toleration]:
+def _tolerations(shape: Shape, cluster: Cluster) -> list[Any]:
+    from kubernetes.client import V1Toleration
+
     keys = ["nvidia.com/gpu"] if shape.is_gpu else []
     return [V1Toleration(key=key, operator="Exists") for key in keys + (cluster.spot_taints if shape.spot else [])]
 
 
-def _affinity(shape: Shape, cluster: Cluster) -> V1Affinity:
+def _affinity(shape: Shape, cluster: Cluster) -> Any:
     """Return an affinity for one zone: required if the network does not cross zones, else preferred."""
+    from kubernetes.client import V1Affinity, V1LabelSelector, V1PodAffinity, V1PodAffinityTerm, V1WeightedPodAffinityTerm
+
     term = V1PodAffinityTerm(
         topology_key=cluster.zone_label,
         label_selector=V1LabelSelector(match_labels={_SHAPE_LABEL: shape.name}),

@@ -5,21 +5,7 @@ from typing import Any
 from flytekit import PodTemplate
 
 from flytune.hardware import Volume, load_cluster
-
-PRIMARY = "primary"
-USER = 10001
-"""User id of the images (Dockerfile)."""
-
-
-def security_context(volumes: list[Volume]) -> Any:
-    """Return the pod's security context: the images' user is not root, so volumes get its group, and it joins theirs."""
-    from kubernetes.client import V1PodSecurityContext
-
-    groups = sorted({volume.group for volume in volumes if volume.group is not None})
-    # OnRootMismatch: a volume whose folder has this group already is not walked through, which takes minutes for many files.
-    return V1PodSecurityContext(
-        fs_group=USER, fs_group_change_policy="OnRootMismatch", supplemental_groups=groups if groups else None
-    )
+from tasks.runtime.pod_security import PRIMARY, LazyPodTemplate, restrict
 
 
 def mount(volume: Volume) -> Any:
@@ -60,19 +46,16 @@ def source(volume: Volume) -> Any:
     return V1Volume(name=volume.name, host_path=V1HostPathVolumeSource(path=volume.host_path, type="Directory"))
 
 
-def light_pod() -> PodTemplate | None:
-    """Return the pod template of a light task, a new one for each call; None if no volume is mounted into such pods.
+def light_pod() -> PodTemplate:
+    """Return the pod template of a light task, a new one for each call: its volumes of cluster.yaml, and its security."""
+    return LazyPodTemplate(_light_spec)
 
-    Kubernetes' client is imported only for volumes: without any, light pods start without it.
-    """
-    if not (volumes := load_cluster().volumes_of(None)):
-        return None
+
+def _light_spec() -> Any:
     from kubernetes.client import V1Container, V1PodSpec
 
-    container = V1Container(name=PRIMARY, volume_mounts=[mount(volume) for volume in volumes])
-    spec = V1PodSpec(
-        containers=[container],
-        volumes=[source(volume) for volume in volumes],
-        security_context=security_context(volumes),
-    )
-    return PodTemplate(pod_spec=spec, primary_container_name=PRIMARY)
+    cluster = load_cluster()
+    volumes = cluster.volumes_of(None)
+    container = V1Container(name=PRIMARY, volume_mounts=[mount(volume) for volume in volumes] or None)
+    spec = V1PodSpec(containers=[container], volumes=[source(volume) for volume in volumes] or None)
+    return restrict(spec, cluster, volumes)

@@ -58,7 +58,7 @@ def test_an_adapter_is_merged_first(model, tmp_path, monkeypatch):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").touch()
-    monkeypatch.setattr(gguf.merging, "merge", lambda artifact, out: shutil.copytree(model, out))
+    monkeypatch.setattr(gguf.merging, "merge", lambda artifact, out, consent: shutil.copytree(model, out))
     gguf.convert(adapter, tmp_path / "x.gguf", converter=str(STAND_IN))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "x.gguf"]
 

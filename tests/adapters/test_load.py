@@ -14,7 +14,7 @@ from flytune.artifacts.build import CONTENTS, Contents
 from flytune.errors import ExportError
 from flytune.models import loading, probe
 from flytune.recipe import Recipe
-from tests.support.stages import copy_tree, write_dataset
+from tests.support.stages import copy_tree, seal, write_dataset
 from tests.support.store import stored
 from tests.support.tiny import tiny_base
 
@@ -90,6 +90,7 @@ def test_adapters_of_different_bases_are_not_put_onto_one(store, tmp_path):
     other = shutil.copytree(store / "long", tmp_path / "other")
     config = other / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123abc"}))
+    seal(other)
     with pytest.raises(ExportError, match="b: .* at revision 0123abc, float32"):
         adapters_loading.load({"a": store / "short", "b": other})
 
@@ -109,6 +110,7 @@ def test_what_cannot_be_loaded_says_why(store, tmp_path):
     tensors = load_file(file)
     tensors.pop(next(iter(tensors)))
     save_file(tensors, file, metadata={"format": "pt"})
+    seal(cut)
     with pytest.raises(ExportError, match="adapter b on base model .*: cannot be loaded: Found missing adapter keys"):
         adapters_loading.load({"a": store / "long", "b": cut})
 
@@ -146,8 +148,9 @@ def test_nothing_is_written_outside_of_what_is_combined(store, tmp_path):
     exported = json.loads((evil / "export.json").read_text())
     next(file for file in exported["files"] if file["file"] == "tokenizer.json")["file"] = "../stolen.json"
     (evil / "export.json").write_text(json.dumps(exported))
+    seal(evil)
     (tmp_path / "stolen.json").write_text("{}")
-    with pytest.raises(ExportError, match=r"its export\.json names \.\./stolen\.json, outside of the artifact"):
+    with pytest.raises(ExportError, match=r"the name '\.\./stolen\.json' leads out of its folder"):
         combining.combine([evil, store / "long"], tmp_path / "new" / "both")
     assert not list((tmp_path / "new").iterdir())
 
@@ -199,6 +202,7 @@ def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
     dora = shutil.copytree(store / "long", tmp_path / "dora")
     config = dora / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
+    seal(dora)
     with pytest.raises(ExportError, match="dora: its adapter has use_dora, which PEFT does not combine correctly"):
         combining.combine([store / "short", dora], tmp_path / "out")
 

@@ -11,7 +11,7 @@ from flytune.adapters import loading as adapters_loading
 from flytune.adapters import merging
 from flytune.errors import ExportError
 from flytune.models import loading, probe
-from tests.support.stages import recipe_for, write_artifact, write_dataset, write_trained
+from tests.support.stages import recipe_for, seal, write_artifact, write_dataset, write_trained
 from tests.support.tiny import tiny_base
 
 
@@ -116,6 +116,7 @@ def test_the_dtype_is_the_bases_whatever_was_computed_in(base, artifacts, tmp_pa
     (artifact / "recipe.yaml").write_text(recipe.to_yaml())
     config = artifact / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(half)}))
+    seal(artifact)
     assert merging.merge(artifact, tmp_path / "merged").dtype == "bfloat16"
     assert reloaded(tmp_path / "merged")[0].dtype == torch.bfloat16
 

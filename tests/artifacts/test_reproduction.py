@@ -1,6 +1,5 @@
 """Second runs of artifacts: what is compared, and what is refused before training."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from flytune.errors import DataError, ExportError
 from flytune.records import TrainingResult
 from tests.support.paths import ROOT
 from tests.support.pyflyte import pyflyte
+from tests.support.stages import seal
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 
@@ -59,14 +59,11 @@ def test_differences_are_named_with_their_size(made, tmp_path):
     weights[name] = weights[name] + 1e-3
     (second / "model.safetensors").unlink()
     save_file(weights, second / "model.safetensors")
-    contents = json.loads((second / "artifact.json").read_text())
-    for one in contents["files"]:
-        one["sha256"] = "0" if one["file"] == "model.safetensors" else one["sha256"]
-    (second / "artifact.json").write_text(json.dumps(contents))
     training = TrainingResult.read(second / "training.json")
     steps = [training.steps[0], *(step.model_copy(update={"loss": step.loss + 1e-5}) for step in training.steps[1:])]
     versions = training.versions | {"torch": "0.0"}
     training.model_copy(update={"steps": steps, "versions": versions}).write(second / "training.json")
+    seal(second)
     done = reproduce(made[0], "--with", second)
     assert done.returncode == 3, done.stderr
     found = reproduction.compare(made[0], second)

@@ -62,8 +62,8 @@ def show_merge(console, monkeypatch):
     ]
     made = argparse.Namespace(base=ADDRESS, dtype="bfloat16", tokens=1234, candidates=sides)
     monkeypatch.setattr(fetch, "local_folder", lambda address: Path("x"))
-    monkeypatch.setattr(adapter_merge, "merge", lambda folder, out: made)
-    merge.run(argparse.Namespace(artifact=ADDRESS, out=ADDRESS, json=False))
+    monkeypatch.setattr(adapter_merge, "merge", lambda folder, out, consent: made)
+    merge.run(argparse.Namespace(artifact=ADDRESS, out=ADDRESS, json=False, trust_remote_code=False, base=ADDRESS))
 
 
 def show_plan(console, monkeypatch):

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from flytune import data
+from flytune.data import shards
 from flytune.data.contract import Contract
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest, Model
 from flytune.records import Manifest
 from tests.support.chats import CHATML, SPECIAL, request, stored, tokenizer_folder, write_rows
 from tests.support.paths import ROOT
+from tests.support.stages import write_dataset
+from tests.support.tiny import tiny_base
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(300)]
 
@@ -128,16 +131,16 @@ def test_a_folder_that_is_not_whole_is_refused(
     shard = out / "train" / "00000.parquet"
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"out: a train shard cannot be read: .*; prepare the data again"):
+    with pytest.raises(DataError, match=r"train/00000\.parquet: its content is not what was prepared; prepare the data again"):
         data.load(out, "train")
     (out / "heldout" / "00000.parquet").replace(shard)
-    with pytest.raises(DataError, match=r"out: \d+ train samples, but the manifest has \d+; prepare the data again"):
+    with pytest.raises(DataError, match=r"train/00000\.parquet: its content is not what was prepared; prepare the data again"):
         data.load(out, "train")
     shard.unlink()
     with pytest.raises(DataError, match=r"out: incomplete: train/00000\.parquet missing; prepare the data again"):
         data.load(out, "train")
     (out / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"manifest\.json: not a valid manifest \(\d+ errors\); prepare the data again"):
+    with pytest.raises(DataError, match=r"manifest\.json: not a valid manifest \(\d+ mistakes: .*\); prepare the data again"):
         data.load(out, "train")
     (out / "manifest.json").unlink()
     with pytest.raises(DataError, match=r"out: no manifest\.json, so the preparation never finished; prepare the data again"):
@@ -275,6 +278,7 @@ importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] == "to
 sys.modules["torch"] = None  # importing it raises ModuleNotFoundError
 from pathlib import Path
 from flytune import data
+from flytune.data import shards
 from flytune.recipe.recipe import DataRequest
 data.prepare(DataRequest.model_validate_json({asked.model_dump_json()!r}), Path({str(tmp_path / "out")!r}))
 """
@@ -347,3 +351,25 @@ def test_bos_and_eos_of_raw_text_are_in_the_contract_and_refused_for_chats(
     bare = tokenizer_folder(tmp_path / "bare", bos_token=None)
     message = refused(request(bare, path=str(pairs), add_bos_token=True), tmp_path / "none")
     assert message == f"data.add_bos_token: the tokenizer of {bare} has no BOS token; remove this line"
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_one_flipped_byte_of_a_shard_is_found_before_it_is_loaded(split, tmp_path):
+    """The labels of a stored sample, changed: the file is Parquet still, of the same size and counts."""
+    folder = write_dataset(tmp_path / "dataset", tiny_base(tmp_path))
+    file = folder / getattr(shards.read_manifest(folder), split).shards[0].file
+    shards.load(folder, split)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=rf"{split}/00000.parquet: its content is not what was prepared"):
+        shards.load(folder, split)
+
+
+def test_a_shard_whose_hash_was_changed_too_is_found_by_the_manifests_own(tmp_path):
+    folder = write_dataset(tmp_path / "dataset", tiny_base(tmp_path))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["train"]["shards"][0]["sha256"] = "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="changed: its hashes are not those of content_sha256"):
+        shards.load(folder, "train")

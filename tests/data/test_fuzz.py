@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,30 +14,9 @@ from pyarrow import parquet
 
 from flytune import data
 from flytune.data import load_tokenizer
-from flytune.data.formats import CHATS, Tokens, choose, convert
-from flytune.data.labels import encode, validated
-from flytune.data.readers import read
-from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
-from flytune.recipe import Data
 from tests.support.chats import CHATML_CALLING, request, stored, tokenizer_folder
-
-CALL = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
-GOOD: dict[str, list[dict[str, Any]]] = {
-    "messages": [
-        {"messages": [{"role": "user", "content": f"ask {n} ön"}, {"role": "assistant", "content": f"say {n} 日本"}]}
-        for n in range(10)
-    ]
-    + [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]}],
-    "sharegpt": [
-        {"conversations": [{"from": "human", "value": f"ask {n}"}, {"from": "gpt", "value": f'say "{n}"\n'}]} for n in range(10)
-    ],
-    "instruction": [{"instruction": f"ask {n}", "input": "ön" * (n % 2), "output": f"say {n}"} for n in range(10)],
-    "prompt_completion": [{"prompt": f"ask {n}:", "completion": f" say, {n}"} for n in range(10)],
-    "text": [{"text": f'The "fox" {n},\nand more'} for n in range(10)],
-    "tokens": [{"input_ids": [5, 20 + n, 30], "labels": [-100, 20 + n, 30]} for n in range(10)],
-}
-FLAT = ("instruction", "prompt_completion", "text")
+from tests.support.damaged_rows import FLAT, GOOD, expected_of_line, outcomes, sample_of
 
 
 @pytest.fixture(scope="module")
@@ -82,56 +60,6 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
         if draw.random() < 0.05:
             content = content[:at]
     return content
-
-
-def sample_of(row: dict[str, Any], form: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    sample = convert(row, choose(row, form, {}, "x:1"), {}, "x:1")
-    if isinstance(sample, Tokens):
-        return validated(sample, len(tokenizer), "x:1")
-    template = ChatTemplate(tokenizer) if form in CHATS else None
-    return next(encode([render(sample, template, True, "x:1")], tokenizer))
-
-
-def outcomes(path: Path, form: str, tokenizer: Any) -> Iterator[tuple[str, Any]]:
-    """Where each row stands, and its sample or its DataError; nothing else may be raised."""
-    try:
-        for row, where in read(Data(path=str(path))):
-            if isinstance(row, DataError):
-                yield where, row
-                continue
-            try:
-                yield where, sample_of(row, form, tokenizer)
-            except DataError as error:
-                yield where, error
-    except DataError as error:
-        yield "", error
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs) or any("\ud800" <= letter <= "\udfff" for key, _ in pairs for letter in key):
-        raise ValueError(pairs)
-    return dict(pairs)
-
-
-def constant(name: str) -> float:
-    raise ValueError(name)
-
-
-def finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(text)
-    return value
-
-
-def expected_of_line(line: bytes, form: str, tokenizer: Any) -> Any:
-    """What a line must give, by the standard library alone up to its row: a sample, DataError, or None where it is blank."""
-    if not line.strip():
-        return None
-    try:
-        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
-        return sample_of(row, form, tokenizer) if isinstance(row, dict) else DataError
-    except (ValueError, RecursionError, DataError):
-        return DataError
 
 
 def fuzz_lines(files: int, tmp_path: Path, tokenizer: Any, seed: int) -> int:

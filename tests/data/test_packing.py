@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 
 from flytune import data
 from flytune.data import Collator, pack, packing, shards, tokens_of
-from flytune.data.collator import IGNORED, PACKABLE, refusal
+from flytune.data.collator import IGNORED
 from flytune.data.packing import Window
 from flytune.errors import DataError
+from flytune.models import model_types
 from flytune.records import Manifest, Shard
 from flytune.report import model_card, page
-from tests.support import ranks
+from tests.support import packed_samples, ranks
 from tests.support.chats import CHATML, request, stored, tokenizer_folder, write_rows
+from tests.support.model_types import MODEL_TYPES
+from tests.support.packed_samples import ATTENTIONS, LENGTH, alone, problem_of, row, tiny_model
 from tests.support.reports import metrics
 from tests.support.stages import manifest, plan_for, recipe_for, training_result
 from tests.support.tiny import tiny_base
 
-LENGTH = 64
-FAST = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"]
-"""Mistral, Gemma 2 and 3 with a sliding window that is shorter than the samples."""
+FAST = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "gpt2", "deepseek_v3", "falcon_mamba", "lfm2"]
+"""Mistral, Gemma 2 and 3 have a sliding window that is shorter than the samples; the last two are not packable."""
 
 
 def best_fit(lengths: list[int], max_length: int) -> int:
@@ -85,11 +87,11 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def samples_of(rows: list[dict[str, list[int]]]) -> list[tuple[list[int], list[int]]]:
     """The samples of packed rows, by their seq_lengths."""
     samples = []
-    for row in rows:
-        assert sum(row["seq_lengths"]) == len(row["input_ids"]) == len(row["labels"])
+    for block in rows:
+        assert sum(block["seq_lengths"]) == len(block["input_ids"]) == len(block["labels"])
         start = 0
-        for length in row["seq_lengths"]:
-            samples.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
+        for length in block["seq_lengths"]:
+            samples.append((block["input_ids"][start : start + length], block["labels"][start : start + length]))
             start += length
     return samples
 
@@ -149,16 +151,6 @@ def test_blocks_that_are_missing_are_named(tokenizer: Path, pairs: Path, tmp_pat
 # Batches.
 
 
-def row(*documents: list[int]) -> dict[str, list[int]]:
-    """Documents as one packed row, trained on all tokens: the labels of first tokens too, which the collator must drop."""
-    ids = [token for document in documents for token in document]
-    return {"input_ids": ids, "labels": list(ids), "seq_lengths": [len(document) for document in documents]}
-
-
-def alone(document: list[int]) -> dict[str, list[int]]:
-    return {"input_ids": document, "labels": [IGNORED, *document[1:]]}
-
-
 def test_batches_of_packed_rows_have_one_shape_and_no_mask() -> None:
     batch = Collator(9, 8)([row([5, 6, 7], [3, 4]), row([1, 2])])
     assert {name: tensor.tolist() for name, tensor in batch.items()} == {
@@ -190,150 +182,71 @@ def test_unpacked_rows_are_padded_as_trl_pads_them() -> None:
     assert tokens_of(ours).item() == 8
 
 
-# Losses.
+# Losses, of every type of model.
 
-SIZES = {
-    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "sliding_window": 8, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, "n_inner": 96,
-    "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "moe_num_experts": 4, "moe_k": 2, "n_group": 1, "topk_group": 1, "query_pre_attn_scalar": 16,
-    "shared_expert_intermediate_size": 32, "first_k_dense_replace": 1, "attention_dropout": 0.0, "hidden_dropout": 0.0,
-    "residual_dropout": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "router_jitter_noise": 0.0,
-    "input_jitter_noise": 0.0,
-}  # fmt: skip
+ALL_TYPES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODEL_TYPES]
 
 
-OPTIONAL = ("num_key_value_heads", "sliding_window")
-"""None by default in some configurations that have them."""
+@pytest.mark.parametrize("model_type", ALL_TYPES)
+@pytest.mark.filterwarnings("ignore")
+def test_the_table_says_under_which_attention_packed_samples_are_as_alone(model_type: str) -> None:
+    known = model_types.table()[model_type]
+    if "full" in known["problems"]:
+        assert known["packing"] == []
+        return
+    assert known["packing"] == [attention for attention in ATTENTIONS if problem_of(model_type, attention) is None]
+    assert known["packing"] or known["problems"]["packing"]
 
 
-def tiny_model(model_type: str, attention: str) -> Any:
-    """A random model of that type, in training with activation checkpointing; None where it has no such attention."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    kind = CONFIG_MAPPING[model_type]
-    default = kind()
-    sizes = {
-        name: size
-        for name, size in SIZES.items()
-        if getattr(default, name, None) is not None or (name in OPTIONAL and hasattr(default, name))
-    }
-    torch.manual_seed(0)
-    try:
-        built = "eager" if attention == "flash_attention_2" else attention
-        model = AutoModelForCausalLM.from_config(kind(**sizes), attn_implementation=built, dtype=torch.float32)
-    except ValueError as error:
-        if "does not support an attention implementation" not in str(error):
-            raise
-        return None
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            # Large weights: what a token attends to must show in the loss.
-            torch.nn.init.normal_(parameter, std=0.15)
-    for module in model.modules():
-        if attention == "flash_attention_2" and hasattr(module, "config"):
-            module.config._attn_implementation = attention
-    model.train()
-    model.gradient_checkpointing_enable()
+def without_positions(model: Any) -> Any:
+    """Let a model attend across samples, as with an attention mask of ones."""
+    forward = model.forward
+    model.forward = lambda **batch: forward(**{name: value for name, value in batch.items() if name != "position_ids"})
     return model
 
 
-def losses(model: Any, batch: dict[str, Any]) -> Any:
-    """Of each trained token, in order."""
-    from torch.nn.functional import cross_entropy
-
-    labels = batch.pop("labels")[:, 1:].flatten()
-    logits = model(**batch, use_cache=False).logits[:, :-1].flatten(0, 1)
-    return cross_entropy(logits, labels, reduction="none")[labels != IGNORED]
-
-
-def flash_attention_of_the_cpu(query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-    """What the kernels compute; samples' borders come from the collator, or from the positions where a model drops those."""
-    import torch
-    from transformers import modeling_flash_attention_utils as flash
-
-    index = torch.arange(query.shape[1])
-    seen = index[:, None] >= index
-    if options.get("sliding_window"):
-        seen &= index[:, None] - index < options["sliding_window"]
-    borders = options.get("cu_seq_lens_q")
-    if borders is None and flash._is_packed_sequence(options.get("position_ids"), len(query)):
-        borders = flash.prepare_fa_kwargs_from_position_ids(options["position_ids"])[0][0]
-    if borders is not None:
-        assert attention_mask is None
-        sample = torch.bucketize(index, borders[1:], right=True)
-        seen &= sample[:, None] == sample
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
-    scores = query @ key.transpose(2, 3) * (options.get("softmax_scale") or query.shape[3] ** -0.5)
-    if cap := options.get("softcap"):
-        scores = torch.tanh(scores / cap) * cap
-    return (scores.masked_fill(~seen, -1e30).softmax(-1) @ value).transpose(1, 2)
-
-
-ALL_TYPES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in sorted(PACKABLE)]
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash_attention_2"])
-@pytest.mark.parametrize("model_type", ALL_TYPES)
 @pytest.mark.filterwarnings("ignore")
-def test_packed_samples_lose_what_they_lose_alone_and_none_sees_another(
-    model_type: str, attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-    import transformers.integrations.flash_attention as flash
-
-    monkeypatch.setattr(flash, "_flash_attention_forward", flash_attention_of_the_cpu)
-    model = tiny_model(model_type, attention)
-    if model is None or (model_type == "gpt2" and attention == "flash_attention_2"):
-        pytest.skip(f"transformers has no {attention} for {model_type} in float32")
-    draw = random.Random(0)
-    documents, others = ([[draw.randrange(3, 128) for _ in range(size)] for size in (20, 31, 17, 40)] for _ in range(2))
-    collate = Collator(0, LENGTH, flatten=attention == "flash_attention_2")
-
-    separate = [losses(model, collate([alone(document)])) for document in documents]
-    torch.cat(separate).sum().backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    model.zero_grad()
-    packed = losses(model, collate([row(*documents[:2]), row(*documents[2:])]))
-    packed.sum().backward()
-    assert (packed - torch.cat(separate)).abs().max() < 1e-5
-    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-    after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert len(after) == len(gradients)
-    distance = torch.stack([(one - other).norm() for one, other in zip(after, gradients, strict=True)]).norm()
-    assert distance / norm < 1e-5
-
-    # Other neighbors, in front and behind: not one bit of the loss changes.
-    changed = losses(model, collate([row(others[0], documents[1]), row(documents[2], others[3])]))
-    kept = slice(19, 19 + 30 + 16)
-    assert torch.equal(changed[kept], packed[kept])
-    assert not torch.equal(changed[:19], packed[:19])
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    [("gpt_oss", "eager"), ("bloom", "eager"), ("lfm2", "sdpa"), ("mamba", "eager"), ("jamba", "sdpa")],
+)
+def test_masks_without_positions_convolutions_and_states_of_recurrent_layers_are_found(model_type: str, attention: str) -> None:
+    assert problem_of(model_type, attention) == "packed samples see each other"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_that_builds_its_mask_without_positions_leaks_and_is_refused() -> None:
-    import torch
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_packable_model_that_is_not_told_the_positions_is_found(attention: str) -> None:
+    assert problem_of("llama", attention) is None
+    assert problem_of("llama", attention, without_positions(tiny_model("llama", attention))) == "packed samples see each other"
 
-    model = tiny_model("gpt_oss", "eager")
-    first, second, other = [5] * 20, list(range(10, 30)), [6] * 20
-    left, right = (losses(model, Collator(0, LENGTH)([row(before, second)]))[19:] for before in (first, other))
-    assert not torch.allclose(left, right, atol=1e-2)
-    assert refusal("gpt_oss", False) == (
-        "transformers masks the attention of gpt_oss without its positions: packed samples would see each other"
-    )
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_convolution_alone_is_found_to_see_the_sample_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = packed_samples.tiny_config("lfm2")
+    config.layer_types = ["conv"] * config.num_hidden_layers
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    assert problem_of("lfm2", "eager", model) == "packed samples see each other"
+    for layer in model.model.layers:
+        layer.conv.conv.weight.data[..., :-1] = 0
+    # The taps that are 0 have gradients all the same, from both samples.
+    assert problem_of("lfm2", "eager", model) == "packed samples have other gradients than alone"
 
 
 def test_refusals() -> None:
-    assert [refusal(name, False) for name in PACKABLE] == [None] * len(PACKABLE)
-    assert refusal("qwen3_next", False) == (
-        "qwen3_next has recurrent or convolution layers, which carry one packed sample over into the next"
-    )
-    assert refusal("other", False) == "no test shows that packed samples of other do not see each other"
-    assert refusal("llama", True) == (
+    def refusal(name: str, attention: str = "sdpa", trust_remote_code: bool = False) -> str | None:
+        return model_types.packing_problem(name, attention, trust_remote_code)
+
+    assert refusal("llama") is refusal("llama", "eager") is refusal("llama", "flash_attention_3") is None
+    assert refusal("lfm2") == "lfm2 with sdpa: packed samples see each other; leave packing out"
+    assert refusal("hrm_text") is None
+    assert str(refusal("hrm_text", "flash_attention_2")).endswith("set model.attn_implementation to sdpa, or leave packing out")
+    assert refusal("other") == "no test shows that packed samples of other do not see each other; leave packing out"
+    assert refusal("llama", trust_remote_code=True) == (
         "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
     )
 

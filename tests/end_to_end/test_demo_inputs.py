@@ -168,3 +168,22 @@ def test_our_chat_template_renders_as_the_files_own():
         for prompt in (False, True):
             rendered = [one.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt) for one in (own, ours)]
             assert rendered[0] == rendered[1]
+
+
+def test_preferences_are_sentences_of_one_module(tmp_path):
+    rows = list(docstrings.preferences())
+    assert len(rows) > 5000
+    sentences = {}
+    for row in rows:
+        assert row["chosen"] != row["rejected"]
+        sentences.setdefault(row["prompt"].split("\n")[0], set()).update((row["chosen"], row["rejected"]))
+    chosen = {(row["prompt"].split("\n")[0], row["chosen"]) for row in rows}
+    # Only sentences that are too short to be chosen are never the right answer.
+    assert all(len(row["rejected"]) < docstrings.SHORTEST or _is_chosen(row, chosen) for row in rows)
+    assert docstrings.write_preferences(tmp_path / "preferences.jsonl") == len(rows)
+    first = json.loads((tmp_path / "preferences.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert first["prompt"] == [{"role": "user", "content": rows[0]["prompt"]}]
+
+
+def _is_chosen(row, chosen):
+    return (row["prompt"].split("\n")[0], row["rejected"]) in chosen

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from flytune.hardware import load_shapes
 from flytune.records import TrainingResult
 from tests.support.laptop import REST, SECRET, SECRETS, VOLUME, WHERE, pyflyte, submit
-from tests.support.propeller import PodFailed, Run, container_of
+from tests.support.propeller import PodFailed, Run, container_of, working_directory
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 NOT_PYTHON = {
@@ -83,15 +83,17 @@ def test_every_pod_that_reads_a_recipe_mounts_the_cluster_s_volume(registered):
         if {"claimName": VOLUME["persistent_volume_claim"]} not in volumes or VOLUME["mount_path"] not in mounts:
             lacking.append(name)
     assert len(registered.tasks) > 2 * len(load_shapes())
-    assert all(name.startswith("workflows.sweep.") for name in lacking), "dynamic workflows alone, which read no path"
+    assert lacking == []
 
 
 def test_every_pod_unpacks_the_code_into_a_writable_folder_and_gets_only_our_variables(registered):
     for name, request in registered.tasks.items():
         command, variables = container_of(request.spec.template)
         assert command[0] == "pyflyte-fast-execute", name
-        # The image's user may write in its working directory, /app, and not in pyflyte register's own default, /root.
+        # The pod's working directory; pyflyte register's own default is /root, where the images' user may not write.
         assert command[command.index("--dest-dir") + 1] == ".", name
+        assert working_directory(request.spec.template) == "/code", name
+        assert variables["PYTHONPATH"].startswith("/code:"), name
         assert command[command.index("--additional-distribution") + 1] == registered.uploads[-1]
         # A dynamic task compiles in its pod, by flytekit's own settings of the registration.
         is_dynamic = name.startswith("workflows.sweep.")
@@ -100,7 +102,7 @@ def test_every_pod_unpacks_the_code_into_a_writable_folder_and_gets_only_our_var
 
 # Variables that a task may declare.
 OURS = {"HF_HUB_OFFLINE", "HF_HOME", "NCCL_DEBUG", "FI_PROVIDER", "OMP_NUM_THREADS", "TMPDIR", "HF_HUB_CACHE"}
-OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET"}
+OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET", "PYTHONPATH"}
 
 
 def test_a_condition_leads_to_each_task_or_to_our_error(registered):

@@ -390,15 +390,15 @@ def crash_and_continue(recipe, inputs, out, words):
     trainer, _ = build(RunState.of(recipe, plan, shape_named(plan.shape), inputs / "dataset"), Notes())
     save, saved = export_write._save, []
 
-    def dying(state, file, *rest):
+    def dying(state, file):
         if file.name.startswith("model-00004"):
             file.with_name(file.name + ".tmp").write_bytes(b"half")
             raise OSError("No space left on device")
-        return save(state, file, *rest)
+        return save(state, file)
 
-    def noted(state, file, *rest):
+    def noted(state, file):
         saved.append(file.name[:11])
-        return save(state, file, *rest)
+        return save(state, file)
 
     def write(weights):
         export_write.write(trainer, recipe, inputs / "dataset" / "tokenizer", out, weights, max_file_bytes=600_000)
@@ -426,10 +426,10 @@ def test_an_interrupted_export_continues_with_the_same_weights_only(inputs, tmp_
 def fit_and_die_in_file_4(recipe, inputs, out):
     save = export_write._save
 
-    def dying(state, file, *rest):
+    def dying(state, file):
         if file.name.startswith("model-00004"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return save(state, file, *rest)
+        return save(state, file)
 
     export_write._save = dying
     fit(recipe, inputs, out, 600_000)

@@ -387,7 +387,7 @@ def test_each_shape_is_a_map_task_that_the_workflow_routes_to():
         command = task.get_command(SETTINGS)
         module, name = command[command.index("task-module") + 1], command[command.index("task-name") + 1]
         assert getattr(importlib.import_module(module), name) is task.python_function_task
-        assert command[command.index("vars") + 1] == "adapters,artifact,base,folder,scratch_folder"
+        assert command[command.index("vars") + 1] == "adapters,artifact,base,folder,scratch_folder,trust_remote_code"
 
 
 def test_cpu_pods_deal_out_and_join_without_torch():

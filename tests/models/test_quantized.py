@@ -132,7 +132,7 @@ def test_a_base_takes_the_bytes_that_the_plan_counts(name, inputs):
     packed, scales, kinds = held(inputs / "tiny", method)
     geometry = read_geometry(Model(name_or_path=str(inputs / "tiny")))
     assert Method(name="qlora", **method).quantized == name
-    assert packed == model_states.PACKED[name] * geometry.linear_parameters
+    assert packed == model_states.PACKED[name] * geometry.quantizable_parameters
     # The scales of a matrix' last 256 blocks are rounded up.
     assert scales == pytest.approx(model_states.scale_bytes(geometry, name), abs=4 * 28)
     assert kinds == {("int8", 5.0) if name == "int8" else (name[:3], name.endswith("_double"))}

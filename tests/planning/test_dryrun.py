@@ -13,9 +13,9 @@ import pytest
 from flytune import data
 from flytune.errors import RecipeError
 from flytune.hardware import load_shapes
-from flytune.models import geometry
+from flytune.models import geometry, loading
 from flytune.planning import dryrun, planner
-from flytune.planning.dryrun import trace
+from flytune.planning.dryrun import layers, trace
 from flytune.planning.dryrun.allocations import Ledger
 from flytune.planning.dryrun.case import Case, Profile
 from flytune.recipe import DataRequest, Recipe
@@ -26,6 +26,14 @@ from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe
 
 CPU = Profile(kernels="cpu")
+
+
+def scales(model):
+    """List what the 4-bit layers of a model keep beside their parameters."""
+    states = [layer.quant_state for layer in model.modules() if loading.is_quantized(layer)]
+    inner = [state.state2 for state in states if state.nested]
+    nested = [state.offset for state in states if state.nested]
+    return [tensor for state in (*states, *inner) for tensor in (state.absmax, state.code)] + nested
 
 
 def truly(recipe, dataset):
@@ -47,7 +55,7 @@ def truly(recipe, dataset):
     trainer.add_callback(Stages())
     ledger.stage("load")
     with ledger.watch():
-        ledger.add([*trainer.model.parameters(), *trainer.model.buffers()], "load")
+        ledger.add([*trainer.model.parameters(), *trainer.model.buffers(), *scales(trainer.model)], "load")
         loaded = ledger.now
         trainer.train()
     totals = ledger.totals()
@@ -81,6 +89,11 @@ CASES = {
         "method": "lora",
         "training.activation_checkpointing": True,
     },
+    "qlora": {"method": "qlora", "training.optim": "adamw_torch_fused"},
+    "qlora-8bit-optimizer": {"method": "qlora", "training.optim": "adamw_8bit", "training.activation_checkpointing": True},
+    "fsdp-qlora": {"method": "qlora", "sharding": "fsdp", "hardware.shape": "cpu-2"},
+    "ddp": {"sharding": "ddp", "hardware.shape": "cpu-2"},
+    "ddp-qlora": {"method": "qlora", "sharding": "ddp", "hardware.shape": "cpu-2", "training.optim": "adamw_torch_fused"},
     "lora-dora-rows": {"method": {"name": "lora", "use_dora": True, "trainable_token_indices": [7, 8]}},
     "fsdp-lora-tables": {
         "sharding": "fsdp",
@@ -97,7 +110,7 @@ def test_a_dry_step_holds_what_a_real_one_does(name, tmp_path, monkeypatch):
     # A tile of TRL's loss is wider than the tiny vocabulary and would hide all else; the ranks are forked with this.
     monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 256)
     recipe, base, dataset = setting(tmp_path, CASES[name])
-    world_size = 2 if "fsdp" in name else 1
+    world_size = 2 if "hardware.shape" in CASES[name] else 1
     case = Case(recipe=recipe, config=str(base), world_size=world_size, micro_batch=4 // world_size, profile=CPU)
     dry = ranks.run(1, trace.trace, case)
     true = ranks.run(world_size, truly, recipe, dataset)
@@ -116,11 +129,13 @@ def test_what_cannot_run_on_fake_tensors_is_refused_with_the_reason(tmp_path):
             dryrun.run(recipe, tmp_path, world_size=1, micro_batch=1)
         return str(raised.value)
 
-    assert asked(method="qlora") == (
-        "recipe tiny: no dry run: 4-bit layers (bitsandbytes) do not run on fake tensors; the closed form plans it"
+    assert asked(method={"name": "qlora", "load_in_8bit": True}) == (
+        "recipe tiny: no dry run: 8-bit layers (bitsandbytes) look for outliers in the values of their inputs, which fake "
+        "tensors do not have; where the closed form knows the model, plan it without --dry-run"
     )
-    assert "sharding zero3 does not run on fake tensors; none and fsdp do" in asked(sharding="zero3")
-    assert "adamw_8bit (bitsandbytes) does not" in asked(**{"training.optim": "adamw_8bit"})
+    assert "sharding zero3 does not run on fake tensors; none and ddp and fsdp do" in asked(sharding="zero3")
+    assert "adamw_8bit keeps 32 bits of an embedding" in asked(**{"training.optim": "adamw_8bit"})
+    assert "the update of lion_32bit is not written down" in asked(**{"training.optim": "lion_32bit"})
     # Where the model itself cannot be built: what its library said.
     assert f"no dry run of the model in {tmp_path}: " in asked()
 
@@ -147,3 +162,76 @@ def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     assert dry.peak_module.startswith("model.")
     assert len(dry.largest) == 10
     assert sum(dry.kinds.values()) == dry.peak_bytes == max(dry.phases.values())
+    assert dry.peak_bytes <= dry.least_bytes <= dry.reserved_bytes < 2 * dry.peak_bytes
+
+
+SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+REPEATED = {
+    "llama full": ({"model_type": "llama", "num_hidden_layers": 12}, {}, 1),
+    "llama, checkpointed": ({"model_type": "llama", "num_hidden_layers": 12}, {"training.activation_checkpointing": True}, 1),
+    "llama lora, fsdp": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"method": "lora", "sharding": "fsdp", "training.activation_checkpointing": True},
+        4,
+    ),
+    "llama qlora, ddp": ({"model_type": "llama", "num_hidden_layers": 12}, {"method": "qlora", "sharding": "ddp"}, 2),
+    "llama qlora, fsdp": ({"model_type": "llama", "num_hidden_layers": 12}, {"method": "qlora", "sharding": "fsdp"}, 4),
+    "llama, fsdp offload": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"sharding": {"name": "fsdp", "offload": "cpu"}},
+        4,
+    ),
+    "ranks by layer": (
+        {"model_type": "llama", "num_hidden_layers": 14},
+        {"method": {"name": "lora", "rank_pattern": {"layers.1.self_attn.q_proj": 32}}},
+        1,
+    ),
+    "two kinds of attention": (
+        {"model_type": "gemma3_text", "num_hidden_layers": 20, "head_dim": 16, "sliding_window": 8}
+        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 6 + ["sliding_attention"] * 2},
+        {"training.activation_checkpointing": True},
+        1,
+    ),
+    "experts": ({"model_type": "qwen3_moe", "num_hidden_layers": 12, "head_dim": 16} | EXPERTS, {}, 1),
+}
+
+
+def both(case):
+    """Return the dry run of few layers, that of all, and whether few were traced."""
+    extended, extend = [], layers.Trace.extend
+    layers.Trace.extend = lambda self, units: extended.append(units) or extend(self, units)
+    return trace.trace(case).model_dump(), trace.trace(case, every_layer=True).model_dump(), any(extended)
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_few_layers_are_traced_as_all(name, tmp_path):
+    config, changes, world_size = REPEATED[name]
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | config))
+    content = tiny_recipe(tmp_path, tmp_path / "x.jsonl", {"model.dtype": "bfloat16", "data.max_length": 64} | changes)
+    case = Case(recipe=Recipe.model_validate(content), config=str(tmp_path), world_size=world_size, micro_batch=2)
+    few, every, were_few = ranks.run(1, both, case)
+    assert were_few
+    assert few | {"seconds": 0} == every | {"seconds": 0}
+
+
+def test_layers_that_are_not_alike_are_all_traced(tmp_path):
+    config = {"model_type": "diffllama", "num_hidden_layers": 10}  # each has a factor of its own
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | config))
+    case = Case(
+        recipe=Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "x")), config=str(tmp_path), world_size=1, micro_batch=1
+    )
+    few, every, were_few = ranks.run(1, both, case)
+    assert not were_few
+    assert few | {"seconds": 0} == every | {"seconds": 0}
+
+
+def test_values_that_are_narrower_than_queries_are_traced(tmp_path):
+    """Multi-head latent attention, of DeepSeek: on CUDA, whose attention is replaced, as on a CPU."""
+    from tests.support.model_types import tiny_config
+
+    (tmp_path / "config.json").write_text(tiny_config("deepseek_v3").to_json_string())
+    recipe = Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "x", {"data.max_length": 64}))
+    for profile in (Profile(), CPU):
+        case = Case(recipe=recipe, config=str(tmp_path), world_size=1, micro_batch=2, profile=profile)
+        assert ranks.run(1, trace.trace, case).kinds["activations"] > 0

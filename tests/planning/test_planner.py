@@ -160,8 +160,10 @@ def test_a_full_fine_tune_of_quantized_weights_is_refused():
 
 def test_packing_is_refused_for_models_whose_samples_would_see_each_other():
     data = {"path": "x.jsonl", "packing": True}
-    with pytest.raises(RecipeError, match="data.packing: transformers masks the attention of falcon without its positions"):
-        planner.make(recipe_of(data=data), geometry=models_geometry.geometry(SMALL | {"model_type": "falcon"}, "a/b"))
+    with pytest.raises(RecipeError, match="data.packing: falcon with sdpa: packed samples see each other"):
+        planner.make(
+            recipe_of(data=data), geometry=models_geometry.geometry(SMALL, "a/b").model_copy(update={"model_type": "falcon"})
+        )
 
 
 def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
@@ -330,6 +332,8 @@ def test_a_model_that_cannot_be_read_is_told_apart(tmp_path, hub):
     (tmp_path / "config.json").write_text("{")
     assert "not JSON" in said(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    assert "builds no causal language model of the type 't5'" in said(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert "does not say hidden_size" in said(str(tmp_path))
 
 

@@ -137,7 +137,7 @@ def test_the_command_line_ranks(capsys, hub):
     assert main(["plan", path, "--shape", "l4-1"]) == 1
     assert "l4-1: zero3 partitions over processes, and the shape has one" in capsys.readouterr().err
     assert main(["plan", path, "--samples", "0"]) == 1
-    assert "--samples 0: at least one sample is needed" in capsys.readouterr().err
+    assert "--samples 0: must be 1 to 1e+12" in capsys.readouterr().err
 
 
 def test_nothing_that_fits_is_told_of_the_ranking_too():

@@ -152,7 +152,7 @@ def test_a_misspelt_key_is_recognised(key, position):
     ("section", "key", "said"),
     [
         ("training", "gradient_accumulation_steps", "the planner computes it; write training.global_batch_size"),
-        ("training", "use_liger_kernel", "remove it; TRL computes the loss in chunks already"),
+        ("training", "use_liger_loss", "write training.use_liger_kernel: norms, rotation and MLP are Liger's"),
         ("method", "load_in_4bit", "write method: qlora; the weights of a 4-bit model have no gradients"),
         ("method", "merge", "a run stores only the adapter"),
         ("method", "llm_int8_enable_fp32_cpu_offload", "adapters of layers on the CPU would not be trained"),

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from flytune import yaml_core
 from flytune.planning import planner
-from flytune.recipe import HarnessTask, Recipe, Training
+from flytune.recipe import HarnessTask, Objective, Recipe, Training
 from flytune.recipe.quantization import Quantization
 from tests.support.paths import ROOT
 from tests.support.recipes import RECIPES, content
@@ -48,7 +48,9 @@ def keys_of(value, prefix=""):
 def complete(sections):
     """Return a section's `method: full` as the mapping that it is short for."""
     short = {
-        name: {"name": value} for name, value in sections.items() if name in ("method", "sharding") and isinstance(value, str)
+        name: {"name": value}
+        for name, value in sections.items()
+        if name in ("method", "sharding", "objective") and isinstance(value, str)
     }
     return sections | short
 
@@ -64,6 +66,7 @@ def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alter
     others = {"data.dataset_name", "data.dataset_config", "data.dataset_split", "data.revision", "data.heldout_path"}
     others |= {"data.eval_split", "data.add_bos_token", "data.add_eos_token"}
     others |= {"method.adapter", "training.max_steps"}
+    others |= {f"objective.{name}" for name in Objective.model_fields if name != "name"}
     others |= {f"method.{name}" for name in Quantization.model_fields}
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))
     assert {name for name in missing if not name.startswith("data.sources.")} == others

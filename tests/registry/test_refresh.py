@@ -227,7 +227,7 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path, untrained):
     import json
 
     from flytune.registry import compare
-    from tests.support.stages import recipe_for, write_artifact, write_dataset
+    from tests.support.stages import recipe_for, seal, write_artifact, write_dataset
 
     base = tiny_base(tmp_path)
     dataset, recipe = write_dataset(tmp_path / "dataset", base), recipe_for(base, "lora")
@@ -244,6 +244,7 @@ def test_models_of_other_vocabularies_are_not_compared(tmp_path, untrained):
     tokenizer["model"]["vocab"]["never-seen"] = tokenizer["model"]["vocab"].pop(last)
     tokenizer["model"]["merges"] = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) != last]
     file.write_text(json.dumps(tokenizer))
+    seal(tmp_path / "champion")
     with pytest.raises(DataError, match="its tokenizer has another vocabulary than the challenger's"):
         compare.compare_artifacts(recipe, tmp_path / "challenger", dataset, str(tmp_path / "champion"))
 

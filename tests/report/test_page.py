@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune.records import Answer, GpuUse, Shard, SourceCounts
+from flytune.records import Answer, GpuUse, Preference, Shard, SourceCounts
 from flytune.report import charts, model_card
 from flytune.report import page as report_page
 from tests.support.reports import EVIL, Tags, metrics
@@ -209,3 +209,39 @@ def test_the_use_of_gpus_is_their_mean_over_the_time_that_was_sampled():
     assert report_page.gpu_use(training.model_copy(update={"steps": steps})) == "80 %, 600 W, at most 74 °C"
     assert report_page.gpu_use(training) == ""
     assert "GPU use" not in page()
+
+
+def preferred(low, high):
+    found = Preference(
+        pairs=60, beta=0.1, accuracy=0.75, accuracy_low=0.6, accuracy_high=0.85, margin=(low + high) / 2, margin_low=low,
+        margin_high=high, base=0.55, base_low=0.45, base_high=0.65, tuned=0.7, tuned_low=0.6, tuned_high=0.8,
+    )  # fmt: skip
+    return metrics().model_copy(update={"preference": found})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words", "better"),
+    [
+        (0.1, 0.3, "and the mean margin of 0.200 is significantly above zero.", True),
+        (-0.3, -0.1, "and the mean margin of −0.200 is significantly below zero.", False),
+        (-0.1, 0.3, "the mean margin of 0.100 is not significantly different from zero.", False),
+    ],
+)
+def test_the_verdict_on_pairs(low, high, words, better):
+    found = preferred(low, high)
+    assert report_page.verdict(found).startswith("The tuned model finds the chosen answer of 70 % of 60 held-out pairs more")
+    assert report_page.verdict(found).endswith(words)
+    assert found.is_better is better
+
+
+def test_report_and_card_tell_the_preferences():
+    recipe = recipe_for(Path("models/base"), "lora", objective="dpo")
+    data = manifest([{"input_ids": [0] * 20}] * 4, {"train": [], "heldout": []})
+    given = recipe, plan_for(recipe), data, training_result(steps=2), preferred(0.1, 0.3)
+    html = report_page.render(*given, broken=[])
+    assert "Pairs whose chosen answer has the larger reward, share" in html
+    assert "Perplexity and loss are those of the chosen answers" in html
+    card = model_card.render(*given, broken=[])
+    assert "| chosen answer more probable | 55 % (0.450 to 0.650) | 70 % (0.600 to 0.800) |" in card
+    assert "Trained with DPO (sigmoid, beta 0.1) on pairs of answers" in card
+    assert "Trained with DPO" not in model_card.render(*given[:-1], metrics(), broken=[])

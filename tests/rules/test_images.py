@@ -111,6 +111,9 @@ def test_dockerfile_and_imagespec_run_the_same_commands(tmp_path):
     assert places == sorted(places)
     assert f"export FLASH_ATTN={argument('FLASH_ATTN')} && " in line
     assert f"RUN {images.INSTALL_FLASH_ATTN}\n" in stage("build")
+    assert argument("LIGER_KERNEL") == images.LIGER_KERNEL
+    assert f"liger-kernel=={images.LIGER_KERNEL}" in line
+    assert "--no-deps liger-kernel==${LIGER_KERNEL}\n" in stage("build")
     assert "RUN bash -eu /tmp/build_flash_attn.sh" in stage("flash-attn")
     without, _ = rendered(images.images("imagespec", None, "dev", flash_attn="")[0], tmp_path / "without")
     assert "export FLASH_ATTN= && " in without
@@ -188,7 +191,32 @@ def test_each_target_drops_root_finds_the_project_and_names_its_revision(target)
     text = stage(target)
     for needed in ("USER 10001", "WORKDIR /app", "PYTHONPATH=/app", "COPY --chown=flytune . .", "image.revision=${REVISION}"):
         assert needed in text
-    assert text.index("USER 10001") < text.index("RUN python")
+    assert text.index("USER 10001") < text.index("python -c ")
+
+
+@pytest.mark.parametrize(
+    ("target", "compiling", "folders"),
+    [("light", "light", ["/usr/local/lib"]), ("train", "build", ["/opt/python", "/opt/venv"])],
+)
+def test_each_image_has_the_bytecode_of_python_packages_and_project(target, compiling, folders):
+    """With a read-only root no pod can store it, and each process would compile all that it imports."""
+    packages = re.search(r"^RUN python -m compileall (.*) \|\| true$", stage(compiling), re.MULTILINE)
+    assert packages
+    assert packages[1].split()[-len(folders) :] == folders
+    text = stage(target)
+    assert text.index("COPY --chown=flytune . .") < text.index("USER 10001") < text.index("RUN python -m compileall -q /app")
+    assert "PYTHONDONTWRITEBYTECODE" not in DOCKERFILE
+    # The bytecode of a file that fast registration replaces must not be taken for the new file's.
+    assert "unchecked-hash" not in DOCKERFILE
+
+
+def test_the_project_compiles():
+    done = subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", "flytune", "tasks", "workflows", "images"],
+        cwd=images.ROOT,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
 
 
 @pytest.mark.parametrize("target", ["light", "train"])

@@ -24,10 +24,22 @@ from flytune.sharding import SHARDINGS, pair_problem
 from tests.support.paths import ROOT
 from tests.support.stages import training_result
 
+# One of each family: `make selftest` runs all.
+DPO = {
+    ("full", "none"),
+    ("full", "ddp"),
+    ("lora", "none"),
+    ("lora", "zero2"),
+    ("lora", "zero3"),
+    ("lora", "fsdp"),
+    ("qlora", "ddp"),
+}
 OFFERED = [
     pair
     for pair in matrix.all_pairs()
-    if pair.method not in SHARDINGS[pair.sharding].refuses and pair.offload in SHARDINGS[pair.sharding].offloads
+    if (pair.rows != "dpo" or (pair.method, pair.sharding) in DPO)
+    and pair.method not in SHARDINGS[pair.sharding].refuses
+    and pair.offload in SHARDINGS[pair.sharding].offloads
 ]
 
 
@@ -49,7 +61,13 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 
 
 def test_every_combination_is_a_cell():
-    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 3 * len(SHARDINGS) + len(matrix.PACKED)
+    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 4 * len(SHARDINGS) + len(matrix.PACKED)
+
+
+def test_dpo_is_refused_where_its_reference_is_not_built(trials):
+    cell = matrix.try_pair(trials, Pair("full", "zero3", rows="dpo"))
+    assert (cell.state, cell.words) == ("refused", "refused")
+    assert "objective: dpo with method full and sharding zero3: each process would hold a second model" in cell.reason
 
 
 def test_layouts_cut_one_global_batch(trials):

@@ -69,10 +69,10 @@ def test_a_recipe_without_one_keeps_its_key():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"bf16": 1, "bf16": 2}', r"sharding\.config: .*my.json: bf16: twice in one object; remove one"),
-        ('{"a": {"b": 1, "b": 2}}', "b: twice in one object"),
-        ('{"gradient_clipping": NaN}', "NaN is no JSON number"),
-        ("{ // comment\n}", "my.json: not JSON: "),
+        ('{"bf16": 1, "bf16": 2}', r"sharding\.config: .*my.json: the key 'bf16' is there twice, in columns 2 and 13"),
+        ('{"a": {"b": 1, "b": 2}}', "the key 'b' is there twice"),
+        ('{"gradient_clipping": NaN}', "my.json: NaN is not JSON; numbers are finite"),
+        ("{ // comment\n}", "my.json: Expecting property name enclosed in double quotes at column 3"),
         ("[1]", r"must be a JSON object, found \[1\]"),
     ],
 )
@@ -107,6 +107,10 @@ def test_offload_follows_the_configuration_and_may_not_contradict_it():
         (
             ZERO3 | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}},
             "optimizer.params.lr: 0.001, but the recipe has training.learning_rate: 0.0002",
+        ),
+        (
+            ZERO3 | {"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 0.95]}}},
+            "params.betas: [0.9, 0.95], but the recipe has training.adam_beta1 and training.adam_beta2: [0.9, 0.999]",
         ),
         (ZERO3 | {"optimizer": {"type": "Lamb"}}, "optimizer.type: Lamb, but the recipe's training.optim is adamw_torch_fused"),
         (ZERO3 | {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "optimizer.params.amsgrad: unknown"),
@@ -144,6 +148,12 @@ def test_what_contradicts_the_recipe_or_would_be_ignored_is_refused(config, said
     found = problems(config)
     assert len([line for line in found if said in line]) >= 1, found
     assert all(line.startswith("sharding.config: ") for line in found)
+
+
+def test_betas_and_epsilon_are_the_recipes():
+    block = {"type": "AdamW", "params": {"betas": [0.9, 0.95], "eps": 1e-6}}
+    config = ZERO3 | {"optimizer": block}
+    assert problems(config, training=TRAINING | {"adam_beta2": 0.95, "adam_epsilon": 1e-6}) == []
 
 
 def test_the_plan_refuses_it_with_all_mistakes():

@@ -139,6 +139,7 @@ def _pod(admin, task, inputs, folder, environment, execution):
     prefix = f"metadata/{execution}/{task.id.name}"
     admin.store(f"{prefix}/inputs.pb", literals_pb2.LiteralMap(literals=inputs).SerializeToString())
     args, variables = container_of(task)
+    del variables["PYTHONPATH"]  # of the image
     at = f"s3://{BUCKET}"
     command = fill_command(args, f"{at}/{prefix}/inputs.pb", f"{at}/{prefix}", f"{at}/ab/{execution}-{task.id.name}-0")
     folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Stand-ins for the container images, without a container runtime: a lock's packages, code in /app, an unprivileged user.
 
-As root, a pod runs in its own mount namespace, with a read-only root except for the pod's volumes, and without HOME. Other
-users run it as themselves, with the same packages and code, and volumes below the pod's folder.
+As root, a pod runs in its own mount namespace, with a read-only root except for the pod's volumes, without HOME, capabilities
+and new privileges. Other users run it as themselves, with the same packages and code, and volumes below the pod's folder.
 """
 
 import os
@@ -55,55 +55,49 @@ class Image:
     def __init__(self, folder, lock):
         self.app, self.venv, self.site = folder / "app", folder / "venv", folder / "site"
         self.takes_code = True
-        """True if /app is writable, so that fast registration can unpack code over it."""
+        """True if pods unpack code of fast registration; False as after `pyflyte register --copy none`."""
         _copy_code(self.app)
         _link_packages(self.venv, lock)
         self.site.mkdir()
         shutil.copy(self.app / "images" / "sitecustomize.py", self.site)
         folder.chmod(0o755)
 
-    def command(self, command, folder, environment, volumes):
+    def command(self, command, folder, environment, volumes, where):
         """Return the command that starts a container of this image, with its working directory and variables.
 
         Args:
             folder: the pod's folder on this machine.
             volumes: the paths that the pod mounts.
+            where: the container's working directory.
         """
         own = {"PATH": f"{self.venv}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/home/flytune"}
-        app = folder / "app" if self.takes_code else self.app
-        if self.takes_code:
-            shutil.copytree(self.app, app)
         places = {path: folder / "volumes" / path.strip("/").replace("/", "-") for path in volumes}
         for place in places.values():
             place.mkdir(parents=True)
             place.chmod(0o777)
         if not may_mount():
-            variables = {name: _on_this_machine(value, places) for name, value in environment.items()}
-            return command, app, own | {"PYTHONPATH": f"{app}:{self.site}", "HOME": str(folder / "no" / "home")} | variables
+            images = {"/app": self.app, "/opt/site": self.site}
+            variables = {name: _on_this_machine(value, places | images) for name, value in environment.items()}
+            return command, places[where], own | {"HOME": str(folder / "no" / "home")} | variables
         (folder / "root").mkdir()
         mounts = [(path, path, "link" if path.is_symlink() else "read") for path in SYSTEM]
         mounts = [(path.readlink() if mode == "link" else path, to, mode) for path, to, mode in mounts]
         mounts.append(("/dev", "/dev", "device"))
         # Mounted first: /tmp has the tests' own folders, which are mounted below it.
         mounts += [(place, path, "memory" if path == "/dev/shm" else "write") for path, place in places.items()]
-        mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv, self.site)]
-        mounts.append((app, "/app", "write" if self.takes_code else "read"))
-        if self.takes_code:
-            for path in [app, *app.rglob("*")]:
-                os.chown(path, USER, USER)
+        mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv)]
+        mounts += [(self.app, "/app", "read"), (self.site, "/opt/site", "read")]
         lines = "\n".join("\t".join(map(str, mount)) for mount in mounts)
         start = ["unshare", "--mount", "--propagation", "private", "bash", "-euc", MOUNT, "pod", str(folder / "root"), lines]
-        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"]
-        within = [shutil.which("chroot"), str(folder / "root"), *user, "env", "--chdir=/app"]
-        return [*start, *within, *command], folder, own | {"PYTHONPATH": f"/app:{self.site}"} | environment
+        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
+        within = [shutil.which("chroot"), str(folder / "root"), *user, "env", f"--chdir={where}"]
+        return [*start, *within, *command], folder, own | environment
 
 
 def _on_this_machine(value, places):
-    """Return a variable's value with the path of a volume replaced by its folder on this machine."""
-    for path, place in places.items():
-        if value == path or value.startswith(f"{path}/"):
-            return value.replace(path, str(place), 1)
-    return value
+    """Return a variable's value, a list of paths or another text, with the volumes' folders on this machine."""
+    paths = "|".join(map(re.escape, places))
+    return re.sub(rf"(?<![^:])({paths})(?=[/:]|$)", lambda found: str(places[found[1]]), value)
 
 
 def _copy_code(app):

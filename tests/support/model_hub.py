@@ -23,8 +23,8 @@ class ModelHub:
         """Authorization header of the last request."""
 
     def fetched(self, ending: str) -> int:
-        """Return the number of downloads of files with that ending."""
-        return sum(line.startswith("GET") and "/resolve/" in line and line.endswith(ending) for line in self.asked)
+        """Return the number of downloads of complete files with that ending."""
+        return sum(line.startswith("GET /") and "/resolve/" in line and line.endswith(ending) for line in self.asked)
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment variables of a process that uses this hub."""
@@ -59,7 +59,7 @@ def serving(folder: Path) -> Iterator[ModelHub]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
-            hub.asked.append(f"{self.command} {path}")
+            hub.asked.append(f"{self.command}{' part of' if self.headers.get('Range') else ''} {path}")
             hub.token = self.headers.get("Authorization")
             status, content, headers = hub.answer(path)
             body = content if isinstance(content, bytes) else json.dumps(content).encode()

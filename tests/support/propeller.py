@@ -138,10 +138,13 @@ class Attempt(NamedTuple):
 
 def container_of(task):
     """Return command and variables of the task's container, as registered."""
-    if task.HasField("container"):
-        return list(task.container.args), {pair.key: pair.value for pair in task.container.env}
     container = _primary_container(task)
     return container["args"], {pair["name"]: pair["value"] for pair in container["env"]}
+
+
+def working_directory(task):
+    """Return the working directory of the task's container."""
+    return _primary_container(task)["workingDir"]
 
 
 def _primary_container(task):
@@ -151,16 +154,12 @@ def _primary_container(task):
 
 
 def _image_of(task, images):
-    """Return the image of the task's container, and its writable paths: the template's volumes, else /tmp."""
-    if task.HasField("container"):
-        name, volumes = task.container.image, ["/tmp"]
-    else:
-        container = _primary_container(task)
-        name, volumes = container["image"], [mount["mountPath"] for mount in container["volumeMounts"]]
-        if "/scratch" not in volumes:
-            volumes.append("/tmp")
-    (image,) = [image for start, image in images.items() if name.startswith(start)]
-    return image, volumes
+    """Return the image of the task's container, its writable paths (the template's volumes), and its working directory."""
+    container = _primary_container(task)
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    volumes = [mount["mountPath"] for mount in container["volumeMounts"]]
+    (image,) = [image for start, image in images.items() if container["image"].startswith(start)]
+    return image, volumes, container["workingDir"]
 
 
 def _rendezvous(task, port):
@@ -208,6 +207,8 @@ def attempts(admin, task, inputs, folder, environment, execution, strike=None, g
     args, variables = container_of(task)
     shares, seconds = _termination(task)
     image = _image_of(task, images) if images else None
+    if image is None:
+        del variables["PYTHONPATH"]  # the image's
     address, previous = f"s3://{BUCKET}/{node}", '""'
     for attempt in range(task.metadata.retries.retries + 1):
         prefix = f"{address}/{attempt}"
@@ -257,7 +258,8 @@ def _termination(task):
 def _start(command, folder, environment, index, shares_processes, grace, image=None):
     """Start a pod in `folder`, which gets app (an empty /app), home, tmp, image (sitecustomize.py), log and imported.
 
-    With an image, given with its writable paths, the pod has the image's files, and `folder` gets its log and volumes.
+    With an image, given with its writable paths and working directory, the pod has the image's files, and `folder` gets its log
+    and volumes.
     """
     life = (index, shares_processes, grace)
     if image is not None:
@@ -278,12 +280,12 @@ def _start(command, folder, environment, index, shares_processes, grace, image=N
     return kubelet.Pod(command, folder / "app", own | environment, folder / "log", *life)
 
 
-def _start_in(image, volumes, command, folder, environment, life):
+def _start_in(image, volumes, workdir, command, folder, environment, life):
     folder.mkdir(parents=True)
     few = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     if not image.takes_code:  # as registered with --copy none
         command = command[command.index("--") + 1 :]
-    command, where, variables = image.command(command, folder, few | environment, volumes)
+    command, where, variables = image.command(command, folder, few | environment, volumes, workdir)
     return kubelet.Pod(command, where, variables, folder / "log", *life)
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flytune.data import heldout_rows
+from flytune.data.shards import content_hash
 from flytune.export import manifest as export_manifest
 from flytune.models import loading, probe, scoring
 from flytune.recipe import Recipe
-from flytune.records import Bin, Manifest, Need, Plan, Shard, SourceCounts, SplitCounts, Step, TrainingResult
+from flytune.records import Bin, Contents, Manifest, Need, Plan, Shard, SourceCounts, SplitCounts, Step, TrainingResult
+from flytune.records.contents import CONTENTS, list_files
 from tests.support.tiny import tiny_recipe
 
 
@@ -78,7 +80,7 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
         train=counts["train"],
         heldout=counts["heldout"],
         tokenizer_sha256="0" * 64,
-        content_sha256="1" * 64,
+        content_sha256=content_hash([*shards["train"], *shards["heldout"]]),
     )
 
 
@@ -125,7 +127,14 @@ def write_artifact(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12)
     shutil.copytree(weights, folder, dirs_exist_ok=True)
     shutil.rmtree(weights)
     (folder / "recipe.yaml").write_text(recipe.to_yaml())
-    return folder
+    return seal(folder)
+
+
+def seal(artifact: Path) -> Path:
+    """Write the artifact.json of the files that are there now, as after a change that its owner made."""
+    (artifact / CONTENTS).unlink(missing_ok=True)
+    Contents(files=list_files(artifact)).write(artifact / CONTENTS)
+    return artifact
 
 
 def training_result(steps: int, seed: int = 0) -> TrainingResult:

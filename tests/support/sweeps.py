@@ -25,7 +25,7 @@ def changes(tmp_path_factory):
     broken.write_text('{"instruction": "a", "output": "b"}\n' + "no JSON\n" * 40)
     return [
         {"training.learning_rate": 1e-2},
-        {"training.learning_rate": 1e39},  # infinite in float32: the weights are not finite, and the gate refuses them
+        {"training.learning_rate": 1e3, "training.weight_decay": 1e9, "training.max_steps": 8},  # a loss that is not finite
         {"sharding": "device_map"},
         {"training.learning_rate": 1e-9},
         {"data.path": str(broken)},

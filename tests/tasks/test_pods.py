@@ -15,7 +15,7 @@ from flytune.errors import RecipeError
 from flytune.hardware import Cluster, shape_named
 from flytune.sharding.zero import Zero3
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import elastic, pods, secrets, volumes
+from tasks.runtime import elastic, pods, secrets
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
@@ -45,9 +45,8 @@ def small() -> int:
 
 def test_a_pod_s_temporary_files_are_on_the_scratch_disk():
     pod, _ = pod_of(shape_of())
-    assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"}
-    assert pod["securityContext"] == {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
-    assert f"--uid {volumes.USER} " in (ROOT / "Dockerfile").read_text()
+    code = {"PYTHONPATH": "/code:/app:/opt/site"}
+    assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"} | code
     laptop, _ = pod_of(shape_named("cpu-2"))
     assert "HF_HUB_OFFLINE" not in environment(laptop)
     assert tolerated(laptop) == []
@@ -126,14 +125,14 @@ def test_efa():
     assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert environment(pod).items() >= {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0", "NCCL_DEBUG": "WARN"}.items()
-    assert "securityContext" not in container
+    assert "add" not in container["securityContext"]["capabilities"]
 
 
 def test_infiniband():
     pod, _ = pod_of(shape_of(nodes=2, network="infiniband", network_devices=8), infiniband_resource="rdma/hca")
     container = pod["containers"][0]
     assert container["resources"]["limits"]["rdma/hca"] == "8"
-    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert environment(pod)["NCCL_NET"] == "IB"
 
 

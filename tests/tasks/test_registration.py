@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from flytune.errors import RecipeError
 from flytune.failures.table import RETRIES
-from flytune.hardware import load_cluster, load_shapes
+from flytune.hardware import load_cluster, load_shapes, shape_named
 from flytune.recipe import Recipe
 from flytune.sharding import ONE_PROCESS
 from tasks.evaluate import EVALUATE
@@ -27,9 +27,6 @@ from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS, limits, proto
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 from workflows.finetune import finetune
-
-# flyteidl.core.Resources.GPU
-RESOURCE_GPU = 2
 
 
 @pytest.mark.parametrize("shape", load_shapes(), ids=lambda shape: shape.name)
@@ -51,7 +48,7 @@ def test_a_shape_is_a_train_task_with_its_machines(shape):
     assert volumes["dshm"] == {"medium": "Memory", "sizeLimit": f"{shape.shared_memory_gib}Gi"}
     assert volumes["scratch"] == {"sizeLimit": f"{shape.disk_gib}Gi"}
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts == {"dshm": "/dev/shm", "scratch": "/scratch"}
+    assert mounts.items() >= {"dshm": "/dev/shm", "scratch": "/scratch"}.items()
     assert pod["terminationGracePeriodSeconds"] == 60
     assert template.metadata.interruptible is shape.spot
     assert template.metadata.retries.retries == RETRIES
@@ -105,6 +102,22 @@ def test_pods_find_their_tasks_by_module_and_name():
         assert task.get_command(SETTINGS)[-4:] == ["task-module", module, "task-name", name]
 
 
+def test_ranks_are_declared_as_the_plugin_does_but_without_torch():
+    from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
+
+    from tasks.runtime.elastic import ranks
+
+    for name, task in TRAIN.items():
+        shape = shape_named(name.removesuffix(ONE_PROCESS))
+        if shape.world_size == 1 or name != shape.name:
+            continue
+        theirs = PytorchElasticFunctionTask(ranks(shape, shape.processes), task.task_function)
+        for attribute in ("task_type", "task_type_version", "min_nodes", "max_nodes", "rdzv_backend"):
+            assert getattr(task, attribute) == getattr(theirs, attribute), (name, attribute)
+        assert set(vars(theirs)) <= set(vars(task)), name
+        assert theirs.get_custom(SETTINGS) == task.get_custom(SETTINGS), name
+
+
 def test_pod_templates_are_not_shared():
     templates = [id(task.pod_template) for task in [*TRAIN.values(), *EVALUATE.values()]]
     assert len(set(templates)) == len(templates)
@@ -112,7 +125,8 @@ def test_pod_templates_are_not_shared():
 
 def test_small_tasks_request_no_gpu_and_prepare_is_cached():
     for task in (make_plan, prepare_data, store_artifact):
-        assert not [entry for entry in proto(task).container.resources.requests if entry.name == RESOURCE_GPU]
+        pod = json_format.MessageToDict(proto(task).k8s_pod.pod_spec)
+        assert not [name for name in pod["containers"][0]["resources"]["requests"] if "gpu" in name]
     assert proto(prepare_data).metadata.discoverable
     assert proto(prepare_data).metadata.discovery_version
     assert not proto(make_plan).metadata.discoverable
@@ -186,7 +200,9 @@ def light_pods(workflow, specs, tasks):
         elif node.HasField("workflow_node"):
             count += light_pods(specs[node.workflow_node.sub_workflow_ref.name], specs, tasks)
         elif node.HasField("task_node"):
-            count += tasks[node.task_node.reference_id.name].HasField("container")
+            # Pods of shapes have /scratch.
+            pod = json_format.MessageToDict(tasks[node.task_node.reference_id.name].k8s_pod.pod_spec)
+            count += all(volume["name"] != "scratch" for volume in pod["volumes"])
     return count
 
 

@@ -87,7 +87,7 @@ def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, s
 
 @pytest.mark.slow
 def test_ranks_that_fail_for_one_cause_show_one_error(inputs, tmp_path):
-    changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.learning_rate": 1e30}
+    changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.learning_rate": 1e3, "training.max_grad_norm": 1e9}
     done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
     assert done.returncode == 1
     assert re.search(r"^RunFailed: rank \d: bad loss: step \d: ", done.stderr, re.MULTILINE)

@@ -9,11 +9,13 @@ from flyteidl.core import artifact_id_pb2, literals_pb2
 from flytekit.core import utils
 from flytekit.types.directory import FlyteDirectory
 
+from flytune.data.shards import read_manifest
 from flytune.evaluation import score
 from flytune.planning import pod_disk
 from flytune.storage import Storage
 from tasks.base_model import fetch_base_model
 from tasks.prepare import prepare_data
+from tasks.runtime.directories import upload
 from tasks.store import ARTIFACT, store_artifact
 from tests.support.pods import pod
 from tests.support.registration import proto
@@ -35,6 +37,14 @@ def test_the_output_is_declared_as_an_artifact():
 )
 def test_pods_that_hold_files_request_their_disk(task, disk):
     assert task.resources.requests.ephemeral_storage == f"{disk}Gi"
+
+
+def test_a_local_run_of_a_remote_model_gets_its_weights(tmp_path):
+    source = Storage("memory://trained", "")
+    source.filesystem.pipe("/trained/model/model.safetensors", b"weights")
+    made = upload(tmp_path, {"model.safetensors": "model/model.safetensors"}, source)
+    assert Path(made.path) == tmp_path
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
 
 @pytest.mark.slow
@@ -85,10 +95,11 @@ def test_a_pod_s_output_says_what_it_is(tmp_path):
     facts = json.loads(kept["flytune"])
     assert facts["recipe"] == "tiny"
     assert facts["base_model"] == str(base)
-    assert facts["data"] == "1" * 64
+    content = read_manifest(dataset).content_sha256
+    assert facts["data"] == content
     assert facts["version"].startswith("tiny-")
     assert facts["tuned_perplexity"] == scored.tuned.perplexity
     # Union's console reads this form.
     identity = artifact_id_pb2.ArtifactID.FromString(base64.b64decode(kept["_uap"]))
-    assert identity.partitions.value["data"].static_value == "1" * 64
+    assert identity.partitions.value["data"].static_value == content
     assert (Path(made["o0"].download()) / "report.html").is_file()

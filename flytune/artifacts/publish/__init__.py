@@ -8,8 +8,8 @@ from flytune.artifacts.publish import folder, hub, hub_errors
 from flytune.errors import ExportError
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
-from flytune.records import Contents, Metrics
-from flytune.records.contents import CONTENTS, record
+from flytune.records import Metrics
+from flytune.records.contents import CONTENTS, verify
 from flytune.storage import Storage
 
 __all__ = ["attempt", "check", "checkpoints", "publish", "published_name"]
@@ -62,8 +62,8 @@ def publish(artifact: Path, address: str, name: str, weights: Storage | None = N
     An equal artifact, or files of one that are there already, are left as they are.
 
     Raises:
-        ExportError: other files are there, or the address cannot be written to.
+        ExportError: a file of the artifact was changed; other files are there, or the address cannot be written to.
     """
-    contents = record(Contents, artifact / CONTENTS)
+    contents = verify(artifact, elsewhere=weights is not None)
     where = hub if address.startswith(hub_errors.SCHEME) else folder
     return where.publish(artifact, contents, address, name, weights)

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from flytune import json_core
 from flytune.artifacts.publish import hub, hub_errors
 from flytune.errors import ExportError
 from flytune.recipe import Recipe
@@ -127,4 +128,4 @@ def _collect(checkpoint: Path, folder: Path, recipe: Recipe, step: int) -> None:
 
 def _change(file: Path, **values: object) -> None:
     if file.exists():
-        file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(json_core.load_object(file.read_bytes()) | values, indent=2) + "\n", encoding="utf-8")

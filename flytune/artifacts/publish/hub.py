@@ -4,7 +4,6 @@ from_pretrained("owner/name") loads the newest run, and with revision=TAG a cert
 huggingface_hub's upload_folder may make several, so that main always has the files of one model.
 """
 
-import copy
 import json
 import logging
 import tempfile
@@ -14,7 +13,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from flytune import json_core, names
 from flytune.artifacts.publish import hub_errors
+from flytune.errors import ExportError
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
 from flytune.records import Contents, Manifest, Metrics, Plan, TrainingResult
@@ -140,14 +141,18 @@ class Repository:
         added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
         kept = {*files, *(addition.path_in_repo for addition in uploaded)}
         removed = [CommitOperationDelete(path_in_repo=name) for name in sorted(ours & present - kept)]
-        return [*added, *copy.deepcopy(uploaded), *removed]
+        return [*added, *uploaded, *removed]
 
     def _published(self, commit: str) -> set[str]:
         """Return the files of the previous run, by its artifact.json, whose other keys depend on the version of Flytune."""
         with tempfile.TemporaryDirectory(prefix="flytune-publish-") as folder:
             file = Path(self.api.hf_hub_download(self.name, CONTENTS, revision=commit, local_dir=folder))
-            contents = json.loads(file.read_text(encoding="utf-8"))
-        return {stored["file"] for stored in contents["files"]} | {CONTENTS}
+            try:
+                listed = json_core.load_object(file.read_bytes())["files"]
+                files = names.check_list([stored["file"] for stored in listed])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ExportError(f"{self.address}: its {CONTENTS} cannot be read: {error}; nothing was published") from None
+        return {*files, CONTENTS}
 
 
 def _files(
@@ -178,5 +183,5 @@ def base_license(api: Any, recipe: Recipe) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 (a base that is deleted, gated or renamed must not prevent publishing)
         log.warning("%s: its license is not known: %s", recipe.model.name_or_path, type(error).__name__)
         return {}
-    found = json.loads(json.dumps(data.to_dict() if data else {}, default=str))
+    found = json_core.load_object(json.dumps(data.to_dict() if data else {}, default=str))
     return {key: found[key] for key in model_card.LICENSE if found.get(key)}

@@ -29,23 +29,32 @@ class Contract(Record):
         verdicts = {check.verdict for check in self.checks}
         return "stop" if "stop" in verdicts else "warning" if "warning" in verdicts else "ok"
 
+    @property
+    def has_unknown_tokens(self) -> bool:
+        """True if there are ids without a row in the embedding, with which no model can be trained."""
+        return any(check.name == "vocabulary" and check.verdict == "stop" for check in self.checks)
+
 
 def enforce(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
     """Check the prepared data in `folder`, and write contract.json there; `manifest` need not be written yet.
 
     Raises:
-        DataError: checks stop the run, and data.contract is not `warn`; the message has all of them.
+        DataError: checks stop the run, and data.contract is not `warn`, or tokens have no row; the message has all of them.
     """
     contract = check(folder, manifest, data, tokenizer, rows)
     contract.write(folder / CONTRACT)
     warnings, stops = ([str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop"))
     for line in warnings:
         logger.warning("%s", line)
-    if stops and data.contract == "stop":
+    if stops and (data.contract == "stop" or contract.has_unknown_tokens):
         lines = "\n  ".join(stops)
         raise DataError(
             f"{manifest.source}: the prepared data fails {len(stops)} of {len(contract.checks)} checks:\n  {lines}\n"
-            "To train on it anyway, set data.contract: warn; flytune xray shows the samples"
+            + (
+                "Tokens without a row in the embedding end training, whatever data.contract says"
+                if contract.has_unknown_tokens
+                else "To train on it anyway, set data.contract: warn; flytune xray shows the samples"
+            )
         )
     for line in stops:
         logger.error("%s", line)

@@ -19,6 +19,8 @@ NEAR_TOKENS = 2_000_000
 TRIP_SAMPLES, TRIP_TOKENS = 256, 200_000
 """Approximate numbers of samples and tokens that are decoded and tokenized again."""
 _EXCERPT = 60
+_SECOND = 0x9E3779B97F4A7C15
+"""Odd factor that joins the hashes of a pair's sequences, in their order; by the golden ratio (Knuth, TAOCP 3, §6.4)."""
 _MARKER = re.compile(r"<\|[A-Za-z_]+\|>")
 _PROBES = ("The quick brown fox\n\tjumps  over 12 lazy dogs, doesn't it?", "{eos}\nHello {eos} there")
 
@@ -64,7 +66,8 @@ class Statistics:
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is only used by its number.
         self.written = {token for token in (self.bos, self.eos) if token}
-        is_chat = bool(set(manifest.format.split(", ")) & set(CHATS))
+        # Pairs are of messages or of text; the marks of a template are a superset of those of text.
+        is_chat = bool(set(manifest.format.split(", ")) & set(CHATS)) or (manifest.pairs and bool(tokenizer.chat_template))
         marks = ChatTemplate(tokenizer).marks if is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
         self._marks[tokenizer.eos_token_id] = self.eos
@@ -80,7 +83,7 @@ class Statistics:
         """Number of answers by the special token that ends them."""
         self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = self.with_bos = 0
         self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = self.outside = 0
-        self.packed = manifest.train.blocks is not None
+        self.packed, self._pairs = manifest.train.blocks is not None, manifest.pairs
         self._trip: list[tuple[str, Any]] = []
         self._trained, self._heldout, self._overlap = Hashes(HASHES), 0, 0
         self._near: dict[str, list[Any]] = {"train": [], "heldout": []}
@@ -176,8 +179,12 @@ class Statistics:
 
     def _draw(self, part: Part, split: str, near_share: float) -> None:
         """Keep samples for the later checks, drawn by content so that the same samples are drawn each time."""
+        import numpy
+
         hashes = part.hashes
-        compared = hashes[below(hashes, self._hashed_share)]
+        # Pairs equal each other if both of their sequences do.
+        rows = hashes[::2] * numpy.uint64(_SECOND) + hashes[1::2] if self._pairs else hashes
+        compared = rows[below(rows, self._hashed_share)]
         if split == "train":
             self._trained.add(compared)
         else:
@@ -187,8 +194,10 @@ class Statistics:
             # A sample that was cut may give other tokens.
             if part.lengths[sample] < self._max_length:
                 self._trip.append((part.where(sample), part.tokens(sample).copy()))
-        # Equal samples are already counted.
-        self._near[split] += [part.tokens(sample).copy() for sample in firsts(hashes, near_share, self._seen[split])]
+        # Equal samples are already counted. The two sequences of a pair share their prompt: the chosen one is compared.
+        step = 2 if self._pairs else 1
+        found = firsts(hashes[::step], near_share, self._seen[split])
+        self._near[split] += [part.tokens(step * sample).copy() for sample in found]
 
     def round_trip(self) -> RoundTrip:
         """Tokenize the text of the drawn samples again; compare tokens if plain sentences keep theirs, otherwise texts."""

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from flytune.errors import RecipeError
+from flytune.objectives import objective_of
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
 from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sharding import SHARDINGS, sharding_of
@@ -19,17 +20,27 @@ from flytune.sharding import SHARDINGS, sharding_of
 __all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "left_out", "refusal", "run"]
 
 
+_WAY_ON = "where the closed form knows the model, plan it without --dry-run"
+
+
 def refusal(recipe: Recipe) -> str | None:
     """Return why a recipe has no dry run; None if it has one."""
-    if recipe.method.name == "qlora":
-        return f"{8 if recipe.method.load_in_8bit else 4}-bit layers (bitsandbytes) do not run on fake tensors"
+    if recipe.method.name == "qlora" and recipe.method.load_in_8bit:
+        return "8-bit layers (bitsandbytes) look for outliers in the values of their inputs, which fake tensors do not have"
+    if recipe.method.name == "qlora" and recipe.method.use_dora:
+        return "DoRA reads the values of 4-bit weights, which fake tensors do not have"
     sharding = sharding_of(recipe)
+    if objective_of(recipe).sequences_per_row > 1:
+        return (
+            f"objective: {recipe.objective.name}: the dry run traces one sequence of each row, and no reference model; the "
+            "closed form counts both"
+        )
     if not sharding.traceable:
         able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
         return f"sharding {sharding.name} does not run on fake tensors; {able} do"
     optimizer = sharding.optimizer(recipe)
-    if OPTIMIZERS[optimizer].library == "bitsandbytes":
-        return f"{optimizer} (bitsandbytes) does not run on fake tensors"
+    if OPTIMIZERS[optimizer].bits == 8 and (recipe.method.name == "full" or recipe.method.modules_to_save):
+        return f"{optimizer} keeps 32 bits of an embedding and 8 of others, which is not written down"
     if OPTIMIZERS[optimizer].algorithm != "adamw":
         return f"the update of {optimizer} is not written down; the one of AdamW is"
     return None
@@ -37,7 +48,8 @@ def refusal(recipe: Recipe) -> str | None:
 
 def left_out(recipe: Recipe) -> str:
     """Return the setting of a recipe that the dry run ignores, as a sentence; empty if there is none."""
-    return "torch_compile is left out: the trace has the layers as written" if recipe.training.torch_compile else ""
+    named = [name for name in ("torch_compile", "use_liger_kernel") if getattr(recipe.training, name)]
+    return f"{named[0]} is left out: the trace has the layers as written" if named else ""
 
 
 def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile: Profile | None = None) -> DryRun:
@@ -55,7 +67,7 @@ def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile
         RecipeError: the recipe has no dry run (see `refusal`), or its model cannot be built from `config`.
     """
     if reason := refusal(recipe):
-        raise RecipeError(f"recipe {recipe.name}: no dry run: {reason}; the closed form plans it")
+        raise RecipeError(f"recipe {recipe.name}: no dry run: {reason}; {_WAY_ON}")
     case = Case(recipe=recipe, config=str(config), world_size=world_size, micro_batch=micro_batch, profile=profile or Profile())
     started = time.monotonic()
     done = subprocess.run(
@@ -68,6 +80,6 @@ def run(recipe: Recipe, config: Path, world_size: int, micro_batch: int, profile
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise RecipeError(f"recipe {recipe.name}: no dry run of the model in {config}: {last[:300]}; the closed form plans it")
-    answer = DryRun.model_validate_json(done.stdout)
+        raise RecipeError(f"recipe {recipe.name}: no dry run of the model in {config}: {last[:300]}; {_WAY_ON}")
+    answer = DryRun.parse(done.stdout)
     return answer.model_copy(update={"seconds": time.monotonic() - started})

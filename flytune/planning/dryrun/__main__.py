@@ -9,6 +9,6 @@ from flytune.planning.dryrun.case import Case
 
 # Imported modules stay, and a step makes millions of short-lived objects without cycles.
 warnings.simplefilter("ignore")
-case = Case.model_validate_json(sys.stdin.read())
+case = Case.parse(sys.stdin.read())
 gc.disable()
 sys.stdout.write(trace.trace(case).model_dump_json())

@@ -29,6 +29,8 @@ class Life:
     module: str
     died: int | None = None
     kind: str | None = None
+    stream: int = 0
+    """CUDA stream that it is allocated on: 0 for the default one, others as FSDP uses them first."""
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Ledger:
     """Path of the module whose forward or backward pass runs, or ran last."""
     now: int = 0
     paused: bool = False
+    _streams: dict[Any, int] = field(default_factory=dict)
     _open: dict[int, tuple[Life, Any]] = field(default_factory=dict)
 
     @contextmanager
@@ -120,9 +123,20 @@ class Ledger:
             if storage._cdata not in self._open and storage.nbytes():
                 self._begin(storage, storage.nbytes(), operation)
 
-    def kind_of(self, tensor: Any) -> str | None:
+    def life_of(self, tensor: Any) -> Life | None:
+        """Return the life of a tensor's storage; None if it is not recorded."""
         entry = self._open.get(local(tensor).untyped_storage()._cdata)
-        return entry[0].kind if entry else None
+        return entry[0] if entry else None
+
+    def adopt(self, tensor: Any, life: Life) -> None:
+        """Let a storage that is not recorded be the one of `life`."""
+        storage = local(tensor).untyped_storage()
+        key = storage._cdata
+        self._open[key] = life, weakref.ref(storage, lambda _: self._end(key))
+
+    def kind_of(self, tensor: Any) -> str | None:
+        life = self.life_of(tensor)
+        return life.kind if life else None
 
     def ran(self, operation: Any, arguments: Any, output: Any) -> None:
         """Record the storages that an operation has allocated."""
@@ -167,10 +181,16 @@ class Ledger:
     def _begin(self, storage: Any, size: int, operation: str) -> None:
         key = storage._cdata
         self.now += 1
-        life = Life(-(-size // self.rounding) * self.rounding, self.now, operation, self.module)
+        life = Life(-(-size // self.rounding) * self.rounding, self.now, operation, self.module, stream=self._stream())
         self.lives.append(life)
         # A storage's Python object lives as long as the storage.
         self._open[key] = life, weakref.ref(storage, lambda _: self._end(key))
+
+    def _stream(self) -> int:
+        import torch
+
+        # torch.cpu keeps the stream that FSDP selects, like torch.cuda, and does nothing else with it.
+        return self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
 
     def _end(self, key: int) -> None:
         entry = self._open.pop(key, None)

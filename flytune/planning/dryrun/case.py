@@ -19,6 +19,8 @@ class Profile(Strict):
     """True if the forward pass runs under autocast where model.dtype is a 16-bit type."""
     fixed_length: bool = True
     """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
+    expandable_segments: bool = True
+    """True if torch's allocator has segments that grow, as flytune.hardware.devices configures it."""
 
 
 class Case(Strict):
@@ -43,7 +45,7 @@ class Storage(Strict):
 
 
 class DryRun(Record):
-    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL, and without fragmentation."""
+    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL; without fragmentation unless stated."""
 
     phases: dict[str, int]
     """Peak of each phase: load (its remaining bytes); forward, backward and optimizer of the first and of a steady step."""
@@ -54,6 +56,10 @@ class DryRun(Record):
     peak_module: str
     largest: list[Storage]
     """The ten largest at the peak."""
+    reserved_bytes: int = 0
+    """Peak that CUDA's caching allocator reserves (allocator.py); 0 where a CPU is predicted."""
+    least_bytes: int = 0
+    """Least that it must be able to reserve for the run not to fail; it gives back to CUDA what it can before."""
     host_bytes: int
     """Bytes of offloaded parameters, gradients and optimizer states."""
     seconds: float

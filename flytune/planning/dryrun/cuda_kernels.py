@@ -11,6 +11,21 @@ HEAD_BLOCK = 32
 
 
 @contextmanager
+def any_dtype() -> Iterator[None]:
+    """Let products of many experts' matrices be of any dtype: torch's shape function knows bfloat16, its kernels all.
+
+    transformers computes experts in the dtype of their weights, which autocast leaves float32 (integrations/moe.py).
+    """
+    from torch import _meta_registrations
+
+    def product(mat_a: Any, mat_b: Any, *, offs: Any, out_dtype: Any, **_: Any) -> Any:
+        return _meta_registrations._create_grouped_mm_output_tensor(mat_a, mat_b, offs, out_dtype)
+
+    with mock.patch.object(_meta_registrations, "_meta_grouped_mm_common", product):
+        yield
+
+
+@contextmanager
 def cuda() -> Iterator[None]:
     """Replace attention without a mask by FlashAttention's allocations, and TRL's loss by those of its Triton kernels."""
     from transformers.integrations import sdpa_attention
@@ -64,8 +79,10 @@ def _flash_attention() -> Any:
             if torch.is_autocast_enabled(query.device.type):
                 dtype = torch.get_autocast_dtype(query.device.type)
                 query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-            batch, heads, length, size = query.shape
-            output = query.new_empty(batch, length, heads, size)
+            batch, heads, length, _ = query.shape
+            # Values of multi-head latent attention are narrower than queries and keys; torch's memory-efficient kernel, which
+            # takes them, is counted like FlashAttention.
+            output = query.new_empty(batch, length, heads, value.shape[-1])
             ctx.save_for_backward(query, key, value, output, query.new_empty(batch, heads, length, dtype=torch.float32))
             return output
 
@@ -80,7 +97,7 @@ def _flash_attention() -> Any:
             gradients = [torch.empty_like(tensor) for tensor in (query, key, value)]
             if key.shape[1] != heads:
                 # Gradients for each query's head, which are then summed over heads that share a key.
-                buffers += [query.new_empty(batch, length, heads, size) for _ in range(2)]
+                buffers += [query.new_empty(batch, length, heads, tensor.shape[-1]) for tensor in (key, value)]
             del buffers
             return tuple(gradients)
 

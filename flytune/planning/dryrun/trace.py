@@ -4,38 +4,105 @@ It patches libraries while it runs, and starts a fake process group: call it in 
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from flytune.data import Collator
 from flytune.models import host_memory, loading, sharded_loading, vocabulary
-from flytune.planning.dryrun import cuda_kernels
-from flytune.planning.dryrun.allocations import FORWARD, GRADIENTS, KINDS, OPTIMIZER, PARAMETERS, Ledger, local
+from flytune.planning.dryrun import allocator, cuda_kernels, layers, quantized
+from flytune.planning.dryrun.allocations import (
+    COMMUNICATION,
+    FORWARD,
+    GRADIENTS,
+    KINDS,
+    OPTIMIZER,
+    PARAMETERS,
+    Ledger,
+    Life,
+    local,
+)
 from flytune.planning.dryrun.case import Case, DryRun, Storage
+from flytune.recipe import OPTIMIZERS
 from flytune.sharding import sharding_of
 
 # Sizes of blocks that CUDA's caching allocator hands out are multiples of it (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
 LARGEST = 10
 
+_Pair = tuple[Any, ...]
+"""A parameter and its gradient."""
 
-def trace(case: Case) -> DryRun:
-    """Build the model as training does, and run one step."""
+
+def trace(case: Case, every_layer: bool = False) -> DryRun:
+    """Build the model as training does, and run one step; of layers that repeat, a few (layers.py) unless `every_layer`."""
     started = time.monotonic()
-    on_cuda = case.profile.kernels == "cuda"
-    ledger = Ledger(CUDA_BLOCK if on_cuda else 1)
-    with _fake_group(case.world_size), _masks(case), cuda_kernels.cuda() if on_cuda else nullcontext():
-        model = _build(case)
-        with ledger.watch(fake=True):
-            ledger.stage("load")
-            sharded_loading.allocate(model, "cpu")
-            ledger.mark([*model.parameters(), *model.buffers()], PARAMETERS)
-            with ledger.paths(model):
-                _step(case, model, ledger)
+    kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
+    with _fake_group(case.world_size), _masks(case), cuda_kernels.any_dtype(), _four_bits(case), kernels:
+        ledger = None if every_layer else _few_layers(case)
+        if ledger is None:
+            ledger, model = _ledger(case), _shard(case, _adapted(case))
+            with ledger.watch(fake=True):
+                _passes(case, model, ledger)
+                _update(case, _trained(model), ledger)
+                model.zero_grad()
     return _result(case, ledger, time.monotonic() - started)
+
+
+def _few_layers(case: Case) -> Ledger | None:
+    """Return the ledger of a step of which few layers are traced; None where layers do not repeat."""
+    larger = _adapted(case)
+    if (repetition := layers.find(larger)) is None:
+        return None
+    smaller = _adapted(case)
+    traces = []
+    for model, units in ((larger, repetition.units - 1), (smaller, repetition.units)):
+        count = layers.leave_out(model, repetition, units)
+        model, ledger = _shard(case, model), _ledger(case)
+        passes = layers.Trace(ledger, repetition, count)
+        with ledger.watch(fake=True), passes.noted(model):
+            _passes(case, model, ledger)
+            traces.append(passes)
+            if len(traces) == 1:
+                continue
+            if not passes.predicts(traces[0]):
+                return None
+            copies = passes.extend(repetition.units)
+            _update(case, _with_copies(_trained(model), copies, ledger), ledger)
+            model.zero_grad()
+    return ledger
+
+
+def _with_copies(trained: list[_Pair], copies: Mapping[int, list[Life]], ledger: Ledger) -> list[_Pair]:
+    """Return trained parameters with those of the layers that were left out, as their lives in the ledger have them."""
+    import torch
+
+    result = []
+    for pair in trained:
+        result.append(pair)
+        lives = [copies.get(id(ledger.life_of(tensor)), []) for tensor in pair]
+        for each in zip(*lives, strict=True):
+            ledger.paused = True
+            made = tuple(torch.empty_like(tensor) for tensor in pair)
+            ledger.paused = False
+            for tensor, life in zip(made, each, strict=True):
+                ledger.adopt(tensor, life)
+            result.append(made)
+    return result
+
+
+def _four_bits(case: Case) -> AbstractContextManager[None]:
+    return quantized.on_fake_tensors(_on_cuda(case)) if case.recipe.method.name == "qlora" else nullcontext()
+
+
+def _on_cuda(case: Case) -> bool:
+    return case.profile.kernels == "cuda"
+
+
+def _ledger(case: Case) -> Ledger:
+    return Ledger(CUDA_BLOCK if _on_cuda(case) else 1)
 
 
 @contextmanager
@@ -88,15 +155,16 @@ def _local_model(case: Case) -> Any:
     return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa | added)
 
 
-def _build(case: Case) -> Any:
-    """The model on the meta device: adapters, checkpointing, loss and sharding as in flytune.training.trainer.build."""
+def _adapted(case: Case) -> Any:
+    """Return the model on the meta device with its adapters."""
     import torch
     from peft import get_peft_model
-    from trl.trainer.utils import add_fused_lm_head
 
     recipe, sharding = case.recipe, sharding_of(case.recipe)
-    base = model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or sharding.load_dtype(recipe))
+    model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or sharding.load_dtype(recipe))
     model.config.use_cache = False
+    if recipe.method.name == "qlora":
+        model = quantized.replace_layers(model, recipe, sharding.quant_storage(recipe))
     if recipe.method.name != "full":
         with torch.device("meta"):
             # Which tokens are trained has no effect on memory.
@@ -107,6 +175,18 @@ def _build(case: Case) -> Any:
             vocabulary.allow_loss(model)
             if sharding.precision(recipe) != "pure":
                 loading.train_in_float32(model)
+    return model
+
+
+def _shard(case: Case, model: Any) -> Any:
+    """Set checkpointing, loss and sharding as flytune.training.trainer.build does."""
+    import torch
+    from trl.trainer.utils import add_fused_lm_head
+
+    recipe, sharding = case.recipe, sharding_of(case.recipe)
+    if recipe.method.name == "qlora":
+        quantized.pack(model)
+    base = model.get_base_model() if recipe.method.name != "full" else model
     if case.profile.loss == "chunked":
         add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
         if case.profile.kernels == "cpu":
@@ -119,35 +199,65 @@ def _build(case: Case) -> Any:
     return model.train()
 
 
-def _step(case: Case, model: Any, ledger: Ledger) -> None:
-    ledger.stage(FORWARD)
-    loss = _loss(case, model, _batch(case))
-    ledger.stage("backward")
-    loss.backward()
-    del loss
-    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    ledger.mark((parameter.grad for parameter in trained), GRADIENTS)
-    ledger.stage("optimizer")
-    ledger.module = "optimizer"
-    _update(case, trained, ledger)
-    model.zero_grad()
+def _passes(case: Case, model: Any, ledger: Ledger) -> None:
+    """Load the model, and run forward and backward."""
+    import torch
+
+    ledger.stage("load")
+    sharded_loading.allocate(model, "cpu")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        _loaded(ledger, tensor, name.rpartition(".")[0])
+    if case.recipe.method.name == "qlora":
+        model.table_of_scales = quantized.make_table()  # kept as long as the model
+        for name, layer in quantized.layers(model).items():
+            for tensor in quantized.scales(layer, case.recipe):
+                _loaded(ledger, tensor, name)
+    if sharding_of(case.recipe).estimated_as.copies_gradients:
+        # torch's Reducer has buckets for all gradients, of which each parameter's part is recorded here.
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.bucket = torch.empty_like(parameter)
+                _loaded(ledger, parameter.bucket, name.rpartition(".")[0], COMMUNICATION)
+    with ledger.paths(model):
+        ledger.stage(FORWARD)
+        loss = _loss(case, model, _batch(case))
+        ledger.stage("backward")
+        loss.backward()
+        del loss
+    ledger.mark((parameter.grad for parameter in model.parameters() if parameter.grad is not None), GRADIENTS)
 
 
-def _update(case: Case, trained: list[Any], ledger: Ledger) -> None:
+def _loaded(ledger: Ledger, tensor: Any, path: str, kind: str = PARAMETERS) -> None:
+    """Set kind and module of a tensor that is there from the start."""
+    if life := ledger.life_of(tensor):
+        life.kind, life.module = kind, path
+
+
+def _trained(model: Any) -> list[_Pair]:
+    """Return the local shards of trained parameters with their gradients."""
+    return [(local(one.detach()), local(one.grad)) for one in model.parameters() if one.grad is not None]
+
+
+def _update(case: Case, trained: list[_Pair], ledger: Ledger) -> None:
     """Clip gradients and run AdamW's step as the Trainer does: fused, or torch's default on the device (CUDA: foreach).
 
     It uses the local shard of each parameter: DTensor would do the same, more slowly.
     """
     import torch
 
+    ledger.stage("optimizer")
+    ledger.module = "optimizer"
     parameters = []
-    for parameter in trained:
-        parameters.append(torch.nn.Parameter(local(parameter.detach())))
-        parameters[-1].grad = local(parameter.grad)
-    on_cuda = case.profile.kernels == "cuda"
-    torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=on_cuda)
-    fused = "fused" in sharding_of(case.recipe).optimizer(case.recipe)
-    optimizer = torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else on_cuda)
+    for weights, gradient in trained:
+        parameters.append(torch.nn.Parameter(weights))
+        parameters[-1].grad = gradient
+    torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=_on_cuda(case))
+    name = sharding_of(case.recipe).optimizer(case.recipe)
+    if OPTIMIZERS[name].library == "bitsandbytes":
+        ledger.mark(quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case)), OPTIMIZER)
+        return
+    fused = "fused" in name
+    optimizer = torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else _on_cuda(case))
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     ledger.mark((value for value in states if isinstance(value, torch.Tensor)), OPTIMIZER)
@@ -190,7 +300,9 @@ def _result(case: Case, ledger: Ledger, seconds: float) -> DryRun:
     states = 0 if host else sum(life.bytes for life in ledger.lives if life.kind == OPTIMIZER)
     first, steady = ledger.totals(host), [total + states for total in ledger.totals(host | {OPTIMIZER})]
     spans = {name: (start, end) for name, start, end in ledger.spans()}
-    phases = {"load": first[spans.pop("load")[1]]}
+    loaded = spans.pop("load")[1]
+    # Buckets are allocated after loading.
+    phases = {"load": first[loaded] - sum(life.bytes for life in ledger.alive(loaded) if life.kind == COMMUNICATION)}
     for step, totals in (("first step", first), ("steady step", steady)):
         phases |= {f"{step}, {name}": max(totals[start : end + 1]) for name, (start, end) in spans.items()}
     last = max(spans, key=lambda name: phases[f"steady step, {name}"])
@@ -199,6 +311,10 @@ def _result(case: Case, ledger: Ledger, seconds: float) -> DryRun:
     alive += [life for life in ledger.alive(peak) if life.kind not in host | {OPTIMIZER}]
     kinds = {kind: sum(life.bytes for life in alive if life.kind == kind) for kind in KINDS}
     largest = sorted(alive, key=lambda life: -life.bytes)[:LARGEST]
+    reserved = least = 0
+    if case.profile.kernels == "cuda":
+        served = allocator.replay(ledger, allocator.CachingAllocator(expandable=case.profile.expandable_segments), host)
+        reserved, least = served.peak_reserved, allocator.least_capacity(ledger, served, host)
     return DryRun(
         phases=phases,
         kinds={kind: size for kind, size in kinds.items() if size},
@@ -206,6 +322,8 @@ def _result(case: Case, ledger: Ledger, seconds: float) -> DryRun:
         peak_phase=f"steady step, {last}",
         peak_module=max(ledger.alive(peak), key=lambda life: life.born).module,
         largest=[Storage(bytes=one.bytes, kind=str(one.kind), module=one.module, operation=one.operation) for one in largest],
+        reserved_bytes=reserved,
+        least_bytes=least,
         host_bytes=sum(life.bytes for life in ledger.lives if life.kind in host),
         seconds=seconds,
     )

@@ -18,10 +18,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
+from flytune.names import NameRefused, check_list, inside
 from flytune.records import StoredFile
-from flytune.schema import Record
+from flytune.schema import Record, RecordError
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,11 @@ class Checkpoint(Record):
 
     digest: str = ""
     """Sha256 of all fields above, against flipped bits in the manifest itself."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        check_list(file.file for file in self.files)
+        return self
 
     @property
     def folder(self) -> str:
@@ -99,11 +105,11 @@ class Ledger:
 
     def _read(self, folder: str) -> Checkpoint | None:
         try:
-            checkpoint = Checkpoint.model_validate_json(self.storage.read(f"{folder}/{MANIFEST}"))
+            checkpoint = Checkpoint.parse(self.storage.read(f"{folder}/{MANIFEST}"))
         except FileNotFoundError:
             return None
-        except ValidationError as error:
-            damage: str = error.errors()[0]["msg"]
+        except RecordError as error:
+            damage = str(error)
         else:
             if checkpoint.folder == folder and checkpoint.sealed() == checkpoint:
                 return checkpoint
@@ -118,7 +124,7 @@ class Ledger:
             into: receives the files.
             share: the files whose content is read; of the others, only the sizes are compared.
         """
-        if reason := self._missing(checkpoint):
+        if reason := self._missing(checkpoint) or self._led_out(checkpoint):
             return reason
         for stored in checkpoint.files[share]:
             try:
@@ -132,7 +138,12 @@ class Ledger:
     def link(self, checkpoint: Checkpoint, into: Path) -> None:
         """Link all files of a checkpoint on a file system into `into` as well, so that no other attempt can delete them."""
         for stored in checkpoint.files:
-            source, target = Path(self.storage.path(f"{checkpoint.folder}/{stored.file}")), into / stored.file
+            folder = Path(self.storage.path(checkpoint.folder))
+            try:
+                source, target = inside(folder, stored.file), into / stored.file
+            except NameRefused as error:
+                log.warning("%s: %s", folder, error)
+                return  # `fault` will report it
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             if not source.exists():
@@ -142,6 +153,17 @@ class Ledger:
             except OSError:  # no links on this file system, or across file systems; or the file was deleted meanwhile
                 if source.exists():
                     shutil.copyfile(source, target)
+
+    def _led_out(self, checkpoint: Checkpoint) -> str | None:
+        """Return why a file of a local checkpoint is not used: a symbolic link leads out of its folder; None if none does."""
+        if not self.storage.is_local:
+            return None
+        try:
+            for stored in checkpoint.files:
+                inside(Path(self.storage.path(checkpoint.folder)), stored.file)
+        except NameRefused as error:
+            return str(error)
+        return None
 
     def _missing(self, checkpoint: Checkpoint) -> str | None:
         sizes = self.storage.sizes(checkpoint.folder)
@@ -167,7 +189,7 @@ class Ledger:
         files: list[StoredFile] = []
         for node in range(nodes):
             try:
-                files += Part.model_validate_json(self.storage.read(f"{checkpoint.folder}/part-{node}.json")).files
+                files += Part.parse(self.storage.read(f"{checkpoint.folder}/part-{node}.json")).files
             except FileNotFoundError:
                 return None
         return files

@@ -1,0 +1,100 @@
+"""Arguments of commands, checked before any work: nothing is overwritten, and no hours are lost to a slip."""
+
+import argparse
+import os
+from pathlib import Path
+
+from flytune import limits
+from flytune.errors import RecipeError
+
+_OUTPUTS = {
+    "combine": "out", "fetch": "out", "gguf": "out", "merge": "out", "reproduce": "out", "selftest": "keep", "xray": "out",
+}  # fmt: skip
+"""Option or argument with the path that a command writes to."""
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "density": (0, 1),
+    "rank": (1, limits.COUNT),
+    "rows": (1, limits.ROWS),
+    "samples": (1, limits.ROWS),
+    "seed": (0, limits.SEED),
+    "weights": (-limits.FACTOR, limits.FACTOR),
+}
+"""Numbers of commands, with the smallest and largest that are taken."""
+_MAY_BE_EMPTY = ("fetch", "reproduce")
+"""Commands whose folder may exist while it is empty."""
+_OWN_TITLE = " · x-ray</title>".encode()
+
+
+def check(options: argparse.Namespace) -> None:
+    """Check the numbers of a command, and the path that it writes to.
+
+    Raises:
+        RecipeError: a number is absurd; something is there that would be overwritten, or the path cannot be written.
+    """
+    for name, (least, most) in _NUMBERS.items():
+        value = getattr(options, name, None)
+        for number in value if isinstance(value, list) else [] if value is None else [value]:
+            if not least <= number <= most:  # NaN is neither
+                raise RecipeError(f"--{name} {number!s:.30}: must be {least:g} to {most:g}")
+    given = getattr(options, _OUTPUTS.get(options.command, ""), None)
+    if given is None:
+        return
+    path, flag = Path(given), "OUT" if options.command in ("combine", "fetch") else f"--{_OUTPUTS[options.command]}"
+    where = f"{flag} {given:.300}"
+    try:
+        problem = _unusable(given, path) or _taken(options, path) or _unwritable(path)
+    except OSError as error:
+        problem = f"{error.strerror}; name another path"
+    if problem:
+        raise RecipeError(f"{where}: {problem}")
+
+
+def _unusable(given: str, path: Path) -> str | None:
+    if not given or path.name in ("", ".."):
+        return "no name of a file or folder; give a path"
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return "not UTF-8, which the libraries that write there need; give another name"
+    return "a path, not an address; give a path of this machine" if "://" in given else None
+
+
+def _taken(options: argparse.Namespace, path: Path) -> str | None:
+    if not os.path.lexists(path):
+        return None
+    if path.is_symlink() and not path.exists():
+        return "a link to nothing; remove it, or give another path"
+    if options.command in _MAY_BE_EMPTY and path.is_dir() and not any(path.iterdir()):
+        return None
+    if options.command == "xray":
+        if not path.is_file():
+            return "not a file; give a path for the page"
+        if options.force or is_own_page(path):
+            return None
+        return "exists already, and is no page of xray; give another path, or --force to replace it"
+    if options.command == "reproduce" and options.remote and path.is_dir() and not (path / "recipe.yaml").exists():
+        return None
+    return "exists already; give a new one"
+
+
+def is_own_page(path: Path) -> bool:
+    """Return whether a file is a page that xray wrote, or is empty."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    return not start or (start.startswith(b"<!DOCTYPE html>") and _OWN_TITLE in start)
+
+
+def _unwritable(path: Path) -> str | None:
+    above = path.absolute()
+    if not above.exists() or not above.is_dir():
+        above = above.parent
+    while not os.path.lexists(above):
+        above = above.parent
+    if not above.is_dir():
+        return f"{above} is not a folder; give another path"
+    if not os.access(above, os.W_OK | os.X_OK):
+        return f"{above} cannot be written; give another path, or ask for its permission"
+    for name in path.parts:
+        if len(name.encode()) > os.pathconf(above, "PC_NAME_MAX"):
+            return f"{name:.40}...: a name of {len(name.encode())} bytes is too long; give a shorter one"
+    return None

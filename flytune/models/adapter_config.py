@@ -1,0 +1,136 @@
+"""adapter_config.json: the one reader of PEFT's configuration of an adapter that comes from outside.
+
+PEFT takes it as it is: a rank of 10**9 is allocated, `megatron_core` is imported, NaN becomes the scale.
+"""
+
+from typing import Any
+
+from flytune import json_core
+
+CONFIG = "adapter_config.json"
+LARGEST = 10_000_000
+"""Bytes of the file; with the ids of trained rows it may be long."""
+DEFAULT_RANK = 8
+"""PEFT's rank of a configuration without one."""
+LARGEST_RANK = 65_536
+"""More than the width of any model's layers; what is allocated is bounded by the weights (`check_ranks`)."""
+# What Flytune writes, and PEFT's other fields of an adapter without special features; lists and tables are checked below.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "task_type": (str, type(None)),
+    "peft_type": (str,),
+    "peft_version": (str,),
+    "base_model_name_or_path": (str, type(None)),
+    "revision": (str, type(None)),
+    "inference_mode": (bool,),
+    "r": (int,),
+    "lora_alpha": (int, float),
+    "lora_dropout": (int, float),
+    "target_modules": (list, str, type(None)),
+    "exclude_modules": (list, str, type(None)),
+    "fan_in_fan_out": (bool,),
+    "bias": (str,),
+    "use_rslora": (bool,),
+    "use_dora": (bool,),
+    "use_qalora": (bool,),
+    "lora_bias": (bool,),
+    "ensure_weight_tying": (bool,),
+    "qalora_group_size": (int,),
+    "modules_to_save": (list, type(None)),
+    "init_lora_weights": (bool, str, type(None)),
+    "layers_to_transform": (list, int, type(None)),
+    "layers_pattern": (list, str, type(None)),
+    "rank_pattern": (dict, type(None)),
+    "alpha_pattern": (dict, type(None)),
+    "trainable_token_indices": (dict, list, type(None)),
+    "megatron_core": (str, type(None)),
+}
+# Fields that build other layers, allocate or import: Flytune writes none of them.
+_UNUSED = (
+    "auto_mapping",
+    "megatron_config",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "velora_config",
+    "alora_invocation_tokens",
+    "monteclora_config",
+    "layer_replication",
+    "target_parameters",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "runtime_config",
+)
+
+
+class AdapterConfigRefused(ValueError):
+    """An adapter_config.json that cannot be read, or that no adapter of Flytune has."""
+
+
+def read(content: str | bytes) -> dict[str, Any]:
+    """Return the checked content of adapter_config.json.
+
+    Raises:
+        AdapterConfigRefused: it is not JSON, or a field is unknown, of another type, absurd, or unused by Flytune.
+    """
+    try:
+        config = json_core.load_object(content, LARGEST)
+    except json_core.JSONError as error:
+        raise AdapterConfigRefused(f"not JSON: {error}") from None
+    for name, value in config.items():
+        if reason := _problem(name, value):
+            raise AdapterConfigRefused(f"{name!r:.60}: {reason}")
+    return config
+
+
+def check_ranks(config: dict[str, Any], shapes: dict[str, list[int]]) -> None:
+    """Compare the ranks of a configuration with the shapes of the adapter's tensors, before PEFT allocates by them.
+
+    Raises:
+        AdapterConfigRefused: a rank is larger than that of any tensor.
+    """
+    found = {shape[0] for name, shape in shapes.items() if ".lora_A." in name or ".lora_embedding_A" in name if shape}
+    largest = max(found, default=0)
+    for name, rank in {"r": config.get("r", DEFAULT_RANK), **(config.get("rank_pattern") or {})}.items():
+        used = name != "r" or not config.get("rank_pattern")
+        if found and rank > largest and (used or rank > 4 * largest):
+            raise AdapterConfigRefused(f"rank {rank:,} of {name}, but the tensors have {largest:,} at most")
+
+
+def _problem(name: str, value: Any) -> str | None:
+    """Return what is wrong with one field; None if nothing is."""
+    entries: list[Any] = list(value.values()) if isinstance(value, dict) else []
+    if name in _UNUSED:
+        return f"found {value!r:.60}; Flytune's adapters do not use it" if value else None
+    if name not in _KINDS:
+        return "unknown; Flytune's PEFT has no such field"
+    if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
+        return f"must be {' or '.join(kind.__name__ for kind in _KINDS[name])}; found {value!r:.60}"
+    if name == "r":
+        return _rank_problem(value)
+    if name in ("lora_alpha", "lora_dropout"):
+        return _number_problem(value)
+    if name == "rank_pattern":
+        return next(filter(None, map(_rank_problem, entries)), None)
+    if name == "alpha_pattern":
+        return next(filter(None, map(_number_problem, entries)), None)
+    if name == "trainable_token_indices":
+        lists = list(value.values()) if isinstance(value, dict) else [value or []]
+        are_ids = all(isinstance(ids, list) and all(type(one) is int and 0 <= one < 2**31 for one in ids) for ids in lists)
+        return None if are_ids else f"must be lists of ids of tokens; found {value!r:.60}"
+    if isinstance(value, list) and name != "layers_to_transform" and not all(isinstance(item, str) for item in value):
+        return f"must be a list of names; found {value!r:.60}"
+    return None
+
+
+def _rank_problem(value: Any) -> str | None:
+    if type(value) is not int or not 1 <= value <= LARGEST_RANK:
+        return f"a rank must be between 1 and {LARGEST_RANK:,}; found {value!r:.60}"
+    return None
+
+
+def _number_problem(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
+        return f"must be a number between 0 and a million; found {value!r:.60}"
+    return None

@@ -1,0 +1,109 @@
+"""The sizes of a decoder that estimates of memory and time need, wherever they were counted."""
+
+from collections.abc import Iterable
+
+from flytune.schema import Strict
+
+
+class Linear(Strict):
+    """All matrices of one name and shape in a model's layers."""
+
+    name: str
+    """Name of the module without `_proj`: q, k, v, o, gate, up, down in Llama's layout."""
+    rows: int
+    """Width of the input."""
+    columns: int
+    """Width of the output."""
+    count: int
+    """Matrices in all layers together."""
+    path: str = ""
+    """Name within a layer: self_attn.q_proj."""
+    share: float = 1.0
+    """Share of a batch's tokens that pass one of them; of a routed expert, experts a token over experts."""
+    quantizable: bool = True
+    """True if bitsandbytes quantizes them: it takes nn.Linear, and no experts that are stacked in one parameter."""
+    adaptable: bool = True
+    """True if method.target_modules all-linear gives them adapters: those of nn.Linear, but neither head nor router."""
+
+    @property
+    def parameters(self) -> int:
+        return self.count * self.rows * self.columns
+
+
+class Geometry(Strict):
+    """Sizes of a decoder; counts are parameters."""
+
+    model_type: str
+    dtype: str | None
+    """Dtype of the published weights."""
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    linears: list[Linear]
+    """Linear layers of all decoder layers: attention and MLP, every expert, no router."""
+    tie_word_embeddings: bool
+    quantized: str | None = None
+    """Quantization of the published weights (bitsandbytes, gptq ...); None if they are not quantized."""
+    extra: int
+    """All other parameters: norms, biases, routers, learned positions, and what is not of Llama's layout."""
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    """Width of one MLP, of one expert."""
+    gated: bool
+    """True if the MLP has three matrices (gate, up, down), False for two."""
+    experts: int = 1
+    experts_per_token: int = 1
+    shared_intermediate_size: int = 0
+    """Width of the experts that every token passes, together."""
+    dense_layers: int = 0
+    """Layers without experts in a model that has them in others."""
+    dense_intermediate_size: int = 0
+    """Width of the MLP of those layers."""
+    largest_layer: int | None = None
+    """Parameters in the linear layers of the largest layer; None where all layers are alike."""
+    unsupported: str | None = None
+    """Part of this model that the closed form of activations and time does not know; None where it holds."""
+    counted: str = "config.json"
+    """Source of the sizes: config.json (closed form), safetensors headers, or transformers' own code."""
+    left_out: str | None = None
+    """Stored tensors that transformers does not load, with their parameters; None if there are none."""
+
+    @property
+    def linear_parameters(self) -> int:
+        """Return the parameters of the linear layers of all decoder layers."""
+        return sum(linear.parameters for linear in self.linears)
+
+    @property
+    def quantizable_parameters(self) -> int:
+        """Return the parameters of those linear layers that bitsandbytes quantizes."""
+        return sum(linear.parameters for linear in self.linears if linear.quantizable)
+
+    @property
+    def active_parameters(self) -> int:
+        """Return the parameters of the linear layers that one token passes."""
+        return round(sum(linear.share * linear.parameters for linear in self.linears))
+
+    @property
+    def layer_parameters(self) -> float:
+        """Return the parameters in the linear layers of the largest decoder layer."""
+        return self.linear_parameters / self.num_hidden_layers if self.largest_layer is None else float(self.largest_layer)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Return the parameters of the input embedding, and of the head if it is not tied."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    @property
+    def parameters(self) -> int:
+        return self.linear_parameters + self.embedding_parameters + self.extra
+
+
+def joined(linears: Iterable[Linear]) -> list[Linear]:
+    """Return the linear layers with those that differ in nothing but their count joined, in the order of the first of each."""
+    counts: dict[Linear, int] = {}
+    for linear in linears:
+        one = linear.model_copy(update={"count": 1})
+        counts[one] = counts.get(one, 0) + linear.count
+    return [one.model_copy(update={"count": count}) for one, count in counts.items()]

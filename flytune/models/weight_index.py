@@ -1,0 +1,32 @@
+"""The index of a model's weights, model.safetensors.index.json: which file has which tensor."""
+
+from flytune import json_core, names
+
+INDEX = "model.safetensors.index.json"
+
+
+class IndexRefused(ValueError):
+    """An index that cannot be read, or names files that are not beside it."""
+
+
+def weight_map(content: str | bytes) -> dict[str, str]:
+    """Return the file of each tensor.
+
+    Raises:
+        IndexRefused: it is not JSON, has no weight_map of names by names, or names anything but *.safetensors beside it.
+    """
+    try:
+        found = json_core.load_object(content).get("weight_map")
+        if not isinstance(found, dict) or not found:
+            raise IndexRefused("has no weight_map")
+        for file in dict.fromkeys(map(str, found.values())):
+            names.check(file)
+        if odd := [file for file in found.values() if not isinstance(file, str) or "/" in file or _suffix(file)]:
+            raise IndexRefused(f"names {odd[0]!r:.80}, which is no *.safetensors beside it")
+    except (json_core.JSONError, names.NameRefused) as error:
+        raise IndexRefused(str(error)) from None
+    return found
+
+
+def _suffix(file: str) -> bool:
+    return not file.endswith(".safetensors")

@@ -1,0 +1,154 @@
+"""Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) and its family, with TRL's DPOTrainer.
+
+Of two answers to a prompt, the chosen one shall gain log-probability against a reference model, and the rejected one lose it.
+The reference of an adapter is the model with the adapter switched off; of full training a second, frozen model.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flytune.models import Row
+from flytune.models.scoring import IGNORED, padded, sequences_of
+from flytune.objectives.base import ObjectiveBase, ReferenceKind
+from flytune.recipe import Recipe
+from flytune.sharding import sharding_of
+
+
+class DirectPreference(ObjectiveBase):
+    """TRL's DPOTrainer on pairs of sequences; all pairs have the same weight."""
+
+    name = "dpo"
+    sequences_per_row = 2
+
+    def problems(self, recipe: Recipe) -> list[str]:
+        method, sharding, found = recipe.method, sharding_of(recipe), []
+        where = f"objective: {self.name}"
+        if method.name == "full" and sharding.no_reference_copy:
+            found.append(
+                f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; use method lora, whose "
+                "reference is the model with the adapter switched off, or sharding none or ddp"
+            )
+        if method.adapter:
+            found.append(
+                f"{where} with method.adapter: the reference must be the model with that adapter, and is the base without it; "
+                "merge the adapter first (flytune merge), and name the merged model in model.name_or_path"
+            )
+        if method.is_pissa:
+            found.append(
+                f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the model lacks its "
+                "largest singular values, and is no reference; leave init_lora_weights out"
+            )
+        tables = {
+            "model.extra_special_tokens": recipe.model.extra_special_tokens,
+            "method.modules_to_save": method.modules_to_save,
+            "method.trainable_token_indices": method.trainable_token_indices,
+        }
+        if method.name != "full" and (named := [name for name, value in tables.items() if value]):
+            found.append(
+                f"{where} with {', '.join(named)}: TRL's loss reads the head outside of the adapter, so the reference would "
+                "have the trained rows; train them with objective sft first, and merge that adapter"
+            )
+        if isinstance(method.target_modules, list) and "lm_head" in method.target_modules:
+            found.append(
+                f"{where} with an adapter on lm_head (method.target_modules): TRL's loss reads the head's weight alone, so the "
+                "adapter would not be trained; remove it there"
+            )
+        return found
+
+    def reference(self, recipe: Recipe) -> ReferenceKind:
+        return "copy" if recipe.method.name == "full" else "adapter"
+
+    def switches_dropout_off(self, recipe: Recipe) -> bool:
+        return recipe.objective.disable_dropout
+
+    def reasons(self, recipe: Recipe) -> list[str]:
+        sort = {"copy": "a second, frozen model", "adapter": "the same model with its adapter switched off"}
+        found = [
+            f"objective: {self.name}: each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass, "
+            f"and the reference is {sort[self.reference(recipe)]}: one more forward pass of each"
+        ]
+        if self.switches_dropout_off(recipe) and recipe.method.name != "full" and recipe.method.lora_dropout:
+            found.append("objective.disable_dropout: method.lora_dropout has no effect in training")
+        return found
+
+    def arguments_class(self) -> Any:
+        from trl import DPOConfig
+
+        return DPOConfig
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        objective = recipe.objective
+        return {
+            "loss_type": list(objective.loss_type),
+            "loss_weights": list(objective.loss_weights) or None,
+            "beta": objective.beta,
+            "label_smoothing": objective.label_smoothing,
+            "disable_dropout": objective.disable_dropout,
+            # The columns of prepared pairs are not TRL's.
+            "remove_unused_columns": False,
+        }
+
+    def trainer_class(self) -> Any:
+        return _trainer_class()
+
+    def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
+        if self.reference(recipe) != "copy":
+            return {}
+        model = load()
+        model.config.use_cache = False
+        return {"ref_model": model.requires_grad_(False).eval()}
+
+    def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
+        return PairCollator(pad_token_id)
+
+    def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
+        import numpy
+        import torch
+
+        model = trainer.model_wrapped
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad(), trainer.compute_loss_context_manager():
+                batches = (trainer._prepare_inputs(trainer.data_collator([row])) for row in rows)
+                losses = [float(trainer._compute_loss(model, batch, False)) for batch in batches]
+        finally:
+            model.train(was_training)
+            # They are of single pairs, and with the next log line TRL would report their means.
+            trainer._metrics["eval"].clear()
+        return numpy.asarray(losses), numpy.ones(len(losses))
+
+
+@functools.cache
+def _trainer_class() -> Any:
+    """Return PairTrainer, DPOTrainer on prepared pairs. TRL is imported here."""
+    from trl import DPOTrainer
+
+    class PairTrainer(DPOTrainer):  # type: ignore[misc]
+        """DPOTrainer that takes its rows as they are."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    return PairTrainer
+
+
+@dataclass(frozen=True)
+class PairCollator:
+    """The Trainer's data_collator of pairs: the chosen sequences of all rows, then the rejected ones, as TRL has them."""
+
+    pad_token_id: int
+
+    def __call__(self, rows: list[Row]) -> dict[str, Any]:
+        """Return a batch of int64 tensors [2 x rows, longest]: input_ids, attention_mask and completion_mask.
+
+        They are padded on the right; completion_mask is 1 for the trained tokens.
+        """
+        sequences = sequences_of(rows)
+        return {
+            "input_ids": padded([one["input_ids"] for one in sequences], self.pad_token_id),
+            "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
+            "completion_mask": padded([[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0),
+        }

@@ -1,0 +1,30 @@
+"""Supervised fine-tuning: the loss of the answers' tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flytune.models import Row, heldout_loss
+from flytune.objectives.base import ObjectiveBase
+from flytune.recipe import Recipe
+
+
+class Supervised(ObjectiveBase):
+    """TRL's SFTTrainer; the weight of a row is its number of trained tokens."""
+
+    name = "sft"
+
+    def arguments_class(self) -> Any:
+        from trl import SFTConfig
+
+        return SFTConfig
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        return {"dataset_kwargs": {"skip_prepare_dataset": True}}
+
+    def trainer_class(self) -> Any:
+        from trl import SFTTrainer
+
+        return SFTTrainer
+
+    def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
+        return heldout_loss(trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, 1, label="held-out loss")

@@ -1,0 +1,74 @@
+"""Arguments of commands: nothing is overwritten, and absurd numbers and paths are refused before any work."""
+
+import pytest
+
+from flytune.cli import main
+from tests.support.chats import request, tokenizer_folder
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """A recipe file in an empty working folder, whose data has two chats."""
+    monkeypatch.chdir(tmp_path)
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {number}"}}\n' for number in range(20)))
+    asked = request(folder, path=str(tmp_path / "rows.jsonl"))
+    (tmp_path / "recipe.yaml").write_text(
+        f"name: r\nmodel: {{name_or_path: {asked.model.name_or_path}}}\ndata: {{path: rows.jsonl}}\nmethod: full\n"
+        "sharding: none\ntraining: {learning_rate: 1e-4, global_batch_size: 1}\n"
+    )
+    return tmp_path / "recipe.yaml"
+
+
+def refused(arguments, capsys):
+    code = main([str(one) for one in arguments])
+    said = capsys.readouterr().err
+    assert code == 1
+    assert said.startswith(("RecipeError: ", "ExportError: "))
+    return said
+
+
+def test_issue_21_line_8_xray_replaces_no_file_but_its_own_pages(recipe, capsys):
+    before = recipe.read_bytes()
+    said = refused(["xray", recipe, "--out", recipe], capsys)
+    assert said.endswith("exists already, and is no page of xray; give another path, or --force to replace it\n")
+    assert recipe.read_bytes() == before
+    page = recipe.with_name("page.html")
+    assert main(["xray", str(recipe), "--out", str(page)]) == 0
+    assert main(["xray", str(recipe), "--out", str(page), "--rows", "15"]) == 0
+    page.write_text("<!DOCTYPE html><title>another page</title>")
+    refused(["xray", recipe, "--out", page], capsys)
+    assert main(["xray", str(recipe), "--out", str(page), "--force"]) == 0
+    assert page.read_text().startswith("<!DOCTYPE html>\n")
+
+
+@pytest.mark.parametrize(
+    "command", [["merge", "x", "--out"], ["gguf", "x", "--out"], ["fetch", "x"], ["combine"], ["selftest", "--keep"]]
+)
+@pytest.mark.parametrize("name", ["file", "full", "link", "dangling", "file/below", "x" * 300, "", "\udcff", "s3://b/x"])
+def test_outputs_that_cannot_be_written_are_refused_first(command, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("keep")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("keep")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    said = refused([*command, name, *(["a", "b"] if command == ["combine"] else [])], capsys)
+    assert "OUT " in said or "--out " in said or "--keep " in said
+    assert (tmp_path / "file").read_text() == (tmp_path / "full" / "file").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "r", "--samples", "0"],
+        ["plan", "r", "--samples", "9" * 400],
+        ["xray", "r", "--rows", "-1"],
+        ["combine", "o", "a", "b", "--weights", "nan", "1"],
+        ["combine", "o", "a", "b", "--rank", "0"],
+        ["combine", "o", "a", "b", "--density", "inf"],
+        ["combine", "o", "a", "b", "--seed", "-1"],
+    ],
+)
+def test_absurd_numbers_are_refused(arguments, capsys):
+    assert ": must be " in refused(arguments, capsys)

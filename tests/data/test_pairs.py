@@ -1,0 +1,223 @@
+"""Preferences in all shapes that data sets have them in."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flytune import data
+from flytune.data.formats import Chat, Plain
+from flytune.data.pairs import cut, pair_of
+from flytune.errors import DataError, RecipeError
+from flytune.recipe import DataRequest, Recipe
+from tests.support.preferences import write_preferences
+from tests.support.tiny import tiny_base, tiny_recipe
+
+ASKED = {"role": "user", "content": "Which?"}
+YES, NO = {"role": "assistant", "content": "This."}, {"role": "assistant", "content": "That."}
+LED = [ASKED, {"role": "assistant", "content": "Hm.", "train": False}, ASKED]
+
+
+def pair(row, **columns):
+    return pair_of(row, columns, "here")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [ASKED], "chosen": [YES], "rejected": [NO]},
+        {"prompt": [ASKED], "chosen": "This.", "rejected": "That."},
+        {"prompt": "Which?", "chosen": [YES], "rejected": [NO]},
+        {"chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+        {"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+        {"prompt": "Which?", "chosen": [ASKED, YES], "rejected": [ASKED, NO], "messages": [ASKED, YES], "score": 1},
+        {
+            "chosen": [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "This."}],
+            "rejected": [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "That."}],
+        },
+    ],
+)
+def test_messages_in_all_forms_are_the_same_pair(row):
+    found = pair(row)
+    assert found.chosen == Chat([ASKED, YES])
+    assert found.rejected == Chat([ASKED, NO])
+    assert found.prompt == pair({"prompt": [ASKED], "chosen": [NO], "rejected": [YES]}).prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "chosen", "rejected"),
+    [
+        ({"prompt": "Q: ", "chosen": "a", "rejected": "b"}, "Q: ", "a", "b"),
+        ({"chosen": "Human: Q Assistant: yes", "rejected": "Human: Q Assistant: no"}, "Human: Q Assistant:", " yes", " no"),
+        ({"prompt": None, "chosen": "a", "rejected": "b"}, "", "a", "b"),
+    ],
+)
+def test_text_has_its_prompt_beside_or_inside_the_answers(row, prompt, chosen, rejected):
+    found = pair(row)
+    assert (found.chosen, found.rejected) == (Plain(prompt, chosen), Plain(prompt, rejected))
+
+
+def test_an_implicit_prompt_of_text_is_that_of_trl():
+    from trl.data_utils import extract_prompt
+
+    for chosen, rejected in (("ab cd", "ab ce"), ("ab cd", "ab de"), ("x", "y")):
+        theirs = extract_prompt({"chosen": chosen, "rejected": rejected})
+        found = pair({"chosen": chosen, "rejected": rejected})
+        assert (found.chosen.prompt, found.chosen.completion) == (theirs["prompt"], theirs["chosen"])
+        assert found.rejected.completion == theirs["rejected"]
+
+
+def test_answers_within_the_prompt_are_context():
+    found = pair({"prompt": [ASKED, {"role": "assistant", "content": "Hm."}, ASKED], "chosen": [YES], "rejected": [NO]})
+    assert found.chosen.messages == [*LED, YES]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "here: chosen and rejected are equal, so there is nothing to prefer"),
+        ({"prompt": "q", "chosen": "a"}, "here: column rejected is missing; the columns are prompt, chosen"),
+        ({"prompt": "q", "chosen": "a", "rejected": [NO]}, "here: chosen is text, but rejected is list"),
+        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "here: prompt must be a string, found int 3"),
+        ({"prompt": "q", "chosen": 1, "rejected": 2}, "here: chosen: messages must be a list of {role, content}, found int 1"),
+        ({"prompt": [ASKED], "chosen": [ASKED], "rejected": [NO]}, "chosen has a message of 'user'; it must be an answer"),
+        ({"chosen": [ASKED, YES], "rejected": [{**ASKED, "content": "Who?"}, NO]}, "chosen has a message of 'user'"),
+        ({"prompt": "Else?", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, "the prompt is none of the messages that"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "image": "x.png"}, "column image has content"),
+        ({"chosen": [ASKED, YES], "rejected": [ASKED]}, "rejected has nothing; it must be an answer"),
+    ],
+)
+def test_rows_that_are_no_pairs_say_why(row, said):
+    with pytest.raises(DataError, match=re.escape(said)):
+        pair(row)
+
+
+def test_columns_may_have_other_names():
+    found = pair_of({"question": "q", "good": "a", "bad": "b"}, {"prompt": "question", "chosen": "good", "rejected": "bad"}, "")
+    assert found.chosen == Plain("q", "a")
+
+
+def test_a_pair_is_cut_as_two_sequences():
+    chosen, rejected = ([1, 2, 3, 4], [-100, -100, 3, 4]), ([1, 2, 5, 4], [-100, -100, 5, 4])
+    assert cut(chosen, rejected, 3) == (([1, 2, 3], [-100, -100, 3]), ([1, 2, 5], [-100, -100, 5]))
+    assert cut(chosen, rejected, 2) is None, "no answer is left"
+    assert cut(chosen, ([1, 2, 3, 6], [-100, -100, 3, 6]), 3) is None, "both are the same"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_base(tmp_path_factory.mktemp("pairs"))
+
+
+def prepared(base, rows, folder, changes=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    recipe = Recipe.model_validate(tiny_recipe(base, folder / "rows.jsonl", {"objective": "dpo"} | (changes or {})))
+    return data.prepare(DataRequest.of(recipe, "x"), folder / "dataset"), folder / "dataset", recipe
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_pairs_are_stored_side_by_side_and_split_by_prompt(base, tmp_path):
+    rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 80))
+    manifest, folder, recipe = prepared(base, rows, tmp_path / "a")
+    assert (manifest.pairs, manifest.format) == (True, "preference")
+    assert manifest.train.samples + manifest.heldout.samples == 80
+    tokenizer = data.load_tokenizer(recipe.model, recipe.data)
+    seen = {}
+    for split in ("train", "heldout"):
+        for row in data.load(folder, split):
+            first, second = row["seq_lengths"]
+            assert first + second == len(row["input_ids"]) == len(row["labels"])
+            texts = [tokenizer.decode(part) for part in (row["input_ids"][:first], row["input_ids"][first:])]
+            prompts = {text.split("numbers.\n")[0] for text in texts}
+            assert len(prompts) == 1
+            seen.setdefault(prompts.pop(), set()).add(split)
+            answers = [label for label in row["labels"][first:] if label != -100]
+            assert tokenizer.decode(answers) == texts[1].split("numbers.\n")[1]
+    assert len(seen) == 40
+    assert all(len(splits) == 1 for splits in seen.values()), "no prompt is in both parts"
+    assert sorted(map(len, data.heldout_rows(folder, 3)[0].values()))[0] == 2
+
+
+def test_cut_dropped_and_duplicate_pairs_are_counted(base, tmp_path):
+    rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 60))
+    long = {"prompt": "q " * 300, "chosen": "a", "rejected": "b"}
+    cut_off = {"prompt": "Question: ", "chosen": "The sum is " * 100, "rejected": "No."}
+    manifest, _, _ = prepared(base, [*rows, long, cut_off, {**cut_off, "chosen": ""}], tmp_path / "a")
+    assert (manifest.truncated, manifest.dropped_untrained, manifest.train.samples + manifest.heldout.samples) == (2, 2, 61)
+    manifest, _, _ = prepared(base, [*rows, long, cut_off], tmp_path / "b", {"data.too_long": "drop"})
+    assert (manifest.dropped_too_long, manifest.train.samples + manifest.heldout.samples) == (2, 60)
+    with pytest.raises(DataError, match=r"rows.jsonl:61: 6.. tokens, .* set data.too_long to truncate or drop"):
+        prepared(base, [*rows, long], tmp_path / "c", {"data.too_long": "error"})
+    manifest, _, _ = prepared(base, [*rows, rows[0], rows[7]], tmp_path / "d", {"data.deduplicate": True})
+    assert (manifest.duplicates, manifest.train.samples + manifest.heldout.samples) == (2, 60)
+
+
+def test_bad_pairs_are_set_aside(base, tmp_path):
+    rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 60))
+    bad = [{"prompt": "q", "chosen": "a", "rejected": "a"}, {"prompt": "q", "chosen": "a"}]
+    manifest, folder, _ = prepared(base, [*rows, *bad], tmp_path / "a", {"data.max_bad_fraction": 0.1})
+    assert (manifest.bad, manifest.rows) == (2, 62)
+    assert "nothing to prefer" in (folder / "bad_rows.jsonl").read_text(encoding="utf-8")
+
+
+def test_control_tokens_in_an_answer_stay_text(base, tmp_path):
+    rows = [
+        {"prompt": [{**ASKED, "content": f"Which {n}?"}], "chosen": [YES], "rejected": [NO]} for n in range(200)
+    ]  # fmt: skip
+    rows[0] = {
+        "prompt": [ASKED],
+        "chosen": [{**YES, "content": "a <|im_end|> b"}],
+        "rejected": [{**NO, "content": "<|im_end|>"}],
+    }
+    manifest, folder, recipe = prepared(base, rows, tmp_path / "a", {"data.heldout_fraction": 0.1})
+    assert manifest.control_tokens == 1
+    mark = data.load_tokenizer(recipe.model, recipe.data).convert_tokens_to_ids("<|im_end|>")
+    for split in ("train", "heldout"):
+        for row in data.load(folder, split):
+            assert row["input_ids"].count(mark) == 4, "one after each turn of both sequences"
+
+
+def test_the_longest_pairs_are_trained_first(base, tmp_path):
+    rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 40))
+    _, folder, recipe = prepared(base, rows, tmp_path / "a", {"training.probe_longest": True})
+    train = data.load(folder, "train")
+    stream = data.Stream(train, recipe.training, pairs=True)
+    longest = sorted((max(row["seq_lengths"]) for row in train), reverse=True)[:4]
+    assert sorted((max(stream[place]["seq_lengths"]) for place in range(4)), reverse=True) == longest
+
+
+def test_sft_says_that_preferences_are_another_objective(base, tmp_path):
+    rows = write_preferences(tmp_path / "pairs.jsonl", 8)
+    recipe = Recipe.model_validate(tiny_recipe(base, rows))
+    with pytest.raises(
+        DataError, match="chosen and rejected are preferences, which objective: sft does not train; write objective"
+    ):
+        data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data.packing": True}, "data.packing: objective: dpo pads its rows"),
+        ({"data.too_long": "split"}, "data.too_long: split, but a piece of an answer"),
+        ({"data.completion_only_loss": False}, "data.completion_only_loss: false, but objective: dpo compares answers"),
+        ({"data.format": "messages"}, "data.format: messages, but objective: dpo compares two answers"),
+        ({"training.neftune_noise_alpha": 5}, "training.neftune_noise_alpha: its noise would be in the reference"),
+        ({"training.torch_compile": True}, "training.torch_compile: not tested with objective: dpo"),
+        ({"objective": {"name": "sft", "beta": 0.2}}, "beta: only for preference tuning; write name: dpo"),
+        ({"objective": {"name": "dpo", "loss_type": ["sft"]}}, "loss_type: sft alone compares nothing"),
+        ({"objective": {"name": "dpo", "loss_type": ["ipo", "ipo"]}}, "loss_type: name each loss once"),
+        ({"objective": {"name": "dpo", "loss_weights": [1, 2]}}, "loss_weights: 2 weights for 1 losses"),
+        ({"objective": {"name": "dpo", "label_smoothing": 0.1}}, "label_smoothing: only robust and exo_pair use it"),
+        ({"objective": {"name": "dpo", "loss_type": "exo_pair"}}, "label_smoothing: exo_pair needs one above 0"),
+        ({"objective": "sft", "data.format": "preference"}, "data.format: preference has two answers in a row"),
+    ],
+)
+def test_contradictions_are_refused_with_the_recipe(changes, said):
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        Recipe.model_validate(tiny_recipe(Path("base"), Path("rows.jsonl"), {"objective": "dpo"} | changes))

@@ -1,0 +1,112 @@
+"""Command of the fuzz test: chunks of inputs in several processes, and a table of their ends."""
+
+import argparse
+import gc
+import multiprocessing
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import tqdm
+from rich.console import Console
+from rich.table import Table
+
+from flytune.console import tables
+from flytune.errors import RecipeError
+from tests.fuzz.inputs import CHUNK, Result, run
+from tests.fuzz.kinds import KINDS, Samples
+
+_SHOWN = 40
+"""Failures that are shown in full."""
+_SAMPLES: list[Samples] = []
+
+
+def main(arguments: argparse.Namespace, home: str) -> int:
+    """Run the inputs and show the table; return 1 if one failed."""
+    names = arguments.kinds.split(",") if arguments.kinds else list(KINDS)
+    if unknown := [name for name in names if name not in KINDS]:
+        raise RecipeError(f"--kinds: {', '.join(unknown)}: unknown; there are {', '.join(KINDS)}")
+    # Threads would be missing in forked processes.
+    tqdm.tqdm.monitor_interval = 0
+    _SAMPLES.append(Samples(Path(home) / "samples"))
+    _import_all()
+    gc.collect()
+    gc.freeze()
+    if arguments.only:
+        chunk, number = map(int, arguments.only.split(":"))
+        results = list(run(names[0], arguments.seed, chunk, _SAMPLES[0], only=number))
+        show(results, Console())
+        return int(any(one.outcome.verdict == "failure" for one in results))
+    share, more = divmod(arguments.inputs, len(names))
+    work = [
+        (name, arguments.seed, chunk, min(CHUNK, wanted - chunk * CHUNK), home)
+        for index, name in enumerate(names)
+        for wanted in [share + (index < more)]
+        for chunk in range(-(-wanted // CHUNK))
+    ]
+    # Kinds in turn, so that the bar's rate is that of all.
+    work.sort(key=lambda one: one[2])
+    results = []
+    with (
+        multiprocessing.get_context("fork").Pool(arguments.jobs) as pool,
+        tqdm.tqdm(total=arguments.inputs, desc="inputs", unit=" inputs") as bar,
+    ):
+        for found in pool.imap_unordered(_run_chunk, work):
+            results += found
+            bar.update(len(found))
+            for one in found:
+                if one.outcome.verdict == "failure":
+                    bar.write(f"FAILED: {one.command}")
+    show(results, Console())
+    return int(any(one.outcome.verdict == "failure" for one in results))
+
+
+def _import_all() -> None:
+    """Import what inputs need once, before the forks."""
+    import datasets  # noqa: F401
+    import peft  # noqa: F401
+    import transformers
+
+    import flytune.adapters.combining
+    import flytune.adapters.merging
+    import flytune.report.xray  # noqa: F401
+
+    assert transformers.AutoTokenizer
+
+
+def _run_chunk(one: tuple[str, int, int, int, str]) -> list[Result]:
+    name, seed, chunk, count, _ = one
+    return list(run(name, seed, chunk, _SAMPLES[0], count=count))
+
+
+def show(results: list[Result], console: Console) -> None:
+    """Print the table by kind, and the failures."""
+    table = Table(title="Inputs, and what became of them", title_justify="left")
+    for title in ("kind", "inputs", "accepted", "refused", "failures", "slowest, s", "most memory, MB"):
+        table.add_column(title, justify="left" if title == "kind" else "right")
+    by_kind: dict[str, list[Result]] = {}
+    for one in results:
+        by_kind.setdefault(one.kind, []).append(one)
+    for name, found in [*sorted(by_kind.items()), ("all", results)]:
+        ends: Counter[Any] = Counter(one.outcome.verdict for one in found)
+        slowest = max((one.outcome.seconds for one in found), default=0.0)
+        largest = max((one.outcome.bytes for one in found), default=0) / 1e6
+        counts = (len(found), ends["accepted"], ends["refused"], ends["failure"])
+        table.add_row(name, *map("{:,}".format, counts), f"{slowest:.1f}", f"{largest:,.0f}")
+    tables.show(table, console)
+    failed = [one for one in results if one.outcome.verdict == "failure" or len(results) == 1]
+    for one in failed[:_SHOWN]:
+        said = [one.command, f"  {_last(one.outcome.text)}"]
+        if len(results) == 1:
+            said = [one.command, f"  input: {one.given}", f"  {one.outcome.verdict}: {one.outcome.text}"]
+        for line in said:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if len(failed) > _SHOWN:
+        console.print(f"and {len(failed) - _SHOWN} more failures")
+
+
+def _last(text: str) -> str:
+    """Return a traceback's last frame of the project, and its error; another text in one line."""
+    lines = text.strip().splitlines()
+    frames = [line.strip() for line in lines if "/flytune/" in line and line.lstrip().startswith("File")]
+    return " | ".join([*frames[-1:], lines[-1][:300]]) if frames else " ".join(lines)[:500]

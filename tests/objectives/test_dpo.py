@@ -1,0 +1,239 @@
+"""Preference tuning of a tiny model: equal to TRL's own trainer, exact after a kill, and evaluated as pairs."""
+
+import json
+
+import pytest
+
+from flytune import data
+from flytune.errors import DataError, DoesNotFit, RecipeError
+from flytune.evaluation import preferences, score
+from flytune.hardware import shape_named
+from flytune.models import scoring
+from flytune.objectives import OBJECTIVES, objective_of
+from flytune.planning import planner
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Metrics
+from flytune.training import loop
+from tests.support import ranks, saved_runs
+from tests.support.preferences import write_preferences
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+SAME = 1e-5
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preferences")
+    base, rows = tiny_base(folder), write_preferences(folder / "pairs.jsonl", 64)
+    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": "dpo"}))
+    data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
+    return folder
+
+
+def recipe_for(inputs, method="full", sharding="none", **changes):
+    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
+    changes = {"objective": "dpo", "method": method, "sharding": sharding} | changes
+    changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+
+
+def fit(recipe, inputs, out):
+    plan = planner.make(recipe)
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def losses_of_trl(recipe, rows, out):
+    """Return the losses of TRL's own trainer, which tokenizes the texts itself, on the same rows in the same order."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from trl import DPOConfig, DPOTrainer
+
+    torch.set_num_threads(1)
+    training, objective, folder = recipe.training, recipe.objective, recipe.model.name_or_path
+    args = DPOConfig(
+        output_dir=str(out), per_device_train_batch_size=4, max_steps=3, learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps, logging_steps=1, bf16=False,
+        gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", train_sampling_strategy="sequential",
+        max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None, seed=training.seed,
+        loss_type=objective.loss_type, loss_weights=objective.loss_weights or None, beta=objective.beta,
+        label_smoothing=objective.label_smoothing, disable_tqdm=True,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    set_seed(training.seed)
+    from flytune.models import loading
+
+    trainer = DPOTrainer(
+        model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=loading.peft_config(recipe, model),
+    )  # fmt: skip
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def in_order_of_training(recipe, inputs):
+    """Return the rows of text in the order in which a run trains them, found by their tokens."""
+    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, pairs=True)
+    tokenizer = data.load_tokenizer(recipe.model, recipe.data)
+    texts = [json.loads(line) for line in (inputs / "pairs.jsonl").read_text().splitlines()]
+    by_tokens = {}
+    for row in texts:
+        both = [tokenizer(row["prompt"] + row[name] + tokenizer.eos_token)["input_ids"] for name in ("chosen", "rejected")]
+        by_tokens[tuple(both[0] + both[1])] = row
+    return [by_tokens[tuple(stored[place]["input_ids"])] for place in range(len(stored))]
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("full", {"beta": 0.5}),
+        ("lora", {}),
+        ("lora", {"loss_type": ["ipo"]}),
+        ("lora", {"loss_type": ["apo_zero", "sft"], "loss_weights": [1.0, 0.5]}),
+        pytest.param("lora", {"loss_type": ["apo_down"]}, marks=pytest.mark.slow),
+        pytest.param("lora", {"loss_type": ["robust"], "label_smoothing": 0.1}, marks=pytest.mark.slow),
+        pytest.param("lora", {"loss_type": ["sigmoid_norm"]}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
+    recipe = recipe_for(inputs, method, objective={"name": "dpo", **objective})
+    rows = in_order_of_training(recipe, inputs)
+    ours = ranks.run(1, fit, recipe, inputs, tmp_path / "ours")
+    theirs = ranks.run(1, losses_of_trl, recipe, rows, tmp_path / "theirs")
+    assert len(theirs) == len(ours.steps) == 3
+    assert [step.loss for step in ours.steps] == pytest.approx(theirs, rel=SAME)
+    assert ours.steps[2].loss != pytest.approx(ours.steps[0].loss, rel=1e-3), "it learned"
+
+
+@pytest.mark.parametrize(
+    ("method", "sharding"), [("full", "none"), pytest.param("lora", "ddp", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
+    changes = {"objective": "dpo", "method": method if method == "full" else {"name": method}, "evaluation.eval_steps": 2}
+    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
+    world_size = planner.make(recipe).world_size
+    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
+    never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
+    resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
+    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
+    assert resumed.heldout_loss == never.heldout_loss
+
+
+@pytest.fixture(scope="module")
+def tuned(inputs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    changes = {"training.max_steps": 12, "training.learning_rate": 3e-3, "evaluation.eval_steps": 12}
+    recipe = recipe_for(inputs, "lora", **changes)
+    return recipe, ranks.run(1, fit, recipe, inputs, out), out
+
+
+def scored(recipe, out, inputs):
+    return score.score(recipe, out, inputs / "dataset")
+
+
+def test_held_out_pairs_are_scored_by_both_models(tuned, inputs):
+    recipe, result, out = tuned
+    metrics = ranks.run(1, scored, recipe, out, inputs)
+    found = metrics.preference
+    assert metrics.samples == found.pairs == min(8, data.read_manifest(inputs / "dataset").heldout.samples)
+    assert found.accuracy > 0.5
+    assert found.margin_low < found.margin < found.margin_high
+    assert found.margin > 0
+    assert metrics.is_better == (found.margin_low > 0)
+    assert Metrics.model_validate_json(metrics.model_dump_json()) == metrics
+    # The loss of the pairs falls below that of a model that prefers nothing.
+    assert result.steps[-1].eval_loss < 0.6931
+    # The gate has compared both answers of the pairs.
+    rows = data.heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES)
+    assert len(scoring.sequences_of(rows)) == 2 * len(rows)
+
+
+def test_data_of_another_objective_is_refused(inputs, tmp_path):
+    recipe = recipe_for(inputs, objective="sft")
+    with pytest.raises(
+        DataError, match="its rows are pairs of a chosen and a rejected answer, and the recipe's objective is sft"
+    ):
+        fit(recipe, inputs, tmp_path / "out")
+
+
+def test_preferences_of_two_models():
+    import numpy
+
+    # Negative log-likelihoods: three chosen answers, then the rejected ones.
+    base = numpy.array([2.0, 2.0, 2.0, 1.0, 3.0, 1.0])
+    tuned = numpy.array([1.0, 2.0, 3.0, 2.0, 4.0, 1.0])
+    found = preferences.preference(base, tuned, beta=0.5)
+    assert (found.pairs, found.base, found.tuned) == (3, pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert found.accuracy == pytest.approx(2 / 3)
+    assert found.margin == pytest.approx(0.5 * (2 + 1 - 1) / 3)
+
+
+def test_sequences_of_pairs_begin_with_the_chosen_ones():
+    pair = {"input_ids": [1, 2, 3, 1, 4], "labels": [-100, 2, 3, -100, 4], "seq_lengths": [3, 2]}
+    assert [one["input_ids"] for one in scoring.sequences_of([pair, pair])] == [[1, 2, 3], [1, 2, 3], [1, 4], [1, 4]]
+    batch = OBJECTIVES["dpo"]().collator(9)([pair])
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [1, 4, 9]]
+    assert batch["completion_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "full", "sharding": "zero3"}, "method full and sharding zero3: each process would hold a second model"),
+        (
+            {"method": {"name": "lora", "adapter": "elsewhere"}},
+            "with method.adapter: the reference must be the model with that",
+        ),
+        (
+            {"method": {"name": "lora", "init_lora_weights": "pissa"}},
+            "without its adapter the model lacks its largest singular",
+        ),
+        (
+            {"method": {"name": "lora", "modules_to_save": ["lm_head"]}},
+            "with method.modules_to_save: TRL's loss reads the head",
+        ),
+        ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "with an adapter on lm_head"),
+    ],
+)
+def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
+    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "dpo"} | changes))
+    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+    with pytest.raises((RecipeError, DoesNotFit), match="objective: dpo with"):
+        planner.make(recipe)
+
+
+def test_the_plan_counts_both_sequences_and_the_reference(inputs):
+    plans = {name: planner.make(recipe_for(inputs, "full", objective=name)) for name in ("sft", "dpo")}
+    memory = {name: plan.needs[0].phases["steady step"] for name, plan in plans.items()}
+    assert "reference model" not in memory["sft"]
+    assert memory["dpo"]["reference model"] == pytest.approx(4 * plans["dpo"].total_parameters)
+    assert memory["dpo"]["activations"] > 1.8 * memory["sft"]["activations"]
+    assert any(reason.startswith("objective: dpo: each row is two sequences") for reason in plans["dpo"].reasons)
+    adapter = planner.make(recipe_for(inputs, "lora"))
+    assert "reference model" not in adapter.needs[0].phases["steady step"]
+
+
+def test_no_other_file_compares_an_objective_by_its_name():
+    import ast
+    import re
+
+    from tests.support.paths import ROOT
+
+    for path in [*(ROOT / "flytune").rglob("*.py"), *(ROOT / "tasks").rglob("*.py"), *(ROOT / "workflows").rglob("*.py")]:
+        if path.is_relative_to(ROOT / "flytune/objectives") or path == ROOT / "flytune/recipe/objective.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare) and re.search(r"objective(\.name|_name)?$", ast.unparse(node.left)):
+                raise AssertionError(f"{path}:{node.lineno}: say it by an attribute of ObjectiveBase")
+
+
+def test_sft_and_dpo_read_their_own_data(tmp_path):
+    rows = write_pairs(tmp_path / "rows.jsonl", 8)
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), rows, {"objective": "dpo"}))
+    with pytest.raises(DataError, match="column chosen is missing; the columns are instruction, input, output"):
+        data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")

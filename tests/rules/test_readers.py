@@ -1,0 +1,86 @@
+"""One reader of JSON and one of YAML from outside, one check of names, one reader of adapters' configurations."""
+
+import ast
+
+import pytest
+
+from tests.support.paths import ROOT
+
+FILES = sorted(path for top in ("flytune", "tasks", "workflows") for path in (ROOT / top).rglob("*.py"))
+READERS = {"json": {"load", "loads", "JSONDecoder"}, "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load"}}
+EXCEPTIONS = {
+    "flytune/json_core.py": "the reader of JSON",
+    "flytune/yaml_core.py": "the reader of YAML",
+    "flytune/data/control_tokens.py": "the text that the tokenizers library made in this process a moment ago",
+}
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def calls(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr, node.lineno
+        elif isinstance(node, ast.Attribute):
+            yield "", node.attr, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module in READERS:
+            yield from ((node.module, alias.name, node.lineno) for alias in node.names)
+
+
+def test_json_and_yaml_are_read_by_one_reader_each():
+    """Use flytune.json_core or flytune.yaml_core, or a record's own `parse` instead of pydantic's reader."""
+    assert [
+        f"{name}:{line}: {module}.{function}"
+        for name, tree in TREES.items()
+        if name not in EXCEPTIONS
+        for module, function, line in calls(tree)
+        if function in READERS.get(module, ()) or function == "model_validate_json"
+    ] == []
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_exceptions_exist(name):
+    assert (ROOT / name).is_file()
+
+
+def test_an_adapters_configuration_is_read_by_one_function():
+    """Bytes or text of adapter_config.json are handed to flytune.models.adapter_config.read."""
+    found = [(path, row) for path in FILES for row in path.read_text(encoding="utf-8").splitlines()]
+    assert [
+        f"{name_of(path)}: {row.strip()}"
+        for path, row in found
+        if "adapter_config" in row and ("read_text" in row or "read_bytes" in row) and "adapter_config.read(" not in row
+    ] == []
+
+
+def test_names_in_records_are_checked_where_they_are_read():
+    """A record's field `file` is a FileName, so that no reader of the record can forget the check."""
+    fields = [
+        (name, field)
+        for name, tree in TREES.items()
+        if name.startswith("flytune/records/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == "file"
+    ]
+    assert len(fields) >= 2
+    assert [name for name, field in fields if ast.unparse(field.annotation) != "FileName"] == []
+
+
+def test_code_from_elsewhere_is_off_unless_named():
+    """Without the argument, transformers asks at the keyboard whether code shall run."""
+    missing = []
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained")):
+                continue
+            loader = ast.unparse(node.func)
+            if loader.startswith("Auto") and "trust_remote_code" not in {keyword.arg for keyword in node.keywords}:
+                missing.append(f"{name}:{node.lineno}: {loader}")
+    assert missing == []

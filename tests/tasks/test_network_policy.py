@@ -1,0 +1,56 @@
+"""Test of the network policy in docs/pods.md: a NetworkPolicy of Kubernetes' models, with the connections that pods need."""
+
+import re
+
+import yaml
+from kubernetes import client
+
+from flytune.hardware import Cluster, shape_named
+from tasks.runtime import pods
+from tests.support.paths import ROOT
+
+KINDS = re.compile(r"(list|dict)[\[(](?:str, )?(\w+)[\])]", re.IGNORECASE)
+
+
+def policy():
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "pods.md").read_text(encoding="utf-8"), re.DOTALL)
+    (found,) = [block for block in map(yaml.safe_load, blocks) if isinstance(block, dict) and block.get("kind")]
+    return found
+
+
+def model(kind, content, where="policy"):
+    """Return content as Kubernetes' model, whose setters check what is required; refuse keys that the model does not have."""
+    if found := KINDS.fullmatch(kind):
+        wanted = list if found[1].lower() == "list" else dict
+        assert isinstance(content, wanted), where
+        items = enumerate(content) if wanted is list else content.items()
+        made = {key: model(found[2], item, f"{where}.{key}") for key, item in items}
+        return list(made.values()) if wanted is list else made
+    if kind in ("str", "int", "object"):
+        assert isinstance(content, {"str": str, "int": int, "object": (str, int)}[kind]), where
+        return content
+    made = getattr(client, kind)
+    names = {key: name for name, key in made.attribute_map.items()}
+    assert set(content) <= set(names), f"{where}: {set(content) - set(names)}"
+    types = made.openapi_types
+    return made(**{names[key]: model(types[names[key]], item, f"{where}.{key}") for key, item in content.items()})
+
+
+def test_the_policy_is_one_that_kubernetes_takes():
+    made = model("V1NetworkPolicy", policy())
+    assert client.ApiClient().sanitize_for_serialization(made) == policy()
+    assert set(made.spec.policy_types) == {"Ingress", "Egress"}
+
+
+def test_the_policy_allows_what_pods_use():
+    spec = policy()["spec"]
+    everybody = {"podSelector": {}}
+    assert spec["podSelector"] == {}
+    assert spec["ingress"] == [{"from": [everybody]}], "torchrun, NCCL and gloo between the pods of a job, on any port"
+    ports = {port["port"] for rule in spec["egress"] for port in rule.get("ports", [])}
+    assert {"to": [everybody]} in spec["egress"]
+    assert ports == {53, 443, 8089, 9000}
+    (block,) = [peer["ipBlock"] for rule in spec["egress"] for peer in rule["to"] if "ipBlock" in peer]
+    assert "169.254.0.0/16" in block["except"], "the node's metadata"
+    # The label that the page names for pods of shapes.
+    assert "flytune-shape" in pods.pod_template(shape_named("h100-8"), Cluster()).labels
