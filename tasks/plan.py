@@ -81,6 +81,7 @@ def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
         fingerprint=data.fingerprint(recipe.data),
         tokenizer=models_base.tokenizer_identity(recipe.model),
         pairs=recipe.objective.has_pairs,
+        labels=recipe.objective.has_labels,
     )
     shape = evaluation_shape.shape_for(recipe, plan)
     return Run(

@@ -33,7 +33,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
     if rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
     with their lengths in a column seq_lengths; held-out samples are never packed, because they are scored one by one. With
-    request.pairs a row is a pair (pairs.py), with the lengths of its two sequences.
+    request.pairs a row is a pair (pairs.py), with the lengths of its two sequences; with request.labels a labelled answer.
 
     Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however often the run was
     killed: `out` is new, empty, or the folder of a killed run of the same request, which resumes after its last complete
@@ -58,8 +58,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         workers = opened.enter_context(Workers(request, tokenizer, processes, size))
         length = data.max_length if data.packing else None
         writers: dict[Split, SplitWriter] = {
-            "train": opened.enter_context(SplitWriter(out, "train", length, before.train, request.pairs)),
-            "heldout": opened.enter_context(SplitWriter(out, "heldout", None, before.heldout, request.pairs)),
+            "train": opened.enter_context(SplitWriter(out, "train", length, before.train, request.pairs, request.labels)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout", None, before.heldout, request.pairs, request.labels)),
         }
         tallies = {key: from_json(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
         streams = [SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]

@@ -35,7 +35,7 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     gathered = _weight_bytes(workload)
     gradients = float(workload.trained * _gradient_bytes(workload))
     if layout.shards_parameters:
-        gathers = (2 if layout.gathers_in_backward else 1) + (workload.reference != "none")
+        gathers = (2 if layout.gathers_in_backward else 1) + workload.frozen_passes
         return part * (gathers * gathered + gradients), 0.0
     if layout.shards_gradients:
         return part * gradients, part * 2 * workload.trained

@@ -127,8 +127,8 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     """Return seconds of one micro batch, by part of StepTime."""
     again = recomputes(workload)
     passes = 4 if again else 3
-    # The reference model is run forward, without an adapter: all but its products are those of a pass of layers.
-    with_reference = passes + (workload.reference != "none")
+    # Passes of the reference are without an adapter: all but its products are those of a pass of layers.
+    with_reference = passes + workload.frozen_passes
     layers, recomputed, weights = layers_seconds(workload, accelerator)
     attention = attention_seconds(workload, accelerator)
     head = product_seconds(head_shape(workload), accelerator)

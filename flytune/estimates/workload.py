@@ -57,6 +57,8 @@ class Workload:
     """Sequences of up to sequence_length tokens in each row of a micro batch: two of a pair."""
     reference: Literal["none", "adapter", "copy"] = "none"
     """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the weights."""
+    frozen_passes: int = 0
+    """Forward passes of a micro batch without gradients, beside that of training: of the reference, and of other answers."""
     quantization: Literal["none", "nf4", "nf4_double", "fp4", "fp4_double", "int8", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from flytune.console import step_lines
 from flytune.data import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
-from flytune.evaluation.preferences import preference
+from flytune.evaluation.preferences import preference, preference_of_labels
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
 from flytune.models import Generation, bootstrap, finite_loss, loading
@@ -68,7 +68,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
     The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off. Of pairs both
-    answers are scored; losses and answers are those of the chosen ones.
+    answers are scored; losses and answers are those of the chosen ones, and of labelled answers those of the desirable ones.
 
     Raises:
         DataError: the data set is incomplete, or has no held-out token to score.
@@ -80,8 +80,12 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
-    # Of pairs, the chosen sequences come first.
-    questions = Questions.of(recipe.evaluation, sequences_of(rows), _tokenizer(dataset), len(rows))
+    # Chosen or desirable answers come first; all others only show what is preferred.
+    sources, desirable = heldout_sources(dataset, len(rows)), sum(row.get("label", 0) for row in rows)
+    first = desirable or len(rows)
+    if desirable:
+        sources = [sources[place] for place in sorted(range(len(rows)), key=lambda place: -rows[place]["label"])]
+    questions = Questions.of(recipe.evaluation, sequences_of(rows), _tokenizer(dataset), first)
     tuned = _measure(model, questions, "tuned model")
     if recipe.method.name == "full":
         # One model in memory at a time.
@@ -92,9 +96,12 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
 
-    has_pairs = len(questions.rows) > len(rows)
-    preferred = preference(base.nll, tuned.nll, recipe.objective.beta) if has_pairs else None
-    base, tuned = base.first(len(rows)), tuned.first(len(rows))
+    preferred = None
+    if len(questions.rows) > len(rows):
+        preferred = preference(base.nll, tuned.nll, recipe.objective.beta)
+    elif 0 < desirable < len(rows):
+        preferred = preference_of_labels(base.nll, tuned.nll, base.tokens, desirable, recipe.objective.beta)
+    base, tuned = base.first(first), tuned.first(first)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     answers = questions.side_by_side(base.answers, tuned.answers)
@@ -110,11 +117,11 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         loss_difference=points[2],
         loss_difference_low=lows[2],
         loss_difference_high=highs[2],
-        samples=len(rows),
+        samples=first,
         tokens=int(tokens.sum()),
         loaded_as=recipe.method.quantized.removesuffix("_double") if recipe.method.name == "qlora" else recipe.model.dtype,
         answers=answers,
-        parts=breakdown.parts(questions.rows[: len(rows)], heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
+        parts=breakdown.parts(questions.rows[:first], sources[:first], base.nll, tuned.nll, tokens),
         sample_wins=breakdown.wins(tuned.nll - base.nll),
         answer_wins=breakdown.answer_wins(answers) if answers else None,
         preference=preferred,

@@ -18,12 +18,16 @@ _LOGIT_ROWS = 1024
 RESAMPLES = 2000
 """Number of resamples of the bootstrap."""
 
-Row = dict[str, list[int]]
-"""Sample with input_ids and labels of equal length; a pair also has seq_lengths, the lengths of its two sequences."""
+Row = dict[str, Any]
+"""Sample with input_ids and labels, lists of equal length; a pair also has seq_lengths, the lengths of its two sequences, and a
+labelled answer label, 1 or 0."""
 
 
 def sequences_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones; else the rows."""
+    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones; of labelled answers
+    the desirable ones first; else the rows."""
+    if rows and "label" in rows[0]:
+        return sorted(rows, key=lambda row: -row["label"])
     if not rows or "seq_lengths" not in rows[0]:
         return list(rows)
     chosen = [_part(row, 0, row["seq_lengths"][0]) for row in rows]

@@ -5,7 +5,7 @@ The reference of an adapter is the model with the adapter switched off; of full 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +63,16 @@ class DirectPreference(ObjectiveBase):
     def switches_dropout_off(self, recipe: Recipe) -> bool:
         return recipe.objective.disable_dropout
 
+    def cost(self, recipe: Recipe) -> str:
+        """Describe the forward passes of a row."""
+        return (
+            f"each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass, and one more of the "
+            "reference"
+        )
+
     def reasons(self, recipe: Recipe) -> list[str]:
         sort = {"copy": "a second, frozen model", "adapter": "the same model with its adapter switched off"}
-        found = [
-            f"objective: {self.name}: each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass, "
-            f"and the reference is {sort[self.reference(recipe)]}: one more forward pass of each"
-        ]
+        found = [f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"]
         if self.switches_dropout_off(recipe) and recipe.method.name != "full" and recipe.method.lora_dropout:
             found.append("objective.disable_dropout: method.lora_dropout has no effect in training")
         return found
@@ -103,6 +107,10 @@ class DirectPreference(ObjectiveBase):
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
         return PairCollator(pad_token_id)
 
+    def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
+        """Return a batch of each row, on the trainer's device."""
+        return (trainer._prepare_inputs(trainer.data_collator([row])) for row in rows)
+
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy
         import torch
@@ -112,11 +120,11 @@ class DirectPreference(ObjectiveBase):
         model.eval()
         try:
             with torch.no_grad(), trainer.compute_loss_context_manager():
-                batches = (trainer._prepare_inputs(trainer.data_collator([row])) for row in rows)
+                batches = self.scored_batches(trainer, rows)
                 losses = [float(trainer._compute_loss(model, batch, False)) for batch in batches]
         finally:
             model.train(was_training)
-            # They are of single pairs, and with the next log line TRL would report their means.
+            # They are of single rows, and with the next log line TRL would report their means.
             trainer._metrics["eval"].clear()
         return numpy.asarray(losses), numpy.ones(len(losses))
 
@@ -146,9 +154,13 @@ class PairCollator:
 
         They are padded on the right; completion_mask is 1 for the trained tokens.
         """
-        sequences = sequences_of(rows)
-        return {
-            "input_ids": padded([one["input_ids"] for one in sequences], self.pad_token_id),
-            "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
-            "completion_mask": padded([[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0),
-        }
+        return sequence_batch(sequences_of(rows), self.pad_token_id)
+
+
+def sequence_batch(sequences: list[Row], pad_token_id: int) -> dict[str, Any]:
+    """Return sequences as tensors that are padded on the right: input_ids, attention_mask and completion_mask."""
+    return {
+        "input_ids": padded([one["input_ids"] for one in sequences], pad_token_id),
+        "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
+        "completion_mask": padded([[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0),
+    }

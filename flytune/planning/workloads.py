@@ -45,6 +45,7 @@ def workload(
         accumulation=accumulation,
         sequences_per_row=objective.sequences_per_row,
         reference=objective.reference(recipe),
+        frozen_passes=objective.frozen_passes(recipe),
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
         lora_targets=() if method == "full" else targets(recipe, geometry),

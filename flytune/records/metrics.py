@@ -70,8 +70,27 @@ class TaskScore(Strict):
     num_fewshot: int = 0
 
 
+class LabelReward(Strict):
+    """Rewards of the held-out answers with one label, with 95 % intervals over the answers."""
+
+    label: bool
+    """True for desirable answers."""
+    answers: int
+    reward: float
+    """Mean reward."""
+    reward_low: float
+    reward_high: float
+    moved: float
+    """Share of answers whose log-probability moved as the label says: up of desirable ones, down of undesirable ones."""
+    moved_low: float
+    moved_high: float
+
+
 class Preference(Strict):
     """Preferences of both models between the answers of the held-out pairs, with 95 % intervals over the pairs.
+
+    Of answers with labels, a pair is any desirable answer with any undesirable one, whose log-probabilities are compared for
+    each token; read chosen as desirable, and rejected as undesirable. The intervals are over the answers.
 
     The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
     the base is the reference, whose own rewards are all 0.
@@ -95,10 +114,13 @@ class Preference(Strict):
     """The same share of the tuned model."""
     tuned_low: float
     tuned_high: float
+    labels: list[LabelReward] = Field(default=[], exclude_if=lambda labels: not labels)
+    """Rewards of desirable and of undesirable answers; empty for pairs."""
 
 
 class Metrics(Record):
-    """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers."""
+    """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers, of labelled answers
+    on the desirable ones."""
 
     base: Score
     tuned: Score

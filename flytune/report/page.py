@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult
+from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult
 from flytune.records.training import PARTS
 from flytune.report import charts, task_table
 
@@ -103,9 +103,12 @@ def verdict(metrics: Metrics) -> str:
 
 
 def _preference_verdict(found: Preference) -> str:
+    better, pairs = "chosen", f"{found.pairs} held-out pairs"
+    if found.labels:
+        better, pairs = "desirable", f"all pairs of {found.labels[0].answers} and {found.labels[1].answers} undesirable answers"
     change = (
-        f"The tuned model finds the chosen answer of {percent(found.tuned)} of {found.pairs} held-out pairs more probable, the "
-        f"base model that of {percent(found.base)}; its reward is larger in {percent(found.accuracy)}"
+        f"The tuned model finds the {better} answer of {percent(found.tuned)} of {pairs} more probable, the base model that of "
+        f"{percent(found.base)}; its reward is larger in {percent(found.accuracy)}"
     )
     if found.pairs < 2:
         return f"{change}, but a single pair is no evidence."
@@ -130,7 +133,7 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def interval(score: Score | Metrics | Part | Preference, name: str) -> str:
+def interval(score: Score | Metrics | Part | Preference | LabelReward, name: str) -> str:
     """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"

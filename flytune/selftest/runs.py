@@ -21,7 +21,9 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo"]
+Rows = Literal["chats", "step", "packed", "dpo", "kto"]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto")
+"""Rows of an objective of their name; all others are those of sft."""
 
 
 # Files of the rows that are trained, and of those that are held out.
@@ -30,6 +32,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "step": ("step.jsonl", "heldout.jsonl"),
     "packed": ("step.jsonl", "heldout.jsonl"),
     "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
+    "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
 }
 
 
@@ -41,7 +44,7 @@ class Pair(NamedTuple):
     offload: str = "none"
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
-    rows; dpo: pairs of chats, trained with objective dpo."""
+    rows; dpo: pairs of chats; kto: labelled answers."""
 
     def __str__(self) -> str:
         extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
@@ -81,6 +84,8 @@ class Trials:
         selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
         selftest_dataset.write_pairs(folder / "pairs.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_pairs(folder / "heldout-pairs.jsonl", 4, seed=1)
+        selftest_dataset.write_labelled(folder / "labelled.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
         self.base = folder / "base"
         # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
         selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
@@ -88,7 +93,8 @@ class Trials:
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(self._prepare("step"), self.shapes[0].world_size)
         self._prepare("packed")
-        self._prepare("dpo")
+        for rows in OBJECTIVE_ROWS:
+            self._prepare(rows)
 
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
@@ -127,7 +133,7 @@ class Trials:
                     "activation_checkpointing": False,
                 },
                 "checkpoints": {"folder": str(self.folder / "checkpoints")},
-                "objective": {"name": "dpo" if pair.rows == "dpo" else "sft"},
+                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"},
             }
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 from flytune.data import heldout_rows
 from flytune.models import Row
 from flytune.models.scoring import IGNORED
-from flytune.objectives import ObjectiveBase, objective_of
+from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
 
 
@@ -17,7 +17,9 @@ class Scorer:
     def __init__(self, recipe: Recipe, dataset: Path) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
         self.eval_steps, self._objective = recipe.evaluation.eval_steps, objective_of(recipe)
-        self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
+        rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
+        joined = self._objective.joined(recipe)
+        self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
 
     def is_due(self, step: int, is_last: bool, ends_epoch: bool) -> bool:
         """Return whether the model is scored after a step, which may be the run's last, or the one that ends an epoch."""
@@ -54,7 +56,7 @@ def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> fl
     rank, world_size = trainer.args.process_index, trainer.args.world_size
     share = list(rows[rank::world_size])
     is_short = len(share) < -(-len(rows) // world_size)
-    losses, weights = objective.measure(trainer, [*share, rows[0]] if is_short else share)
+    losses, weights = objective.measure(trainer, [*share, rows[0] | {FILLER: True}] if is_short else share)
     counted = [losses[: len(share)].sum(), weights[: len(share)].sum()]
     mine = torch.tensor(counted, dtype=torch.float64, device=trainer.args.device)
     total, weight = trainer.accelerator.reduce(mine, reduction="sum").tolist()

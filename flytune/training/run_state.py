@@ -1,16 +1,18 @@
 """State of one training run on one of its processes."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from flytune import data
+from flytune.data.contract.checks import weight_advice
 from flytune.errors import DataError
 from flytune.hardware import Shape
 from flytune.planning import budget
 from flytune.recipe import Recipe
-from flytune.records import Plan
+from flytune.records import Plan, SplitCounts
 from flytune.sharding import ShardingBase, sharding_of
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
@@ -21,6 +23,8 @@ from flytune.training.phase_notes import PhaseNotes
 from flytune.training.preemption import Stopper
 from flytune.training.step_log import Recorder
 from flytune.training.watchdog import Watch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,15 @@ class RunState:
             DataError: the data set is incomplete, is of another objective, or has nothing to score.
         """
         sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
-        if manifest.pairs != recipe.objective.has_pairs:
+        wanted = (recipe.objective.has_pairs, recipe.objective.has_labels)
+        if (manifest.pairs, manifest.labels) != wanted:
             kind = "pairs of a chosen and a rejected answer" if manifest.pairs else "no pairs"
+            kind = "answers with labels" if manifest.labels else kind
             raise DataError(
                 f"{dataset}: its rows are {kind}, and the recipe's objective is {recipe.objective.name}; prepare again"
             )
+        if manifest.labels:
+            _warn_of_weights(recipe, manifest.train)
         scorer = Scorer(recipe, dataset)
         saver = Saver(recipe, manifest.content_sha256, publisher)
         stopper = Stopper(
@@ -73,3 +81,17 @@ class RunState:
         gpu_monitor = GpuMonitor()
         recorder = Recorder(sharding, scorer, peaks, gpu_monitor)
         return cls(recipe, plan, shape, dataset, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)
+
+
+def _warn_of_weights(recipe: Recipe, train: SplitCounts) -> None:
+    """Warn where one label outweighs the other more than KTO's paper advises."""
+    objective, desirable = recipe.objective, train.desirable or 0
+    undesirable = train.samples - desirable
+    if desirable and undesirable:
+        share = objective.desirable_weight * desirable / (objective.undesirable_weight * undesirable)
+        if not 0.99 <= share <= 1.35:
+            log.warning(
+                "objective: desirable answers weigh %.3g times as much as undesirable ones; %s",
+                share,
+                weight_advice(desirable, undesirable),
+            )

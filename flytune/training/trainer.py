@@ -128,7 +128,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     stream = order.Stream(rows, recipe.training, recipe.objective.has_pairs)
-    stream.left_out = notes.left_out
+    stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     args.max_steps = stream.steps

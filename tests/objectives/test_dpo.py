@@ -14,7 +14,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics
 from flytune.training import loop
-from tests.support import ranks, saved_runs
+from tests.support import objective_runs, ranks
 from tests.support.preferences import write_preferences
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -109,18 +109,8 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     ("method", "sharding"), [("full", "none"), pytest.param("lora", "ddp", marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
-    changes = {"objective": "dpo", "method": method if method == "full" else {"name": method}, "evaluation.eval_steps": 2}
-    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
-    world_size = planner.make(recipe).world_size
-    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
-    never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
-    with pytest.raises(ranks.RankFailed, match="signal 9"):
-        ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
-    resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
-    assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
-    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
-    assert resumed.heldout_loss == never.heldout_loss
+    changes = {"objective": "dpo", "method": method if method == "full" else {"name": method}}
+    objective_runs.check_resume(inputs, sharding, tmp_path, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -71,5 +71,6 @@ def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: in
             *contract_checks.round_trip(statistics),
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.duplicates(statistics, manifest),
+            *(contract_checks.labels(manifest) if manifest.labels else ()),
         ]
     )

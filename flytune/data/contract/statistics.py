@@ -66,8 +66,9 @@ class Statistics:
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is only used by its number.
         self.written = {token for token in (self.bos, self.eos) if token}
-        # Pairs are of messages or of text; the marks of a template are a superset of those of text.
-        is_chat = bool(set(manifest.format.split(", ")) & set(CHATS)) or (manifest.pairs and bool(tokenizer.chat_template))
+        # Answers to compare are of messages or of text; the marks of a template are a superset of those of text.
+        compared = manifest.pairs or manifest.labels
+        is_chat = bool(set(manifest.format.split(", ")) & set(CHATS)) or (compared and bool(tokenizer.chat_template))
         marks = ChatTemplate(tokenizer).marks if is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
         self._marks[tokenizer.eos_token_id] = self.eos

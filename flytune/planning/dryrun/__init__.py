@@ -30,10 +30,10 @@ def refusal(recipe: Recipe) -> str | None:
     if recipe.method.name == "qlora" and recipe.method.use_dora:
         return "DoRA reads the values of 4-bit weights, which fake tensors do not have"
     sharding = sharding_of(recipe)
-    if objective_of(recipe).sequences_per_row > 1:
+    if objective_of(recipe).reference(recipe) != "none":
         return (
             f"objective: {recipe.objective.name}: the dry run traces one sequence of each row, and no reference model; the "
-            "closed form counts both"
+            "closed form counts all"
         )
     if not sharding.traceable:
         able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
