@@ -25,7 +25,7 @@ from rich.table import Table
 from tests.support.flyteadmin import flyteadmin
 from tests.support.laptop import checkout, pyflyte, submit
 from tests.support.propeller import Run
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 CASES = {
     "flytune --help": "import contextlib\nfrom flytune.cli import main\nwith contextlib.suppress(SystemExit): main(['--help'])",
@@ -82,7 +82,7 @@ def _timed(code: str) -> tuple[float, float]:
 
 def show_causes(folder: Path) -> None:
     """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end of the pod."""
-    recipe = tiny_recipe(
+    recipe = cluster_recipe(
         tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64), {"sharding": "ddp", "hardware.shape": "cpu-2"}
     )
     laptop = checkout(folder / "laptop")
