@@ -5,16 +5,12 @@ The tuned model is loaded from the exported files, in a task of its own: the liv
 
 import gc
 import math
-import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -25,43 +21,16 @@ from flytune.evaluation import breakdown
 from flytune.evaluation.preferences import preference, preference_of_labels
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
-from flytune.models import Generation, bootstrap, finite_loss, loading
+from flytune.models import Generation, bootstrap, clean_process, finite_loss, loading
 from flytune.models import generation as models_generation
 from flytune.models.scoring import sequences_of
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Score
 
-_T = TypeVar("_T")
-
 
 def score_in_subprocess(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
-    """Run `score` with `in_subprocess`."""
-    return in_subprocess(score, recipe, trained, dataset)
-
-
-def in_subprocess(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Return the result of `function`, run in a new process if this one has trained: leftovers of training must not affect it.
-
-    A pod never trains before it evaluates; a local run does both in one process.
-
-    Raises:
-        ExportError: the new process was killed.
-    """
-    # Only training imports TRL.
-    if "trl" not in sys.modules:
-        return function(*arguments)
-    import torch
-
-    # GPU memory that this process caches is not free for the new one.
-    gc.collect()
-    torch.cuda.empty_cache()
-    try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(function, *arguments).result()
-    except BrokenProcessPool:
-        raise ExportError(
-            "the process that evaluates ended without an error message, usually because host memory ran out; nothing was stored"
-        ) from None
+    """Run `score` in a process without leftovers of training."""
+    return clean_process.run(score, recipe, trained, dataset)
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
-from flytune.models import loading, probe, scoring
+from flytune.models import clean_process, loading, probe, scoring
 from flytune.objectives import Supervised
 from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult, environment
@@ -42,6 +42,7 @@ def fit(
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run continues by itself.
     """
+    clean_process.note_training()
     run = RunState.of(recipe, plan, shape, dataset, publisher)
     with run.stopper.listening(), run.watch, run.gpu_monitor, run.phases.attempt(run.saver.newest_step):
         return _fit(run, out, export_only)
