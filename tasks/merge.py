@@ -11,6 +11,7 @@ from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import caches
+from flytune.adapters import merging
 from flytune.artifacts import opening
 from flytune.errors import ExportError, RecipeError
 from flytune.evaluation import guards, score
@@ -37,7 +38,7 @@ UNMERGED = "none"
 
 
 class StagesOutput(NamedTuple):
-    """Both recipes, checked."""
+    """The two recipes after their checks."""
 
     recipe: Recipe
     preference: Recipe
@@ -96,8 +97,6 @@ def continue_complete(recipe: Recipe, preference: Recipe, artifact: FlyteDirecto
 
 def merge_adapter(recipe: Recipe, preference: Recipe, artifact: FlyteDirectory, base: FlyteDirectory) -> Recipe:
     """Merge the first run's adapter, store the model by its content, and return the second recipe with it as its base."""
-    from flytune.adapters import merging
-
     with classify_failures():
         unpack_base_model(base)
         # The recipe is the person's own, and so are its consent to code and its base.

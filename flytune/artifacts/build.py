@@ -100,7 +100,7 @@ def store(
 
 
 def _lineage(recipe: Recipe) -> Lineage | None:
-    """Return the runs that made the base model; an error must not cost the model, whose training is over."""
+    """Return the runs that made the base model; an error must not cost the trained model."""
     try:
         return lineage.of_base(recipe.model)
     except (ExportError, StorageError) as error:
