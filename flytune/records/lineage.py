@@ -21,7 +21,7 @@ class Ancestor(Strict):
     artifact_sha256: str
     """Hash of its artifact.json, which lists the hash of every file."""
     recipe: str
-    """Its recipe.yaml."""
+    """Content of its recipe.yaml."""
 
 
 class Lineage(Record):

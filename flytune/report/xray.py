@@ -51,9 +51,9 @@ class SampleView:
     title: str
     note: str
     pieces: list[Piece]
-    """Its tokens; of a pair, those that both sequences begin with."""
+    """Tokens of the sample; of a pair, the tokens that both sequences begin with."""
     answers: tuple[list[Piece], ...] = ()
-    """Of a pair: the tokens of the chosen and of the rejected sequence from where they part."""
+    """Tokens of a pair's chosen and rejected sequence from the place where they part."""
 
 
 def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
