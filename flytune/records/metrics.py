@@ -53,6 +53,10 @@ class Wins(Strict):
     tuned: int
     base: int
     ties: int
+    rate: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Win rate of the tuned model, ties counted as half; None for a single comparison and in older records."""
+    rate_low: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    rate_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TaskScore(Strict):

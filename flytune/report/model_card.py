@@ -9,6 +9,7 @@ from flytune import yaml_core
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records.lineage import Lineage
 from flytune.report import page
 from flytune.storage import Storage
 
@@ -35,6 +36,7 @@ def render(
     metrics: Metrics,
     *,
     broken: Sequence[str],
+    lineage: Lineage | None = None,
     published: Published | None = None,
 ) -> str:
     """Return the model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless `published`."""
@@ -47,6 +49,7 @@ def render(
         training=training,
         metrics=metrics,
         broken=broken,
+        lineage=lineage.runs if lineage else [],
         published=published,
         adapter=adapter,
         place=published.repository if published else ".",

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
-from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult
+from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult, Wins
+from flytune.records.lineage import Lineage
 from flytune.records.training import PARTS
-from flytune.report import charts, task_table
+from flytune.report import charts, preference_charts, task_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -21,12 +22,14 @@ def render(
     metrics: Metrics,
     *,
     broken: Sequence[str],
+    lineage: Lineage | None = None,
     xray: str = "",
 ) -> str:
     """Return the report as one self-contained HTML page; everything from the data is escaped.
 
     Args:
         broken: a sentence for each failed guard (evaluation.guards.broken).
+        lineage: the runs that made the base model.
         xray: HTML of xray.section.
     """
     return environment(escape=True).get_template("report.html.jinja").render(
@@ -37,8 +40,10 @@ def render(
         metrics=metrics,
         xray=xray,
         charts=charts,
+        preference_charts=preference_charts,
         task_table=task_table,
         broken=broken,
+        lineage=lineage.runs if lineage else [],
         peak=max((step.memory_bytes for step in training.steps), default=0),
         reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
         gpu_use=gpu_use(training),
@@ -133,7 +138,7 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def interval(score: Score | Metrics | Part | Preference | LabelReward, name: str) -> str:
+def interval(score: Score | Metrics | Part | Preference | LabelReward | Wins, name: str) -> str:
     """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"
