@@ -23,6 +23,7 @@ from flytune.data import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
 from flytune.evaluation.preferences import preference
+from flytune.evaluation.rewards import reward_metrics
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
 from flytune.models import Generation, bootstrap, finite_loss, loading
@@ -68,7 +69,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
     The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off. Of pairs both
-    answers are scored; losses and answers are those of the chosen ones.
+    answers are scored; losses and answers are those of the chosen ones. Of a reward model the pairs' rewards are scored.
 
     Raises:
         DataError: the data set is incomplete, or has no held-out token to score.
@@ -80,6 +81,8 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
+    if recipe.objective.is_reward_model:
+        return reward_metrics(recipe, model, rows, _tokenizer(dataset).pad_token_id, started)
     # Of pairs, the chosen sequences come first.
     questions = Questions.of(recipe.evaluation, sequences_of(rows), _tokenizer(dataset), len(rows))
     tuned = _measure(model, questions, "tuned model")

@@ -2,12 +2,13 @@
 
 from flytune.objectives.base import ObjectiveBase, ReferenceKind
 from flytune.objectives.dpo import DirectPreference
+from flytune.objectives.reward import Reward
 from flytune.objectives.sft import Supervised
 from flytune.recipe import Recipe
 
 __all__ = ["OBJECTIVES", "ObjectiveBase", "ReferenceKind", "Supervised", "objective_of"]
 
-OBJECTIVES: dict[str, type[ObjectiveBase]] = {kind.name: kind for kind in (Supervised, DirectPreference)}
+OBJECTIVES: dict[str, type[ObjectiveBase]] = {kind.name: kind for kind in (Supervised, DirectPreference, Reward)}
 
 
 def objective_of(recipe: Recipe) -> ObjectiveBase:

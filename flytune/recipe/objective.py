@@ -10,14 +10,16 @@ from flytune.recipe.training import Training
 from flytune.schema import Strict
 
 LossType = Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "apo_zero", "apo_down", "sft"]
+_OF_DPO = ("loss_type", "loss_weights", "beta", "label_smoothing")
 _SMOOTHED = ("robust", "exo_pair")
 
 
 class Objective(Strict):
     """The goal of training: the loss, and the kind of rows that it needs."""
 
-    name: Literal["sft", "dpo"] = Field(default="sft", json_schema_extra={"since": "0.2.0"})
-    """`sft` trains answers; `dpo` trains preferences between two answers to a prompt (docs/objectives.md)."""
+    name: Literal["sft", "dpo", "reward"] = Field(default="sft", json_schema_extra={"since": "0.2.0"})
+    """`sft` trains answers; `dpo` trains preferences between two answers to a prompt, `reward` a reward
+    model of such pairs: one number for an answer (docs/objectives.md)."""
     loss_type: list[LossType] = Field(default=["sigmoid"], json_schema_extra={"since": "0.2.0"})
     """Losses of dpo, which are added: TRL's names; `sft` is the loss of the chosen answers."""
     loss_weights: list[Annotated[float, Field(ge=0, le=limits.FACTOR)]] = Field(
@@ -29,12 +31,21 @@ class Objective(Strict):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(default=0.0, json_schema_extra={"since": "0.2.0"})
     """Share of pairs that are labelled the wrong way round (robust), or the epsilon of exo_pair."""
     disable_dropout: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
-    """Switch dropout off in policy and reference, the adapter's (method.lora_dropout) too."""
+    """Switch dropout off in policy and reference, or in the reward model; the adapter's (method.lora_dropout) too."""
+    center_rewards_coefficient: Annotated[float, Field(gt=0, le=limits.FACTOR)] | None = Field(
+        default=None, json_schema_extra={"since": "0.2.0"}
+    )
+    """Weight of a term of reward that draws the mean reward to 0 (Eisenstein et al. 2023, eq. 2); 0.01 is usual."""
 
     @property
     def has_pairs(self) -> bool:
         """True if it trains on pairs of a chosen and a rejected answer."""
         return self.name != "sft"
+
+    @property
+    def is_reward_model(self) -> bool:
+        """True if it trains a reward model: a head `score` of one output in the place of the language model's head."""
+        return self.name == "reward"
 
     @field_validator("loss_type", mode="before")
     @classmethod
@@ -47,6 +58,10 @@ class Objective(Strict):
         changed = [name for name, value in self if name != "name" and value != type(self).model_fields[name].default]
         if not self.has_pairs and changed:
             raise ValueError(f"{', '.join(changed)}: only for preference tuning; write name: dpo, or remove them")
+        if self.is_reward_model and (other := [name for name in changed if name in _OF_DPO]):
+            raise ValueError(f"{', '.join(other)}: a reward model has no reference and one loss; remove it, or write name: dpo")
+        if not self.is_reward_model and self.center_rewards_coefficient is not None:
+            raise ValueError("center_rewards_coefficient: only for reward models; write name: reward, or remove it")
         if not self.loss_type or len(set(self.loss_type)) < len(self.loss_type):
             raise ValueError("loss_type: name each loss once, and at least one")
         if self.loss_type == ["sft"]:

@@ -27,9 +27,13 @@ PACKED = [
     for sharding, kind in SHARDINGS.items()
     if method in kind.packed_selftests
 ]
-# Pairs that are also trained with objective dpo, without offload; an objective is refused with the reason where it cannot run.
-DPO = [
-    Pair(method, sharding, rows="dpo") for sharding in SHARDINGS for method in get_args(Method.model_fields["name"].annotation)
+# Pairs that are also trained on pairs of answers, without offload; an objective is refused with the reason where it cannot run.
+OF_ANSWERS: tuple[Rows, ...] = ("dpo", "reward")
+PREFERENCES = [
+    Pair(method, sharding, rows=rows)
+    for rows in OF_ANSWERS
+    for sharding in SHARDINGS
+    for method in get_args(Method.model_fields["name"].annotation)
 ]
 # Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
@@ -89,12 +93,12 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones; a few on packed rows, and all with dpo."""
+    """Return every method with every sharding and offload, also unsupported ones; a few packed, and all with dpo and reward."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )
     pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)]
-    return [*pairs, *PACKED, *DPO]
+    return [*pairs, *PACKED, *PREFERENCES]
 
 
 def pairs_named(names: str) -> list[Pair]:

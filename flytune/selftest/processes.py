@@ -213,4 +213,4 @@ def _import_before_the_fork() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import deepspeed  # noqa: F401
-            from trl import DPOTrainer, SFTTrainer  # noqa: F401
+            from trl import DPOTrainer, RewardTrainer, SFTTrainer  # noqa: F401

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flytune.hardware import Shape
+from flytune.objectives import OBJECTIVES
 from flytune.planning import planner
 from flytune.recipe import Hardware, Recipe
 from flytune.records import TrainingResult
@@ -21,7 +22,7 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo"]
+Rows = Literal["chats", "step", "packed", "dpo", "reward"]
 
 
 # Files of the rows that are trained, and of those that are held out.
@@ -30,6 +31,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "step": ("step.jsonl", "heldout.jsonl"),
     "packed": ("step.jsonl", "heldout.jsonl"),
     "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
+    "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
 }
 
 
@@ -41,7 +43,7 @@ class Pair(NamedTuple):
     offload: str = "none"
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
-    rows; dpo: pairs of chats, trained with objective dpo."""
+    rows; dpo and reward: pairs of chats, trained with that objective."""
 
     def __str__(self) -> str:
         extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
@@ -89,6 +91,7 @@ class Trials:
         self.block_length, self.blocks = selftest_dataset.block_length(self._prepare("step"), self.shapes[0].world_size)
         self._prepare("packed")
         self._prepare("dpo")
+        self._prepare("reward")
 
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
@@ -127,7 +130,7 @@ class Trials:
                     "activation_checkpointing": False,
                 },
                 "checkpoints": {"folder": str(self.folder / "checkpoints")},
-                "objective": {"name": "dpo" if pair.rows == "dpo" else "sft"},
+                "objective": {"name": pair.rows if pair.rows in OBJECTIVES else "sft"},
             }
         )
 
