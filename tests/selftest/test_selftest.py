@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 from tests.support.stages import training_result
 
 # One of each family: `make selftest` runs all.
-DPO = {
+PREFERENCES = {
     ("full", "none"),
     ("full", "ddp"),
     ("lora", "none"),
@@ -37,7 +37,7 @@ DPO = {
 OFFERED = [
     pair
     for pair in matrix.all_pairs()
-    if (pair.rows != "dpo" or (pair.method, pair.sharding) in DPO)
+    if (pair.rows not in matrix.OF_ANSWERS or (pair.method, pair.sharding) in PREFERENCES)
     and pair.method not in SHARDINGS[pair.sharding].refuses
     and pair.offload in SHARDINGS[pair.sharding].offloads
 ]
