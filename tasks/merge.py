@@ -14,9 +14,10 @@ from flytune import caches
 from flytune.adapters import merging
 from flytune.artifacts import opening
 from flytune.errors import ExportError, RecipeError
-from flytune.evaluation import guards, score
+from flytune.evaluation import guards
 from flytune.failures.table import RETRIES
 from flytune.hardware import load_shapes
+from flytune.models import clean_process
 from flytune.planning import evaluation_shape
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Plan
@@ -56,9 +57,9 @@ def check_stages(recipe: Recipe, preference: Recipe, plan: Plan) -> StagesOutput
 
 def _problems(recipe: Recipe, preference: Recipe) -> list[str]:
     found = []
-    if recipe.objective.has_pairs:
+    if recipe.objective.name != "sft":
         found.append(f"--recipe: objective: {recipe.objective.name}; the first run is supervised: write objective: sft")
-    if not preference.objective.has_pairs:
+    if preference.objective.name == "sft":
         found.append("--preference: objective: sft; the second run compares answers: write objective: dpo")
     if preference.name == recipe.name:
         found.append(f"name: both recipes are named {recipe.name}; give the second one a name of its own")
@@ -102,7 +103,7 @@ def merge_adapter(recipe: Recipe, preference: Recipe, artifact: FlyteDirectory, 
         # The recipe is the person's own, and so are its consent to code and its base.
         consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
         folder = new_folder() / "model"
-        made = score.in_subprocess(merging.merge, fetch(artifact), folder, consent)
+        made = clean_process.run(merging.merge, fetch(artifact), folder, consent)
         listed = "".join(f"{file.sha256} {file.file}\n" for file in made.files if file.file.endswith(".safetensors"))
         return _continued(preference, _stored(folder, hashlib.sha256(listed.encode()).hexdigest()[:32]))
 

@@ -76,6 +76,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
         raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
     loading.quiet()
     recipe = opening.open_artifact(artifact, consent).recipe
+    opening.require_language_model(recipe, artifact)
     if consent.base is None:
         gate.check_base(recipe, artifact)
     verify(artifact, recipe)

@@ -138,7 +138,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
     moved = workload.geometry.num_hidden_layers * with_reference * layer_bytes(workload) + passes * adapter_bytes(workload)
-    moved += workload.framework.loss.moved_per_word * workload.tokens * workload.geometry.vocab_size
+    moved += workload.framework.loss.moved_per_word * workload.tokens * workload.outputs
     forward = (with_reference - passes + 1) * (layers + attention + head)
     return {
         "forward": forward,

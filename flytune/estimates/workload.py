@@ -55,6 +55,8 @@ class Workload:
     accumulation: int = 1
     sequences_per_row: int = 1
     """Sequences of up to sequence_length tokens in each row of a micro batch: two of a pair."""
+    reward_head: bool = False
+    """True if the head has one output for each token, and there are no logits of the vocabulary."""
     reference: Literal["none", "adapter", "copy"] = "none"
     """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the weights."""
     frozen_passes: int = 0
@@ -162,4 +164,10 @@ class Workload:
         if self.method == "full":
             return self.geometry.parameters
         rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
-        return self.lora_parameters + self.magnitudes + self.fully_trained + rows
+        head = self.geometry.hidden_size if self.reward_head else 0
+        return self.lora_parameters + self.magnitudes + self.fully_trained + rows + head
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the head for each token: the vocabulary, or the one reward."""
+        return 1 if self.reward_head else self.geometry.vocab_size

@@ -19,6 +19,7 @@ from flytune.data import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
 from flytune.evaluation.preferences import preference, preference_of_labels
+from flytune.evaluation.rewards import reward_metrics
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
 from flytune.models import Generation, bootstrap, clean_process, finite_loss, loading
@@ -37,7 +38,8 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
     The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off. Of pairs both
-    answers are scored; losses and answers are those of the chosen ones, and of labelled answers those of the desirable ones.
+    answers are scored; losses and answers are those of the chosen ones, and of labelled answers those of the desirable ones. Of
+    a reward model the pairs' rewards are scored.
 
     Raises:
         DataError: the data set is incomplete, or has no held-out token to score.
@@ -49,6 +51,8 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
+    if recipe.objective.is_reward_model:
+        return reward_metrics(recipe, model, rows, _tokenizer(dataset).pad_token_id, started)
     # Chosen or desirable answers come first; all others only show what is preferred.
     sources, desirable = heldout_sources(dataset, len(rows)), sum(row.get("label", 0) for row in rows)
     first = desirable or len(rows)

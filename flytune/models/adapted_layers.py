@@ -72,7 +72,7 @@ def _linear_layers(model: Any) -> list[str]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, "score", None)
     return [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head]
 
 

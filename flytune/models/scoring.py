@@ -55,7 +55,7 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
     nll, tokens = numpy.zeros(len(rows)), numpy.zeros(len(rows), dtype=numpy.int64)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]["input_ids"]))
     device = next(model.parameters()).device
-    slices = "logits_to_keep" in inspect.signature(_innermost(model).forward).parameters
+    slices = "logits_to_keep" in inspect.signature(innermost(model).forward).parameters
     was_training = model.training
     model.eval()
     try:
@@ -157,7 +157,7 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
     return torch.cat([cross_entropy(part.float(), target, reduction="none") for part, target in blocks])
 
 
-def _innermost(model: Any) -> Any:
+def innermost(model: Any) -> Any:
     """Return the transformers model inside DDP or DeepSpeed's engine and PEFT."""
     while hasattr(model, "module"):
         model = model.module

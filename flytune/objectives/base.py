@@ -29,6 +29,10 @@ class ObjectiveBase:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line each."""
         return []
 
+    def model_problem(self, model_type: str) -> str | None:
+        """Return why a type of base model cannot be trained for it; None if it can."""
+        return None
+
     def reference(self, recipe: Recipe) -> ReferenceKind:
         """Return the reference model of each step."""
         return "none"

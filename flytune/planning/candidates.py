@@ -124,6 +124,8 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
             "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
         )
+    if reason := objective_of(recipe).model_problem(geometry.model_type):
+        problems.append(reason)
     if recipe.method.name != "full" and (reason := workloads.no_adapters(recipe, geometry)):
         problems.append(reason)
     problems += _untrained(recipe, geometry)

@@ -30,7 +30,8 @@ def workload(
     """Return one step of a recipe on a shape."""
     method, model, objective = recipe.method.name, recipe.model, objective_of(recipe)
     return Workload(
-        geometry=geometry,
+        geometry=geometry.with_reward_head() if recipe.objective.is_reward_model else geometry,
+        reward_head=recipe.objective.is_reward_model,
         method=method,
         layout=sharding.layout(recipe),
         gpus=shape.world_size,

@@ -20,6 +20,7 @@ _FIELDS = {
     "sft": (),
     "dpo": ("loss_type", "loss_weights", "beta", "label_smoothing", "disable_dropout"),
     "kto": ("loss_type", "beta", "desirable_weight", "undesirable_weight", "disable_dropout"),
+    "reward": ("disable_dropout", "center_rewards_coefficient"),
 }
 """Fields that each objective reads."""
 
@@ -27,9 +28,9 @@ _FIELDS = {
 class Objective(Strict):
     """The goal of training: the loss, and the kind of rows that it needs."""
 
-    name: Literal["sft", "dpo", "kto"] = Field(default="sft", json_schema_extra={"since": "0.2.0"})
+    name: Literal["sft", "dpo", "kto", "reward"] = Field(default="sft", json_schema_extra={"since": "0.2.0"})
     """`sft` trains answers; `dpo` trains preferences between two answers to a prompt, `kto` answers that are labelled desirable
-    or undesirable (docs/objectives.md)."""
+    or undesirable, `reward` a reward model of pairs: one number for an answer (docs/objectives.md)."""
     loss_type: list[LossType] = Field(default=["sigmoid"], json_schema_extra={"since": "0.2.0"})
     """Losses of dpo, which are added: TRL's names; `sft` is the loss of the chosen answers. Of kto one: `kto`, its default, or
     `apo_zero_unpaired`."""
@@ -46,12 +47,16 @@ class Objective(Strict):
     undesirable_weight: _WEIGHT = Field(default=1.0, json_schema_extra={"since": "0.2.0"})
     """Factor of the loss of undesirable answers (kto)."""
     disable_dropout: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
-    """Switch dropout off in policy and reference, the adapter's (method.lora_dropout) too."""
+    """Switch dropout off in policy and reference, or in the reward model; the adapter's (method.lora_dropout) too."""
+    center_rewards_coefficient: Annotated[float, Field(gt=0, le=limits.FACTOR)] | None = Field(
+        default=None, json_schema_extra={"since": "0.2.0"}
+    )
+    """Weight of a term of reward that draws the mean reward to 0 (Eisenstein et al. 2023, eq. 2); 0.01 is usual."""
 
     @property
     def has_pairs(self) -> bool:
         """True if it trains on pairs of a chosen and a rejected answer."""
-        return self.name == "dpo"
+        return self.name in ("dpo", "reward")
 
     @property
     def has_labels(self) -> bool:
@@ -68,6 +73,11 @@ class Objective(Strict):
     def _default_loss(cls, values: object) -> object:
         """Give kto its own loss."""
         return {"loss_type": ["kto"]} | values if isinstance(values, dict) and values.get("name") == "kto" else values
+
+    @property
+    def is_reward_model(self) -> bool:
+        """True if it trains a reward model: a head `score` of one output in the place of the language model's head."""
+        return self.name == "reward"
 
     @field_validator("loss_type", mode="before")
     @classmethod

@@ -122,9 +122,27 @@ class Preference(Strict):
     """Rewards of desirable and of undesirable answers; empty for pairs."""
 
 
+class RewardScore(Strict):
+    """Rewards that a reward model gives to the answers of the held-out pairs, with 95 % intervals over the pairs."""
+
+    pairs: int
+    accuracy: float
+    """Share of pairs whose chosen answer has the larger reward."""
+    accuracy_low: float
+    accuracy_high: float
+    margin: float
+    """Mean reward of the chosen answer less that of the rejected one."""
+    margin_low: float
+    margin_high: float
+
+
 class Metrics(Record):
     """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers, of labelled answers
-    on the desirable ones."""
+    on the desirable ones.
+
+    Of a reward model, losses are those of pairs, in nats per pair. Its base has no head of rewards: `base` is the loss of a
+    model that prefers nothing, log 2. Perplexities have no meaning there.
+    """
 
     base: Score
     tuned: Score
@@ -148,6 +166,9 @@ class Metrics(Record):
     preference: Preference | None = Field(default=None, exclude_if=lambda preference: preference is None)
     """Preferences between the answers of the held-out pairs; None for an objective without pairs."""
 
+    reward: RewardScore | None = Field(default=None, exclude_if=lambda reward: reward is None)
+    """Rewards of the held-out pairs; None for a model that is no reward model."""
+
     def unstopped(self, model: str) -> int:
         """Return the number of answers of `base` or `tuned` that were cut at max_new_tokens."""
         return sum(not getattr(answer, f"{model}_stopped") for answer in self.answers)
@@ -159,5 +180,10 @@ class Metrics(Record):
 
     @property
     def is_better(self) -> bool:
-        """True if the tuned model is significantly better: a loss interval below zero, or a margin of pairs above zero."""
+        """True if the tuned model is significantly better: a loss interval below zero, or a margin of pairs above zero.
+
+        A reward model must choose more than half of the pairs correctly.
+        """
+        if self.reward is not None:
+            return self.reward.accuracy_low > 0.5
         return self.loss_difference_high < 0 if self.preference is None else self.preference.margin_low > 0

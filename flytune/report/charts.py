@@ -58,13 +58,17 @@ def loss(training: TrainingResult, metrics: Metrics) -> str:
         axes.plot(steps, smooth, color=BLUE, label="training")
         if scored:
             axes.plot(scored, eval_losses, color=ORANGE, marker=".", markersize=4, label="held-out")
-        ends = [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
+        ends = (
+            [] if metrics.reward else [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
+        )
         for step, score, marker, label in ends:
             errors = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
             axes.errorbar([step], [score.loss], errors, fmt=marker, color=ORANGE, ecolor=ORANGE, markersize=5, label=label)
         axes.legend()
         by_step(axes)
 
+    if metrics.reward:
+        return picture(draw, f"Training loss in nats per pair over {last} steps; log 2, or 0.693, is that of no preference")
     return picture(
         draw,
         f"Training loss in nats per token over {last} steps, with the held-out loss of the base model "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
-from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult, Wins
+from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, RewardScore, Score, TrainingResult, Wins
 from flytune.records.lineage import Lineage
 from flytune.records.training import PARTS
 from flytune.report import charts, preference_charts, task_table
@@ -93,6 +93,8 @@ def environment(escape: bool) -> Any:
 
 def verdict(metrics: Metrics) -> str:
     """Return the result as a sentence."""
+    if metrics.reward:
+        return _reward_verdict(metrics.reward)
     if metrics.preference:
         return _preference_verdict(metrics.preference)
     base, tuned = metrics.base.perplexity, metrics.tuned.perplexity
@@ -105,6 +107,18 @@ def verdict(metrics: Metrics) -> str:
     if metrics.loss_difference_low > 0:
         return f"{change}, significantly worse."
     return f"{change}, which is not a significant difference."
+
+
+def _reward_verdict(found: RewardScore) -> str:
+    pairs = f"{percent(found.accuracy)} of {found.pairs} held-out pairs"
+    chosen = f"The reward model gives the chosen answer of {pairs} the larger reward"
+    if found.pairs < 2:
+        return f"{chosen}, but a single pair is no evidence."
+    if found.accuracy_low > 0.5:
+        return f"{chosen}, significantly more than half."
+    if found.accuracy_high < 0.5:
+        return f"{chosen}, significantly less than half."
+    return f"{chosen}, which is not significantly different from half."
 
 
 def _preference_verdict(found: Preference) -> str:

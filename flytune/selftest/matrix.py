@@ -92,7 +92,7 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones; a few packed, all with dpo and kto."""
+    """Return every method with every sharding and offload, also unsupported ones; a few packed, all with other objectives."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )

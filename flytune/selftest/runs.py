@@ -21,8 +21,8 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo", "kto"]
-OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto")
+Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward"]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward")
 """Rows of an objective of their name; all others are those of sft."""
 
 
@@ -33,6 +33,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "packed": ("step.jsonl", "heldout.jsonl"),
     "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
     "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
+    "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
 }
 
 
@@ -44,7 +45,7 @@ class Pair(NamedTuple):
     offload: str = "none"
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
-    rows; dpo: pairs of chats; kto: labelled answers."""
+    rows; dpo and reward: pairs of chats; kto: labelled answers."""
 
     def __str__(self) -> str:
         extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")

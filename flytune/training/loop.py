@@ -10,7 +10,7 @@ from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
 from flytune.models import clean_process, loading, probe, scoring
-from flytune.objectives import Supervised
+from flytune.objectives import Supervised, objective_of
 from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
@@ -83,8 +83,11 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
 
     run.peaks.enter(EVALUATE)
     rows = scored_rows(run.dataset, min(scoring.GATE_SAMPLES, recipe.evaluation.max_samples))
-    # The gate compares the tokens' loss, whatever the objective; of pairs that of both answers.
-    heldout_loss = live_loss(trainer, scoring.sequences_of(rows), Supervised())
+    if recipe.objective.is_reward_model:
+        heldout_loss = live_loss(trainer, rows, objective_of(recipe))
+    else:
+        # The gate compares the tokens' loss, whatever the objective; of pairs that of both answers.
+        heldout_loss = live_loss(trainer, scoring.sequences_of(rows), Supervised())
     recorder.score(heldout_loss, len(rows))
     probe.record(trainer, trainer.processing_class, out / probe.PROBE)
     run.peaks.enter(EXPORT)
