@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from flytune.estimates import model_states
 from flytune.estimates.communication import (
     communication_bytes,
     host_bytes,
@@ -88,8 +89,12 @@ class StepTime:
         return self.tokens / self.seconds
 
 
-def step(workload: Workload, accelerator: Accelerator) -> StepTime:
-    """Return the time of one optimizer step, from its operations and bytes and the rates of the accelerator."""
+def step(workload: Workload, accelerator: Accelerator, states: model_states.States | None = None) -> StepTime:
+    """Return the time of one optimizer step, from its operations and bytes and the rates of the accelerator.
+
+    Args:
+        states: the workload's model states, if they are at hand.
+    """
     computing = _computing(workload, accelerator)
     micro = sum(computing.values())
     waits = launches(workload) * LAUNCH_SECONDS
@@ -115,7 +120,7 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
         communication=times * exposed * share + once / link_rate(workload, accelerator),
         hidden=times * (beside - exposed),
         offload=times * exposed * (1 - share),
-        optimizer=optimizer_seconds(workload, accelerator),
+        optimizer=optimizer_seconds(workload, accelerator, states or model_states.of(workload)),
         data=workload.framework.data_seconds * times * workload.tokens,
         tokens=times * workload.tokens // own,
         utilization=0.0,

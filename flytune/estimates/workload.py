@@ -66,6 +66,8 @@ class Workload:
     lora_targets: tuple[str, ...] = ()
     """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_head, embedding and head; the last two are
     fully trained."""
+    lora_leaves_out: tuple[str, ...] = ()
+    """Paths of linear layers that have a name of lora_targets and no adapter: of an encoder, of attention to images."""
     lora_ranks: tuple[tuple[str, float], ...] = ()
     """Mean ranks over the layers of those linear layers that have another one than `lora_r`."""
     dora: bool = False
@@ -115,7 +117,11 @@ class Workload:
     @property
     def adapted(self) -> list[Linear]:
         """Adapted linear layers of all decoder layers."""
-        return [linear for linear in self.geometry.linears if linear.name in self.lora_targets and linear.adaptable]
+        return [
+            linear
+            for linear in self.geometry.linears
+            if linear.name in self.lora_targets and linear.adaptable and linear.path not in self.lora_leaves_out
+        ]
 
     def rank(self, name: str) -> float:
         """Return the mean rank of a linear layer's adapters."""

@@ -68,6 +68,8 @@ class Geometry(Strict):
     """Part of this model that the closed form of activations and time does not know; None where it holds."""
     counted: str = "config.json"
     """Source of the sizes: config.json (closed form), safetensors headers, or transformers' own code."""
+    decoder: str | None = None
+    """Name of the text decoder in a model of several parts; None if there is one part."""
     left_out: str | None = None
     """Stored tensors that transformers does not load, with their parameters; None if there are none."""
 
