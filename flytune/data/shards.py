@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,8 @@ class SplitWriter:
     With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well);
     with `pairs` it is a pair of sequences, with the same column; with `labels` an answer with a column label, 1 or 0.
     Held-out samples have a column source, the index of their source in the manifest. `written` counts the complete shards of
-    an earlier writer of the same split.
+    an earlier writer of the same split. `on_write` is called with the file, each table that is written to it, and the number
+    of rows before it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class SplitWriter:
         written: SplitCounts | None = None,
         pairs: bool = False,
         labels: bool = False,
+        on_write: Callable[[str, Any, int], object] | None = None,
     ) -> None:
         import pyarrow
 
@@ -61,6 +63,7 @@ class SplitWriter:
         self._trained = written.trained_tokens if written else 0
         self._blocks = (written.blocks or 0) if written else 0
         self._desirable = (written.desirable or 0 if written else 0) if labels else None
+        self._rows, self._on_write = 0, on_write
         (folder / split).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -111,7 +114,7 @@ class SplitWriter:
         self._writer = None
         sha256 = sha256_of(self._folder / self._file)
         self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
-        self._samples = self._tokens = 0
+        self._samples = self._tokens = self._rows = 0
         pyarrow.default_memory_pool().release_unused()
 
     @property
@@ -144,7 +147,11 @@ class SplitWriter:
         self._trained += int((columns[1].values.to_numpy() != IGNORED).sum())
         if self._desirable is not None:
             self._desirable += sum(row[2] for row in self._pending)
-        self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
+        table = pyarrow.Table.from_arrays(columns, schema=self._schema)
+        self._writer.write_table(table)
+        if self._on_write is not None:
+            self._on_write(self._file, table, self._rows)
+        self._rows += len(table)
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
 
