@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 from flytune.models import Row
 from flytune.recipe import Recipe
 
-ReferenceKind = Literal["none", "adapter", "copy"]
+ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 """Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
-frozen model."""
+frozen model; precomputed: none, the rows have its log-probabilities."""
 
 
 class ObjectiveBase:

@@ -31,6 +31,9 @@ class Objective(Strict):
     disable_dropout: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
     """Switch dropout off in policy and reference, the adapter's (method.lora_dropout) too."""
 
+    precompute_ref_log_probs: bool | Literal["auto"] = Field(default="auto", json_schema_extra={"since": "0.2.0"})
+    """Compute the reference's log-probabilities once, in a task before training; `auto` where no step can run the reference."""
+
     @property
     def has_pairs(self) -> bool:
         """True if it trains on pairs of a chosen and a rejected answer."""

@@ -12,6 +12,7 @@ from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.sharding import ShardingBase, sharding_of
+from flytune.training import reference
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
@@ -19,6 +20,7 @@ from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
 from flytune.training.phase_notes import PhaseNotes
 from flytune.training.preemption import Stopper
+from flytune.training.reference import Reference
 from flytune.training.step_log import Recorder
 from flytune.training.watchdog import Watch
 
@@ -32,6 +34,8 @@ class RunState:
     shape: Shape
     dataset: Path
     """Folder of the prepared data set."""
+    reference: Reference | None
+    """Log-probabilities of the reference model, where no step runs it."""
     sharding: ShardingBase
     saver: Saver
     stopper: Stopper
@@ -49,11 +53,13 @@ class RunState:
         shape: Shape,
         dataset: Path,
         publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
+        reference_folder: Path | None = None,
     ) -> Self:
         """Make the parts of a run.
 
         Raises:
-            DataError: the data set is incomplete, is of another objective, or has nothing to score.
+            DataError: the data set is incomplete, is of another objective, or has nothing to score; log-probabilities of the
+                reference are needed, and are missing, or of another one.
         """
         sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
         if manifest.pairs != recipe.objective.has_pairs:
@@ -61,7 +67,9 @@ class RunState:
             raise DataError(
                 f"{dataset}: its rows are {kind}, and the recipe's objective is {recipe.objective.name}; prepare again"
             )
-        scorer = Scorer(recipe, dataset)
+        needed = reference.is_needed(recipe)
+        found = reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
+        scorer = Scorer(recipe, dataset, found)
         saver = Saver(recipe, manifest.content_sha256, publisher)
         stopper = Stopper(
             recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
@@ -72,4 +80,4 @@ class RunState:
         peaks = Peaks([watch.enter, phases.enter])
         gpu_monitor = GpuMonitor()
         recorder = Recorder(sharding, scorer, peaks, gpu_monitor)
-        return cls(recipe, plan, shape, dataset, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)
+        return cls(recipe, plan, shape, dataset, found, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)

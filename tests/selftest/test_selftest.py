@@ -64,12 +64,6 @@ def test_every_combination_is_a_cell():
     assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 4 * len(SHARDINGS) + len(matrix.PACKED)
 
 
-def test_dpo_is_refused_where_its_reference_is_not_built(trials):
-    cell = matrix.try_pair(trials, Pair("full", "zero3", rows="dpo"))
-    assert (cell.state, cell.words) == ("refused", "refused")
-    assert "objective: dpo with method full and sharding zero3: each process would hold a second model" in cell.reason
-
-
 def test_layouts_cut_one_global_batch(trials):
     assert trials.global_batch_size == 8
     pair = Pair("full", "none")
