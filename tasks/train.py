@@ -27,18 +27,25 @@ from tasks.runtime.secrets import secrets
 
 
 def train(
-    recipe: Recipe, plan: Plan, dataset: FlyteDirectory, base: FlyteDirectory | None = None, export_only: bool = False
+    recipe: Recipe,
+    plan: Plan,
+    dataset: FlyteDirectory,
+    base: FlyteDirectory | None = None,
+    export_only: bool = False,
+    references: list[FlyteDirectory] | None = None,
 ) -> FlyteDirectory:
     """Train and export in every process; return model/ or adapter/ with training.json.
 
-    Without `base` the base model is read as on a laptop; `export_only` exports the newest complete checkpoint as it is.
+    Without `base` the base model is read as on a laptop; `export_only` exports the newest complete checkpoint as it is;
+    `references` has the log-probabilities of the reference model, or nothing.
     """
     out = new_folder() / "trained"
     with report_failures():
         devices.check(shape := shape_named(plan.shape))
         if is_local() and "RANK" not in os.environ:
             forked_ranks.prepare(_fetch, recipe, plan, dataset=dataset, base=base)
-        loop.fit(with_checkpoint_folder(recipe), plan, shape, _fetch(dataset, base), out, export_only, StepPublisher)
+        known = fetch(references[0]) if references else None
+        loop.fit(with_checkpoint_folder(recipe), plan, shape, _fetch(dataset, base), out, export_only, StepPublisher, known)
     return FlyteDirectory(str(out))
 
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 from flytune.models import Row
 from flytune.recipe import Recipe
 
-ReferenceKind = Literal["none", "adapter", "copy"]
+ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 """Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
-frozen model."""
+frozen model; precomputed: none, the rows have its log-probabilities."""
 FILLER = "filler"
 """Key of a row that `measure` gets only to make as many forward passes as the other processes."""
 
@@ -20,10 +20,12 @@ class ObjectiveBase:
     """Value of `objective` in recipes."""
     sequences_per_row: ClassVar[int] = 1
     """Sequences that a row of the data brings into a forward pass."""
+    can_precompute: ClassVar[bool] = False
+    """True if rows can have the log-probabilities of the reference, computed before training."""
 
     def frozen_passes(self, recipe: Recipe) -> int:
         """Return the forward passes of a row without gradients, beside that of training."""
-        return int(self.reference(recipe) != "none")
+        return int(self.reference(recipe) not in ("none", "precomputed"))
 
     def problems(self, recipe: Recipe) -> list[str]:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line each."""

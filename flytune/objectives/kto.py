@@ -28,6 +28,7 @@ class UnpairedPreference(DirectPreference):
 
     name = "kto"
     sequences_per_row = 1
+    can_precompute = False
 
     def frozen_passes(self, recipe: Recipe) -> int:
         return 3 if recipe.objective.estimates_kl else 1

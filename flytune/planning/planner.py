@@ -8,7 +8,18 @@ from flytune.estimates import step_time
 from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
 from flytune.models import Geometry, initial_adapter, read_geometry
 from flytune.objectives import objective_of
-from flytune.planning import budget, candidates, folders, loading, pod_disk, ranking, requirements, save_interval, workloads
+from flytune.planning import (
+    budget,
+    candidates,
+    folders,
+    loading,
+    pod_disk,
+    ranking,
+    reference_shape,
+    requirements,
+    save_interval,
+    workloads,
+)
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.planning.dryrun import confirm
@@ -146,6 +157,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *sharding_of(recipe).reasons(recipe),
             *objective_of(recipe).reasons(recipe),
+            *reference_shape.reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),
             *_rough(work.geometry, fit.traced is not None),

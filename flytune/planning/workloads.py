@@ -46,7 +46,7 @@ def workload(
         micro_batch=micro_batch,
         accumulation=accumulation,
         sequences_per_row=objective.sequences_per_row,
-        reference=objective.reference(recipe),
+        reference="none" if (reference := objective.reference(recipe)) == "precomputed" else reference,
         frozen_passes=objective.frozen_passes(recipe),
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,

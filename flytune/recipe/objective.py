@@ -18,7 +18,7 @@ _UNPAIRED = ("kto", "apo_zero_unpaired")
 _WEIGHT = Annotated[float, Field(gt=0, le=limits.FACTOR)]
 _FIELDS = {
     "sft": (),
-    "dpo": ("loss_type", "loss_weights", "beta", "label_smoothing", "disable_dropout"),
+    "dpo": ("loss_type", "loss_weights", "beta", "label_smoothing", "disable_dropout", "precompute_ref_log_probs"),
     "kto": ("loss_type", "beta", "desirable_weight", "undesirable_weight", "disable_dropout"),
     "reward": ("disable_dropout", "center_rewards_coefficient"),
 }
@@ -52,6 +52,9 @@ class Objective(Strict):
         default=None, json_schema_extra={"since": "0.2.0"}
     )
     """Weight of a term of reward that draws the mean reward to 0 (Eisenstein et al. 2023, eq. 2); 0.01 is usual."""
+
+    precompute_ref_log_probs: bool | Literal["auto"] = Field(default="auto", json_schema_extra={"since": "0.2.0"})
+    """Compute the reference's log-probabilities once, in a task before training; `auto` where no step can run the reference."""
 
     @property
     def has_pairs(self) -> bool:

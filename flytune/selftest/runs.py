@@ -13,7 +13,7 @@ from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes, tiny_model
 from flytune.selftest.processes import Nodes, Share
-from flytune.training import loop
+from flytune.training import loop, reference
 
 # Warm-up from learning rate 0, the peak, and a cosine decay, over two epochs with different orders. The first epoch is SHORT
 # chats too short for its third step, which takes them from the second epoch.
@@ -171,8 +171,13 @@ class Trials:
     def _train(self, pair: Pair, layout: Layout, shape: Shape, share: Share | None = None) -> Run:
         out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
         shutil.rmtree(out, ignore_errors=True)
-        dataset, log = self.folder / pair.rows, out.with_name(f"{out.name}.log")
-        what = self.recipe(pair), shape, layout, dataset, out
+        recipe, dataset, log = self.recipe(pair), self.folder / pair.rows, out.with_name(f"{out.name}.log")
+        known = None
+        if reference.is_needed(recipe):
+            known = out.with_name(f"{out.name}-reference")
+            shutil.rmtree(known, ignore_errors=True)
+            selftest_processes.run(1, reference.compute, recipe, dataset, known, log=log)
+        what = recipe, shape, layout, dataset, out, known
         result: TrainingResult = selftest_processes.run(layout.world_size, _fit, *what, log=log, share=share)
         return Run(result, out / ("model" if pair.method == "full" else "adapter"))
 
@@ -191,7 +196,7 @@ def plain_pair(pair: Pair) -> Pair:
     return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows)
 
 
-def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path) -> TrainingResult:
+def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:
     import torch
 
     if shape.is_gpu and shape.processes == 1:
@@ -203,4 +208,4 @@ def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path)
     on_shape = recipe.model_copy(update={"hardware": Hardware(shape=shape.name)})
     plan = planner.make(on_shape, [shape])
     batch = {"per_device_train_batch_size": layout.micro_batch, "gradient_accumulation_steps": layout.accumulation}
-    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out)
+    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out, reference=known)

@@ -9,15 +9,16 @@ from flytune.models import Row
 from flytune.models.scoring import IGNORED
 from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
+from flytune.training.reference import Reference
 
 
 class Scorer:
     """Scorer of the model in training, every evaluation.eval_steps steps or epoch, and after the last; never if it is unset."""
 
-    def __init__(self, recipe: Recipe, dataset: Path) -> None:
+    def __init__(self, recipe: Recipe, dataset: Path, reference: Reference | None = None) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
         self.eval_steps, self._objective = recipe.evaluation.eval_steps, objective_of(recipe)
-        rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
+        rows = scored_rows(dataset, recipe.evaluation.max_samples, reference) if self.eval_steps else []
         joined = self._objective.joined(recipe)
         self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
 
@@ -32,13 +33,15 @@ class Scorer:
         return live_loss(trainer, self.rows, self._objective)
 
 
-def scored_rows(dataset: Path, limit: int) -> list[Row]:
-    """Return those of the first `limit` held-out samples that have a token to score.
+def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -> list[Row]:
+    """Return those of the first `limit` held-out samples that have a token to score, with the reference's log-probabilities.
 
     Raises:
         DataError: the data set is incomplete, or has no such sample.
     """
-    return [row for row in heldout_rows(dataset, limit) if any(label != IGNORED for label in row["labels"][1:])]
+    rows = heldout_rows(dataset, limit)
+    rows = reference.beside_heldout(rows) if reference else rows
+    return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
 
 
 def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> float:

@@ -30,6 +30,7 @@ def fit(
     out: Path,
     export_only: bool = False,
     publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
+    reference: Path | None = None,
 ) -> TrainingResult:
     """Train and export one run. Every process of the run calls it; the first one writes `out`.
 
@@ -38,12 +39,13 @@ def fit(
         out: a new folder; receives model/ or adapter/, and training.json last.
         export_only: train no step; export the newest complete checkpoint as it is, and keep it.
         publisher: makes the publisher of the run's checkpoints from the recipe and the run's key; None publishes none.
+        reference: a folder of flytune.training.reference, where the recipe needs one.
 
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run continues by itself.
     """
     clean_process.note_training()
-    run = RunState.of(recipe, plan, shape, dataset, publisher)
+    run = RunState.of(recipe, plan, shape, dataset, publisher, reference)
     with run.stopper.listening(), run.watch, run.gpu_monitor, run.phases.attempt(run.saver.newest_step):
         return _fit(run, out, export_only)
 

@@ -14,6 +14,7 @@ from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan, SplitCounts
 from flytune.sharding import ShardingBase, sharding_of
+from flytune.training import reference
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
@@ -21,6 +22,7 @@ from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
 from flytune.training.phase_notes import PhaseNotes
 from flytune.training.preemption import Stopper
+from flytune.training.reference import Reference
 from flytune.training.step_log import Recorder
 from flytune.training.watchdog import Watch
 
@@ -36,6 +38,8 @@ class RunState:
     shape: Shape
     dataset: Path
     """Folder of the prepared data set."""
+    reference: Reference | None
+    """Log-probabilities of the reference model, where no step runs it."""
     sharding: ShardingBase
     saver: Saver
     stopper: Stopper
@@ -53,11 +57,13 @@ class RunState:
         shape: Shape,
         dataset: Path,
         publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
+        reference_folder: Path | None = None,
     ) -> Self:
         """Make the parts of a run.
 
         Raises:
-            DataError: the data set is incomplete, is of another objective, or has nothing to score.
+            DataError: the data set is incomplete, is of another objective, or has nothing to score; log-probabilities of the
+                reference are needed, and are missing, or of another one.
         """
         sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
         wanted = (recipe.objective.has_pairs, recipe.objective.has_labels)
@@ -69,7 +75,9 @@ class RunState:
             )
         if manifest.labels:
             _warn_of_weights(recipe, manifest.train)
-        scorer = Scorer(recipe, dataset)
+        needed = reference.is_needed(recipe)
+        found = reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
+        scorer = Scorer(recipe, dataset, found)
         saver = Saver(recipe, manifest.content_sha256, publisher)
         stopper = Stopper(
             recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
@@ -80,7 +88,7 @@ class RunState:
         peaks = Peaks([watch.enter, phases.enter])
         gpu_monitor = GpuMonitor()
         recorder = Recorder(sharding, scorer, peaks, gpu_monitor)
-        return cls(recipe, plan, shape, dataset, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)
+        return cls(recipe, plan, shape, dataset, found, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)
 
 
 def _warn_of_weights(recipe: Recipe, train: SplitCounts) -> None:

@@ -130,6 +130,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         model.generation_config.pad_token_id = tokenizer.pad_token_id
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
+    rows = run.reference.beside(rows) if run.reference else rows
     stream = order.Stream(rows, recipe.training, recipe.objective.has_pairs)
     stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
     if wrong := recipe.training.schedule_problem(stream.steps):

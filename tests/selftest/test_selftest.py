@@ -61,14 +61,14 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 
 
 def test_every_combination_is_a_cell():
-    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 5 * len(SHARDINGS) + len(matrix.PACKED)
+    pairs = matrix.all_pairs()
+    assert len(pairs) == len(set(pairs)) == 3 * (3 + len(OBJECTIVE_ROWS)) * len(SHARDINGS) + len(matrix.PACKED)
 
 
-@pytest.mark.parametrize("rows", OBJECTIVE_ROWS)
-def test_an_objective_is_refused_where_its_reference_is_not_built(rows, trials):
-    cell = matrix.try_pair(trials, Pair("full", "zero3", rows=rows))
+def test_an_objective_is_refused_where_its_reference_is_not_built(trials):
+    cell = matrix.try_pair(trials, Pair("full", "zero3", rows="kto"))
     assert (cell.state, cell.words) == ("refused", "refused")
-    assert f"objective: {rows} with method full and sharding zero3: each process would hold a second model" in cell.reason
+    assert "objective: kto with method full and sharding zero3: each process would hold a second model" in cell.reason
 
 
 def test_layouts_cut_one_global_batch(trials):
