@@ -57,10 +57,10 @@ def check_stages(recipe: Recipe, preference: Recipe, plan: Plan) -> StagesOutput
 
 def _problems(recipe: Recipe, preference: Recipe) -> list[str]:
     found = []
-    if recipe.objective.name != "sft":
+    if recipe.objective.compares_answers:
         found.append(f"--recipe: objective: {recipe.objective.name}; the first run is supervised: write objective: sft")
-    if preference.objective.name == "sft":
-        found.append("--preference: objective: sft; the second run compares answers: write objective: dpo")
+    if not preference.objective.compares_answers:
+        found.append("--preference: objective: sft; the second run compares answers: write objective: dpo, kto or reward")
     if preference.name == recipe.name:
         found.append(f"name: both recipes are named {recipe.name}; give the second one a name of its own")
     models = [(one.model.name_or_path, one.model.revision) for one in (recipe, preference)]

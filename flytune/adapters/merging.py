@@ -207,7 +207,9 @@ def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -
             align_special_tokens(model, tokenizer(artifact))
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
-        lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
+        if (artifact / "manifest.json").is_file():
+            # A combination of adapters is no run, and has none.
+            lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
         made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
         made.write(folder / MERGED)

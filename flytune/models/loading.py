@@ -174,7 +174,8 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
             from transformers import AutoTokenizer
 
             # Its reward is that of the last token that is not padding; the base's configuration may name none.
-            loaded.config.get_text_config().pad_token_id = AutoTokenizer.from_pretrained(folder).pad_token_id
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=recipe.model.trust_remote_code)
+            loaded.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return PeftModel.from_pretrained(loaded, folder)
     return auto_class(recipe).from_pretrained(
         folder,

@@ -67,6 +67,11 @@ class Objective(Strict):
         return self.name == "kto"
 
     @property
+    def compares_answers(self) -> bool:
+        """True if its rows are better and worse answers."""
+        return self.has_pairs or self.has_labels
+
+    @property
     def estimates_kl(self) -> bool:
         """True if its loss compares rewards with an estimate of the KL divergence, from answers to other prompts."""
         return "kto" in self.loss_type

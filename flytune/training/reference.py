@@ -84,7 +84,9 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
     out.mkdir(parents=True)
     manifest = data.read_manifest(dataset)
     model, uses_autocast = _model(recipe)
-    pad = AutoTokenizer.from_pretrained(str(dataset / "tokenizer")).pad_token_id
+    pad = AutoTokenizer.from_pretrained(
+        str(dataset / "tokenizer"), trust_remote_code=recipe.model.trust_remote_code
+    ).pad_token_id
     device = next(model.parameters()).device.type
     for split in _SPLITS:
         rows = data.load(dataset, split)

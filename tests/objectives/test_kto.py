@@ -198,7 +198,7 @@ def test_each_answer_of_a_step_stands_after_one_other_prompt_of_it(count, batch,
     ("changes", "said"),
     [
         ({"method": "full", "sharding": "zero3"}, "method full and sharding zero3: each process would hold a second model"),
-        ({"method": {"name": "lora", "adapter": "elsewhere"}}, "with method.adapter: the reference must be the model with"),
+        ({"method": {"name": "lora", "adapter": "elsewhere"}}, "with method.adapter: the reference is the model with"),
         ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "with an adapter on lm_head"),
     ],
 )
