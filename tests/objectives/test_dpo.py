@@ -1,6 +1,7 @@
 """Preference tuning of a tiny model: equal to TRL's own trainer, exact after a kill, and evaluated as pairs."""
 
 import json
+import math
 import os
 
 import pytest
@@ -145,6 +146,18 @@ def test_other_log_probabilities_are_refused(inputs, tmp_path):
     (tmp_path / "known/train.safetensors").write_bytes(b"")
     with pytest.raises(DataError, match=r"train.safetensors is not the file that reference.json lists"):
         reference.Reference(tmp_path / "known", recipe, content)
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_a_run_that_continues_an_adapter_has_the_model_with_it_as_its_reference(sharding, tuned, inputs, tmp_path):
+    _, before, out = tuned
+    changes = {"method.adapter": str(out / "adapter"), "training.learning_rate": 3e-4, "training.max_steps": 12}
+    recipe = recipe_for(inputs, "lora", sharding, **changes)
+    result = ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "out")
+    # At the first step the model is the reference; the base is far away: the adapter's own run has lowered its loss.
+    assert before.steps[-1].loss < 0.6
+    assert result.steps[0].loss == pytest.approx(math.log(2), rel=SAME)
+    assert result.steps[-1].loss < result.steps[0].loss
 
 
 @pytest.mark.parametrize(
