@@ -27,20 +27,23 @@ def flytune(job: dict[str, Any]) -> Way:
     from flytune.data import contract
     from flytune.recipe import Data, DataRequest, Model
 
-    enforce = contract.enforce
+    def timed(function: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                TOLD["contract"] = TOLD.get("contract", 0.0) + time.perf_counter() - started
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return enforce(*arguments, **options)
-        finally:
-            TOLD["contract"] = time.perf_counter() - started
+        return run
 
-    contract.enforce = timed
+    contract.enforce = timed(contract.enforce)
+    contract.WrittenSamples.add = timed(contract.WrittenSamples.add)
 
     def work(rows: str, out: Path) -> Any:
         section = Data(path=rows, max_length=job["max_length"], packing=True)
         request = DataRequest(model=Model(name_or_path=job["model"]), data=section, fingerprint="benchmark")
+        TOLD.clear()
         manifest = data.prepare(request, out)
         return [out / shard.file for shard in (*manifest.train.shards, *manifest.heldout.shards)]
 

@@ -129,6 +129,13 @@ def begin() -> None:
     note("start Python", born)
     sys.meta_path.insert(0, Hook())
     atexit.register(write)
+    os.register_at_fork(after_in_child=_begin_in_fork)
+
+
+def _begin_in_fork() -> None:
+    """Leave the parent's spans to the parent; the first is of this process's own start."""
+    _spans.clear()
+    note("fork", time.monotonic())
 
 
 if "SPANS" in os.environ:

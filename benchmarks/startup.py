@@ -1,14 +1,16 @@
-"""Time to the first optimizer step, by cause.
+"""Time to the first optimizer step, by cause, and to the artifact.
 
-Three tables: what a laptop and a light pod wait for (help, reading a recipe, planning it, importing a task or the workflow; the
-peer is what a training script pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on this machine;
-and `pyflyte run --remote`, to submitted, with the pods that it leads to (plan, prepare, train), cold, from the uploaded code,
-without cluster (tests/support/propeller.py). benchmarks/spans.py finds causes. The first table's ratios are of processor
-seconds, which other processes on the machine disturb less.
+Four tables: what a laptop and a light pod wait for (help, reading a recipe, planning it, importing a task or the workflow; the
+peer is what a training script pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on one process,
+from the command to the artifact, compared with a plain script (benchmarks/plain_script.py); `pyflyte run` on two processes, to
+the first step; and `pyflyte run --remote`, to submitted, with the pods that it leads to (plan, prepare, train), cold, from the
+uploaded code, without cluster (tests/support/propeller.py). benchmarks/spans.py finds causes. Ratios are of processor seconds,
+which other processes on the machine disturb less.
 """
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from rich.table import Table
 from tests.support.flyteadmin import flyteadmin
 from tests.support.laptop import checkout, pyflyte, submit
 from tests.support.propeller import Run
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 CASES = {
     "flytune --help": "import contextlib\nfrom flytune.cli import main\nwith contextlib.suppress(SystemExit): main(['--help'])",
@@ -38,6 +40,9 @@ CASES = {
     "peer: import SFTTrainer": "from trl import SFTTrainer",
 }
 ROUNDS = 5
+COMPLETE_RUNS = 3
+RUN = ("run", "workflows/finetune.py", "finetune", "--recipe")
+BUSY = "processor seconds, to the end"
 SPANS = Path(__file__).with_name("spans.py")
 REST = "the rest"
 # As in tests and pods: no hub, no GPU.
@@ -53,6 +58,7 @@ def main() -> None:
     if quick:
         return
     with tempfile.TemporaryDirectory(prefix="flytune-startup-") as folder:
+        show_complete_runs(Path(folder, "complete"))
         show_causes(Path(folder))
 
 
@@ -63,30 +69,66 @@ def show_laptop(rounds: int) -> None:
         for name, code in CASES.items():
             taken[name].append(_timed(code))
     median = {name: [sorted(kind)[rounds // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
-    table = Table(title=f"Start-up, median of {rounds} fresh processes", title_justify="left")
+    show_medians(f"Start-up, median of {rounds} fresh processes", median, "peer: import SFTTrainer")
+
+
+def show_medians(title: str, median: dict[str, list[float]], peer: str) -> None:
+    """Show seconds and processor seconds by case, and the latter as a ratio to those of the peer."""
+    table = Table(title=title, title_justify="left")
     for column in ("case", "seconds", "processor seconds", "of the peer"):
         table.add_column(column, justify="left" if column == "case" else "right")
-    peer = median["peer: import SFTTrainer"][1]
     for name, (seconds, busy) in median.items():
-        table.add_row(name, f"{seconds:.2f}", f"{busy:.2f}", f"{busy / peer:.2f}")
+        table.add_row(name, f"{seconds:.2f}", f"{busy:.2f}", f"{busy / median[peer][1]:.2f}")
     Console().print(table)
 
 
 def _timed(code: str) -> tuple[float, float]:
     """Run code in a fresh Python; return the seconds that it took, and those that processors worked for it."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    busy, started = _busy(), time.perf_counter()
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
-    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - started, _busy() - busy
+
+
+def _busy() -> float:
+    """Return the processor seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def show_complete_runs(folder: Path) -> None:
+    """Alternate `pyflyte run` and the plain script; show the median of each, and the processor seconds as a ratio."""
+    folder.mkdir()
+    base, data = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
+    laptop, taken = checkout(folder / "laptop"), defaultdict(list)
+    script = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("plain_script.py")), str(base), str(data), "3"]
+    for number in range(COMPLETE_RUNS):
+        home = folder / f"home-{number}"
+        home.mkdir()
+        (home / "recipe.yaml").write_text(yaml.safe_dump(cluster_recipe(base, data)))
+        runs = {
+            "pyflyte run": lambda home=home: pyflyte(laptop, home, *RUN, str(home / "recipe.yaml"), **LAPTOP),
+            "peer: plain TRL script": lambda home=home: subprocess.run(
+                [*script, str(home / "out")], env=os.environ | LAPTOP, capture_output=True, text=True
+            ),
+        }
+        for name, run in runs.items():
+            busy, started = _busy(), time.perf_counter()
+            done = run()
+            if done.returncode:
+                raise RuntimeError(done.stderr)
+            taken[name].append((time.perf_counter() - started, _busy() - busy))
+    median = {name: [sorted(kind)[COMPLETE_RUNS // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
+    show_medians(f"From command to artifact, median of {COMPLETE_RUNS}", median, "peer: plain TRL script")
 
 
 def show_causes(folder: Path) -> None:
     """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end of the pod."""
-    recipe = tiny_recipe(
+    recipe = cluster_recipe(
         tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64), {"sharding": "ddp", "hardware.shape": "cpu-2"}
     )
     laptop = checkout(folder / "laptop")
     columns = {"run": _local(folder, laptop, recipe), **_remote(folder, laptop, recipe)}
+    busy = {name: column.pop(BUSY) for name, column in columns.items()}
     causes = sorted({cause for column in columns.values() for cause in column}, key=lambda cause: -columns["run"].get(cause, 0))
     table = Table(title="Seconds to the first step, by cause", title_justify="left")
     for name in ("cause", *columns):
@@ -94,6 +136,7 @@ def show_causes(folder: Path) -> None:
     for cause in causes:
         table.add_row(cause, *(f"{column[cause]:.1f}" if cause in column else "" for column in columns.values()))
     table.add_row("in all", *(f"{sum(column.values()):.1f}" for column in columns.values()))
+    table.add_row(BUSY, *(f"{seconds:.1f}" for seconds in busy.values()))
     Console(width=140).print(table)
 
 
@@ -101,27 +144,29 @@ def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
     """Return the seconds of `pyflyte run` by cause, to the first step of rank 0."""
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (folder / "home").mkdir()
-    what = ["run", "workflows/finetune.py", "finetune", "--recipe", str(folder / "recipe.yaml")]
     site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SPANS.read_text())
-    done = pyflyte(laptop, folder / "home", *what, **LAPTOP, SPANS=str(folder / "run"), paths=[str(site)])
+    busy = _busy()
+    where = {"SPANS": str(folder / "run"), "paths": [str(site)]}
+    done = pyflyte(laptop, folder / "home", *RUN, str(folder / "recipe.yaml"), **LAPTOP, **where)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return by_cause(folder / "run")
+    return by_cause(folder / "run") | {BUSY: _busy() - busy}
 
 
 def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, float]]:
     """Return the seconds of `pyflyte run --remote` and of each pod by cause, to its end or to the first step."""
     home, found = folder / "cluster", {}
     with flyteadmin(home) as (admin, storage):
+        busy = _busy()
         name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
-        found["run --remote"] = by_cause(folder / "submit")
+        found["run --remote"] = by_cause(folder / "submit") | {BUSY: _busy() - busy}
         run = Run(admin, name, folder / "pods", storage | {"SITE": str(SPANS)})
         for task in ("make_plan", "prepare_data", "train"):
-            run.environment["SPANS"] = str(folder / task)
+            run.environment["SPANS"], busy = str(folder / task), _busy()
             run.until(task)
-            found[f"{task} pod"] = by_cause(folder / task)
+            found[f"{task} pod"] = by_cause(folder / task) | {BUSY: _busy() - busy}
     return found
 
 

@@ -19,14 +19,13 @@ def make(folder: Path = FOLDER) -> None:
     Raises:
         FlytuneError: the base model's package is not installed.
     """
-    base_model.find_gguf()
+    base_model.convert(folder / BASE_MODEL)
     if not (folder / PAIRS).exists():
         docstrings.write(folder / PAIRS)
     if not (folder / CHOICES).exists():
         docstrings.write_choices(folder / CHOICES)
     if not (folder / TINY_MODEL).exists():
         tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
-    base_model.convert(folder / BASE_MODEL)
 
 
 def make_preferences(folder: Path = FOLDER) -> None:
@@ -35,7 +34,6 @@ def make_preferences(folder: Path = FOLDER) -> None:
     Raises:
         FlytuneError: the base model's package is not installed.
     """
-    base_model.find_gguf()
+    base_model.convert(folder / BASE_MODEL)
     if not (folder / PREFERENCES).exists():
         docstrings.write_preferences(folder / PREFERENCES)
-    base_model.convert(folder / BASE_MODEL)

@@ -9,11 +9,11 @@ from flytekit import Resources, task
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.evaluation import score
 from flytune.evaluation.harness import run
 from flytune.evaluation.harness.run import Job
 from flytune.failures.table import RETRIES
 from flytune.hardware import load_shapes
+from flytune.models import clean_process
 from flytune.recipe import Recipe
 from flytune.records import Metrics
 from images import LIGHT
@@ -34,7 +34,7 @@ def evaluate_tasks(
     path = new_folder() / "answers.json"
     with classify_failures(), record_phase("evaluate"):
         unpack_base_model(base)
-        score.in_subprocess(run.run, recipe, fetch(trained), job, local_data(harness_data)).write(path)
+        clean_process.run(run.run, recipe, fetch(trained), job, local_data(harness_data)).write(path)
     return FlyteFile(str(path))
 
 

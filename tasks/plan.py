@@ -13,10 +13,13 @@ from flytune.hardware import load_cluster
 from flytune.models import BaseRequest
 from flytune.models import base as models_base
 from flytune.planning import evaluation_shape, planner, sample_count, table
+from flytune.planning import reference_shape as planning_reference_shape
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Plan
 from flytune.sharding import route
 from flytune.sweeps import Run
+from flytune.training import reference
+from flytune.training.reference import ReferenceRequest
 from images import LIGHT, TRAIN
 from tasks.runtime.directories import is_local, with_checkpoint_folder
 from tasks.runtime.harness_data import HarnessData
@@ -34,7 +37,7 @@ class PlanOutput(NamedTuple):
 
     `route` names the train task and `shape` the evaluate task: Flyte's conditions compare primitives only. `scratch_folder` is
     shared by all attempts; `base` names the base model's commit; `jobs` are the parts of the harness's tasks, `harness_data` is
-    their data.
+    their data; `references` ask for a reference model's log-probabilities, on `reference_shape`.
     """
 
     plan: Plan
@@ -45,6 +48,8 @@ class PlanOutput(NamedTuple):
     base: BaseRequest
     jobs: list[Job]
     harness_data: FlyteDirectory
+    references: list[ReferenceRequest]
+    reference_shape: str
 
 
 @without_schema
@@ -64,7 +69,21 @@ def make_plan(recipe: Recipe) -> PlanOutput:
     with classify_failures():
         run = plan_run(recipe, harness)
     Deck("plan", table.as_html(run.plan))
-    return PlanOutput(run.plan, run.route, run.shape, run.request, run.scratch_folder, run.base, run.jobs, harness.stored())
+    with classify_failures():
+        references = reference.requests(recipe, run.request, run.base)
+        reference_shape = planning_reference_shape.shape_for(recipe, run.plan).name if references else run.shape
+    return PlanOutput(
+        plan=run.plan,
+        route=run.route,
+        shape=run.shape,
+        request=run.request,
+        scratch_folder=run.scratch_folder,
+        base=run.base,
+        jobs=run.jobs,
+        harness_data=harness.stored(),
+        references=references,
+        reference_shape=reference_shape,
+    )
 
 
 def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
@@ -81,6 +100,7 @@ def plan_run(recipe: Recipe, harness: HarnessData) -> Run:
         fingerprint=data.fingerprint(recipe.data),
         tokenizer=models_base.tokenizer_identity(recipe.model),
         pairs=recipe.objective.has_pairs,
+        labels=recipe.objective.has_labels,
     )
     shape = evaluation_shape.shape_for(recipe, plan)
     return Run(

@@ -16,6 +16,7 @@ from flytune.records import Metrics, TrainingResult
 from flytune.sweeps import Outcome, Points, Run, Running
 from flytune.sweeps import grid as sweeps_grid
 from flytune.sweeps import results as sweeps_results
+from flytune.training import reference
 from images import LIGHT
 from tasks.plan import PLAN_IMAGE, plan_run
 from tasks.runtime.directories import new_folder
@@ -73,6 +74,12 @@ def draw_points(
 def _plan_point(recipe: Recipe, harness: HarnessData) -> Run:
     """Plan one point's run. Recoverable errors are raised unchanged; any other error refuses this point only."""
     try:
+        if reference.is_needed(recipe):
+            raise RecipeError(
+                f"recipe {recipe.name}: objective.precompute_ref_log_probs: a sweep does not compute the reference's "
+                "log-probabilities before training; set it to false, with a method and sharding that can run the reference, "
+                "or run finetune for each point"
+            )
         return plan_run(recipe, harness)
     except FlytuneError:
         raise

@@ -14,6 +14,7 @@ from tasks.evaluate import EVALUATE
 from tasks.harness import EVALUATE_TASKS
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
+from tasks.reference import REFERENCE
 from tasks.report import report_failure
 from tasks.store import store_artifact
 from tasks.train import TRAIN
@@ -37,8 +38,11 @@ def prepare(recipe: Any) -> tuple[Any, Any, Any]:
 
 def train_and_store(recipe: Any, planned: Any, dataset: Any, base: Any, export_only: bool = False) -> Any:
     """Train, or with `export_only` only export the newest checkpoint; evaluate the export; store one artifact."""
+    over = {"request": planned.references}
+    references = map_on("reference", planned.reference_shape, REFERENCE, over, dataset=dataset, base=base)
     inputs = {"recipe": recipe, "plan": planned.plan, "dataset": dataset}
-    trained = route_to("train", planned.route, TRAIN, base=base, export_only=export_only, **inputs)
+    how = {"base": base, "export_only": export_only, "references": references}
+    trained = route_to("train", planned.route, TRAIN, **how, **inputs)
     metrics, answers = evaluate(recipe, planned, dataset, base, trained)
     return store_artifact(trained=trained, metrics=metrics, answers=answers, harness_data=planned.harness_data, **inputs)
 

@@ -90,6 +90,7 @@ def train_points(running: Running, datasets: Folders, bases: Folders) -> TrainOu
                 "dataset": _folder(run.dataset),
                 "base": _folder(run.base_files),
                 "export_only": False,
+                "references": None,
             }
             for run in runs
         ]

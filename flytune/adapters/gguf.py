@@ -61,7 +61,7 @@ def convert(
 def _check(folder: Path, consent: Consent) -> None:
     """Verify a complete model: an artifact, or a merged one. Of other folders nothing is known but their own files."""
     if (folder / CONTENTS).is_file():
-        opening.open_artifact(folder, consent)
+        opening.require_language_model(opening.open_artifact(folder, consent).recipe, folder)
         return
     if (folder / merging.MERGED).is_file():
         listed = record(merging.Merge, folder / merging.MERGED).files

@@ -44,6 +44,7 @@ class Adapter:
         if not loading.is_adapter(folder):
             raise ExportError(f"{address}: has no adapter; it is a complete model, which is loaded by itself")
         opened = opening.open_artifact(folder, consent)
+        opening.require_language_model(opened.recipe, address)
         config = opening.read_adapter_config(folder)
         _check_ranks(folder, config)
         return cls(opened.recipe, folder, config, opened.contents)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from flytune.adapters.loading import copy_tokenizer
-from flytune.artifacts import opening
+from flytune.artifacts import lineage, opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import gate
@@ -19,7 +19,9 @@ from flytune.models import base as models_base
 from flytune.models import loading, probe, vocabulary
 from flytune.recipe import Recipe
 from flytune.records.contents import StoredFile, list_files
+from flytune.records.lineage import LINEAGE
 from flytune.schema import Record, Strict
+from flytune.storage import Storage
 
 MERGED = "merge.json"
 Onto = Literal["16-bit weights", "dequantized 4-bit weights", "dequantized 8-bit weights", "the base's weights"]
@@ -74,6 +76,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
         raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
     loading.quiet()
     recipe = opening.open_artifact(artifact, consent).recipe
+    opening.require_language_model(recipe, artifact)
     if consent.base is None:
         gate.check_base(recipe, artifact)
     verify(artifact, recipe)
@@ -204,6 +207,7 @@ def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -
             align_special_tokens(model, tokenizer(artifact))
         model.save_pretrained(str(folder), max_shard_size="5GB")
         copy_tokenizer(artifact, folder)
+        lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
         made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
         made.write(folder / MERGED)

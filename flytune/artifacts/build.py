@@ -1,14 +1,16 @@
 """The artifact: one folder with weights, tokenizer and everything that a rerun needs; stored completely or not at all."""
 
+import logging
 import re
 import shutil
 from pathlib import Path, PurePosixPath
 
 from flytune import json_core
+from flytune.artifacts import lineage
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
 from flytune.data.bad_rows import BAD_ROWS
-from flytune.errors import ExportError
+from flytune.errors import ExportError, StorageError
 from flytune.evaluation import guards
 from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.files import link_or_copy
@@ -18,9 +20,12 @@ from flytune.recipe import Recipe
 from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingResult
 from flytune.records.comparison import COMPARISON
 from flytune.records.contents import CONTENTS, StoredFile, list_files, record
+from flytune.records.lineage import LINEAGE, Lineage
 from flytune.records.training import STEPS
 from flytune.report import model_card, page, xray
 from flytune.storage import Storage
+
+log = logging.getLogger(__name__)
 
 __all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
 
@@ -80,14 +85,27 @@ def store(
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
     compare(recipe, plan, manifest, training).write(out / COMPARISON)
-    records, broken = (recipe, plan, manifest, training, metrics), guards.broken(recipe, metrics)
-    (out / "report.html").write_text(page.render(*records, broken=broken, xray=xray.section(dataset)), encoding="utf-8")
-    (out / "README.md").write_text(model_card.render(*records, broken=broken), encoding="utf-8")
+    if before := _lineage(recipe):
+        before.write(out / LINEAGE)
+    records = (recipe, plan, manifest, training, metrics)
+    broken = guards.broken(recipe, metrics)
+    report = page.render(*records, broken=broken, lineage=before, xray=xray.section(dataset))
+    (out / "report.html").write_text(report, encoding="utf-8")
+    (out / "README.md").write_text(model_card.render(*records, broken=broken, lineage=before), encoding="utf-8")
     exported = _listed_weights(trained, stored, sizes)
     here = list_files(out, {file.file: file.sha256 for file in exported}, "hashing the artifact")
     elsewhere = [file for file in exported if not (out / file.file).is_file()]
     Contents(files=sorted([*here, *elsewhere], key=lambda file: file.file)).write(out / CONTENTS)
     return out
+
+
+def _lineage(recipe: Recipe) -> Lineage | None:
+    """Return the runs that made the base model; an error must not cost the trained model."""
+    try:
+        return lineage.of_base(recipe.model)
+    except (ExportError, StorageError) as error:
+        log.warning("%s: lineage.json is left out: %s", recipe.name, error)
+        return None
 
 
 def weight_files(artifact: Path, trained: Storage) -> dict[str, str]:
@@ -103,8 +121,8 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
         "base_commit": record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
-        "base_perplexity": metrics.base.perplexity,
-        "tuned_perplexity": metrics.tuned.perplexity,
+        "base_perplexity": None if metrics.reward else metrics.base.perplexity,
+        "tuned_perplexity": None if metrics.reward else metrics.tuned.perplexity,
         "loss_difference": metrics.loss_difference,
         "loss_difference_low": metrics.loss_difference_low,
         "loss_difference_high": metrics.loss_difference_high,

@@ -46,6 +46,11 @@ def success_message(recipe: Recipe, metrics: Metrics, address: str) -> str:
     low, high = metrics.loss_difference_low, metrics.loss_difference_high
     verdict = "significantly better" if metrics.is_better else "not significantly better"
     broken = "".join(f"\nNot published or promoted: {sentence}" for sentence in guards.broken(recipe, metrics))
+    if (reward := metrics.reward) is not None:
+        return (
+            f"{recipe.name}: done. Held-out pairs: the chosen answer has the larger reward in {reward.accuracy:.0%} "
+            f"({reward.accuracy_low:.0%} to {reward.accuracy_high:.0%}) of {reward.pairs}.\nArtifact: {address}{broken}"
+        )
     return (
         f"{recipe.name}: done. Held-out perplexity {metrics.base.perplexity:.2f} -> {metrics.tuned.perplexity:.2f}; loss "
         f"{metrics.loss_difference:+.4f} nats per token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}{broken}"

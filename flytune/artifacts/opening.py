@@ -63,6 +63,19 @@ def open_artifact(folder: Path, consent: Consent = NONE) -> Artifact:
     return Artifact(folder, recipe, contents)
 
 
+def require_language_model(recipe: Recipe, where: Path | str) -> None:
+    """Refuse a reward model, where a language model is needed.
+
+    Raises:
+        ExportError: it is one.
+    """
+    if recipe.objective.is_reward_model:
+        raise ExportError(
+            f"{where}: a reward model (objective: {recipe.objective.name}), which has no head of words; load it "
+            "with transformers, as the README.md of the artifact shows"
+        )
+
+
 def check_code(folder: Path, recipe: Recipe | None, trust_remote_code: bool) -> None:
     """Refuse code of an artifact, and of the base model that it names, without consent.
 

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     if options.shape:
         recipe = planner.on_shape(recipe, options.shape)
     geometry = read_geometry(recipe.model)
-    is_traced = planner.unknown_to_closed_form(geometry) is not None
+    is_traced = geometry.unsupported is not None
     with console.status(DRY_RUN) if is_traced else nullcontext():
         made_plan = planner.make(recipe, geometry=geometry, samples=samples)
     evaluation_shape.shape_for(recipe, made_plan, geometry)

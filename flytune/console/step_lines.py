@@ -47,6 +47,8 @@ def show(line: str) -> None:
 def format_step(done: Step, last_step: int, seconds_left: float) -> str:
     """Return `step 3/16 loss 3.91 grad 1.65 lr 9.9e-4 186 tok/s 6.5 GiB eta 1:40`."""
     parts = [f"step {done.step}/{last_step}", f"loss {number(done.loss)}"]
+    if done.reward_accuracy is not None and done.reward_margin is not None:
+        parts.append(f"reward accuracy {done.reward_accuracy:.0%}  margin {number(done.reward_margin)}")
     if done.grad_norm is not None:
         parts.append(f"grad {number(done.grad_norm)}")
     parts += [f"lr {_rate(done.learning_rate)}", f"{done.tokens_per_second:,.0f} tok/s", _gib(done)]

@@ -55,7 +55,7 @@ MASKS = ("attention_mask", "completion_mask", "assistant_masks")
 _OTHER_MASKS = ("special_tokens_mask",)
 _PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
 _NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels", *MASKS,
-          "chosen", "rejected")  # fmt: skip
+          "chosen", "rejected", "label")  # fmt: skip
 
 
 def check_columns(columns: dict[str, str], key: str = "data") -> None:

@@ -9,7 +9,8 @@ from flytune.models.scoring import IGNORED
 
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:
-    """Return the first `limit` held-out samples of a prepared data set, in stored order; pairs with their seq_lengths.
+    """Return the first `limit` held-out samples of a prepared data set, in stored order; pairs with their seq_lengths,
+    labelled answers with their label.
 
     Raises:
         DataError: the folder is incomplete, or its held-out part has no token to score.
@@ -19,7 +20,7 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
     again = "prepare the data again"
     rows: list[Row] = []
     manifest = read_manifest(dataset)
-    columns = ["input_ids", "labels", *(["seq_lengths"] if manifest.pairs else [])]
+    columns = ["input_ids", "labels", *["seq_lengths"] * manifest.pairs, *["label"] * manifest.labels]
     for shard in manifest.heldout.shards:
         if len(rows) >= limit:
             break

@@ -33,10 +33,14 @@ class StoredSample(NamedTuple):
     """Hash of the sample; None unless data.deduplicate is set."""
     chosen: int | None = None
     """Tokens of a pair's chosen sequence; None for other rows."""
+    label: bool | None = None
+    """True for a desirable answer; None for answers without a label."""
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """Values of the stored columns input_ids, labels and, of a pair, seq_lengths."""
+        """Values of the stored columns input_ids, labels and, of a pair, seq_lengths, of a labelled answer label."""
+        if self.label is not None:
+            return self.ids, self.labels, int(self.label)
         if self.chosen is None:
             return self.ids, self.labels
         return self.ids, self.labels, [self.chosen, len(self.ids) - self.chosen]
@@ -152,8 +156,9 @@ def _rows(samples: Samples) -> Iterator[list[StoredSample]]:
             digest = samples.digests[number] if samples.digests else None
             split: Split = "heldout" if is_heldout else "train"
             chosen = samples.chosen[number] if samples.chosen else None
+            label = samples.answer_labels[number] if samples.answer_labels else None
             ids, labels = samples.ids[token:end], samples.labels[token:end]
-            kept.append(StoredSample(split, ids, labels, samples.trained[number], digest, chosen))
+            kept.append(StoredSample(split, ids, labels, samples.trained[number], digest, chosen, label))
             token = end
         sample += pieces
         yield kept

@@ -9,7 +9,7 @@ of the next epoch.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -51,6 +51,8 @@ class Stream:
         """Rows that step 1 trains, if training.probe_longest is set."""
         if training.probe_longest and (pairs or "seq_lengths" not in dataset.column_names):
             self._first = _longest(dataset, min(self._batch, len(dataset)), pairs)
+        self.joined: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
+        """Makes what is trained of a row and the row before it in its step; that of a step's first row is the last."""
         self.left_out: Sequence[int] = ()
         """Numbers (from 0, ascending) of the batches that no step trains."""
         self._epoch, self._order = -1, None
@@ -65,12 +67,17 @@ class Stream:
     def __len__(self) -> int:
         return self.steps * self._batch
 
-    def __getitem__(self, position: int) -> dict[str, list[int]]:
+    def __getitem__(self, position: int) -> dict[str, Any]:
         return self.__getitems__([position])[0]
 
-    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, list[int]]]:
-        rows: list[dict[str, list[int]]] = self._dataset.__getitems__([self.row_at(position) for position in positions])
-        return rows
+    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._dataset.__getitems__([self.row_at(position) for position in positions])
+        if self.joined is None:
+            return rows
+        steps = [position - position % self._batch for position in positions]
+        places = [step + (place - step - 1) % self._batch for step, place in zip(steps, positions, strict=True)]
+        before = self._dataset.__getitems__([self.row_at(place) for place in places])
+        return [self.joined(*both) for both in zip(rows, before, strict=True)]
 
     def row_at(self, position: int) -> int:
         """Return the row of the data set at a position of the stream."""

@@ -49,12 +49,19 @@ def pair_of(row: dict[str, Any], columns: dict[str, str], where: str, system_pro
     if isinstance(chosen, str) and not isinstance(prompt, list):
         return _plain(chosen, rejected, prompt, columns, where)
     before, first, second = _messages(chosen, rejected, prompt, columns, where)
+    context, tools, identity = context_of(before, row, columns, where, system_prompt)
+    return Pair(Chat([*context, *first], tools), Chat([*context, *second], tools), identity)
+
+
+def context_of(
+    before: list[Message], row: dict[str, Any], columns: dict[str, str], where: str, system_prompt: str | None
+) -> tuple[list[Message], list[dict[str, Any]] | None, str]:
+    """Return the messages of a prompt with its system message and without trained answers, the row's tools, and the prompt's
+    identity."""
     tools = tools_of(optional_column(row, "tools", columns), where)
     before = with_system(before, row, columns, where, system_prompt)
     identity = json.dumps([before, tools], sort_keys=True, default=str)
-    # Answers in the prompt are context.
-    context = [message | {"train": False} if is_answer(message) else message for message in before]
-    return Pair(Chat([*context, *first], tools), Chat([*context, *second], tools), identity)
+    return [message | {"train": False} if is_answer(message) else message for message in before], tools, identity
 
 
 def _plain(chosen: str, rejected: Any, prompt: Any, columns: dict[str, str], where: str) -> Pair:
@@ -72,7 +79,7 @@ def _messages(
     chosen: Any, rejected: Any, prompt: Any, columns: dict[str, str], where: str
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the messages of the prompt, and those of both answers after it."""
-    first, second = _conversation(chosen, "chosen", where), _conversation(rejected, "rejected", where)
+    first, second = conversation(chosen, "chosen", where), conversation(rejected, "rejected", where)
     if prompt is None:
         count = len(_common(first, second))
     elif isinstance(prompt, str):
@@ -87,7 +94,7 @@ def _messages(
                 "(data.columns), or the prompt from both answers"
             )
     else:
-        before = _conversation(prompt, "prompt", where)
+        before = conversation(prompt, "prompt", where)
         count = len(before)
         if first[:count] != before or second[:count] != before:
             first, second = before + first, before + second
@@ -102,7 +109,8 @@ def _messages(
     return first[:count], first[count:], second[count:]
 
 
-def _conversation(value: Any, name: str, where: str) -> list[Message]:
+def conversation(value: Any, name: str, where: str) -> list[Message]:
+    """Return the messages of a column, whose text is an answer; also ShareGPT's turns."""
     if isinstance(value, str):
         return [{"role": "assistant", "content": text_of(value, name, where)}]
     is_sharegpt = isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "from" in value[0]

@@ -15,14 +15,14 @@ from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mi
 from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.shards import MANIFEST, SplitWriter
-from flytune.data.stored_samples import parts
+from flytune.data.stored_samples import part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
 from flytune.models import geometry
 from flytune.recipe import Data, DataRequest
-from flytune.records import Manifest
+from flytune.records import Manifest, SplitCounts
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
     if rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
     with their lengths in a column seq_lengths; held-out samples are never packed, because they are scored one by one. With
-    request.pairs a row is a pair (pairs.py), with the lengths of its two sequences.
+    request.pairs a row is a pair (pairs.py), with the lengths of its two sequences; with request.labels a labelled answer.
 
     Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however often the run was
     killed: `out` is new, empty, or the folder of a killed run of the same request, which resumes after its last complete
@@ -57,11 +57,14 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
         workers = opened.enter_context(Workers(request, tokenizer, processes, size))
         length = data.max_length if data.packing else None
-        writers: dict[Split, SplitWriter] = {
-            "train": opened.enter_context(SplitWriter(out, "train", length, before.train, request.pairs)),
-            "heldout": opened.enter_context(SplitWriter(out, "heldout", None, before.heldout, request.pairs)),
-        }
         tallies = {key: from_json(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
+        written = contract.WrittenSamples(
+            tokenizer, request, rows, lambda: {form for tally in tallies.values() for form in tally.form.split(", ")}
+        )
+        writers: dict[Split, SplitWriter] = {
+            "train": _writer(opened, out, "train", length, before.train, request, written),
+            "heldout": _writer(opened, out, "heldout", None, before.heldout, request, written),
+        }
         streams = [SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
         numbers = {stream: number for number, stream in enumerate(streams)}
         bad.resume(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
@@ -77,7 +80,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out, request.pairs)
-    contract.enforce(out, manifest, data, tokenizer, rows)
+    contract.enforce(out, manifest, data, written.statistics(out, manifest))
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
@@ -86,6 +89,22 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     if train.blocks is not None:
         logger.info("packed into %d blocks, %.2f %% of them samples", train.blocks, 100 * manifest.useful_share)
     return manifest
+
+
+def _writer(
+    opened: ExitStack,
+    out: Path,
+    split: Split,
+    length: int | None,
+    before: SplitCounts,
+    request: DataRequest,
+    samples: contract.WrittenSamples,
+) -> SplitWriter:
+    """Return the writer of a split, whose samples are counted for the contract: those of complete shards now."""
+    for part in parts(out, before):
+        samples.add(split, part)
+    on_write = lambda file, table, row: samples.add(split, part_of(file, table, row))  # noqa: E731
+    return opened.enter_context(SplitWriter(out, split, length, before, request.pairs, request.labels, on_write))
 
 
 def _bar(size: int | None) -> "tqdm[Any]":

@@ -5,7 +5,7 @@ The result depends on the rows and the request alone, so any process can do it f
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from flytune.data.pairs import PREFERENCE, Pair, cut, pair_of
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.tokenizer import Encoder, require_chat_template
+from flytune.data.unpaired import UNPAIRED, labelled_of
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
 from flytune.recipe import DataRequest, Source
@@ -36,7 +37,9 @@ class _Item(NamedTuple):
     where: str
     """Location of the row."""
     prompt: str = ""
-    """Identity of a pair's prompt."""
+    """Identity of the prompt of a pair, or of labelled answers."""
+    answer_labels: Sequence[bool | None] = (None,)
+    """Label of each text, where the answers have labels."""
 
 
 class Chunk(NamedTuple):
@@ -72,6 +75,8 @@ class Samples:
     """True for each row in `pieces` whose samples are held out."""
     chosen: list[int] = field(default_factory=list)
     """Tokens of the chosen sequence of each pair, which the rejected one follows; empty for other rows."""
+    answer_labels: list[bool] = field(default_factory=list)
+    """Label of each sample; empty for answers without labels."""
     digests: list[bytes] = field(default_factory=list)
     """Hash of each sample; empty unless data.deduplicate is set."""
     bad: list[tuple[str, DataError]] = field(default_factory=list)
@@ -109,8 +114,11 @@ class Sampler:
                 sequences = list(islice(encoded, len(item.texts)))
                 if self._request.pairs:
                     kept += self._kept_pair(sequences, item, chunk, made)
-                else:
-                    kept += self._kept(sequences[0], item.where, chunk, made)
+                    continue
+                for sequence, label in zip(sequences, item.answer_labels, strict=True):
+                    pieces = self._kept(sequence, item, chunk, made)
+                    made.answer_labels += [] if label is None else [label] * len(pieces)
+                    kept += pieces
         if kept:
             made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
             made.lengths = [len(ids) for ids, _ in kept]
@@ -120,17 +128,17 @@ class Sampler:
             made.digests = [digest(ids, labels != IGNORED) for ids, labels in kept]
         return made
 
-    def _kept(self, sample: Encoded, where: str, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
-        """Return the stored samples of one row, as int32 arrays: none, the sample, or its pieces, which stay together."""
+    def _kept(self, sample: Encoded, item: _Item, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
+        """Return the stored samples of one text, as int32 arrays: none, the sample, or its pieces, which stay together."""
         import numpy
 
-        pieces, tally = self._cut(sample, where), made.tally
+        pieces, tally = self._cut(sample, item.where), made.tally
         trained = [
             (numpy.asarray(ids, dtype="<i4"), numpy.asarray(labels, dtype="<i4"))
             for ids, labels in pieces
             if labels.count(IGNORED) < len(labels)
         ]
-        is_heldout = bool(trained) and self._is_heldout(trained[0][0].tobytes(), chunk.key)
+        is_heldout = bool(trained) and self._is_heldout(item.prompt.encode() or trained[0][0].tobytes(), chunk.key)
         if chunk.again and (is_heldout or not trained):
             return []  # held-out samples are stored once
         tally.lengths[len(sample[0])] += 1
@@ -179,9 +187,9 @@ class Sampler:
                 if isinstance(row, DataError):
                     raise row
                 _refuse_large(row, where)
-                if self._request.pairs:
-                    form = PREFERENCE
-                    item = self._pair(row, source, where, None if chunk.again else tally)
+                if self._request.pairs or self._request.labels:
+                    form = PREFERENCE if self._request.pairs else UNPAIRED
+                    item = self._answers(row, form, source, where, None if chunk.again else tally)
                 else:
                     form = tally.form or choose(row, source.format, source.columns, where)
                     if not tally.form:
@@ -205,16 +213,22 @@ class Sampler:
             return validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
         return self._rendered(sample, form, where, tally)
 
-    def _pair(self, row: dict[str, Any], source: Source, where: str, tally: Tally | None) -> _Item:
-        pair: Pair = pair_of(row, source.columns, where, self._data.system_prompt)
-        is_chat = isinstance(pair.chosen, Chat)
-        self._check_settings(PREFERENCE + (" of messages" if is_chat else " of text"), is_chat, not is_chat)
+    def _answers(self, row: dict[str, Any], form: str, source: Source, where: str, tally: Tally | None) -> _Item:
+        """Return both answers of a pair, or those with a label."""
+        if form == PREFERENCE:
+            pair: Pair = pair_of(row, source.columns, where, self._data.system_prompt)
+            samples, prompt, labels = [pair.chosen, pair.rejected], pair.prompt, list[bool]()
+        else:
+            found = labelled_of(row, source.format, source.columns, where, self._data.system_prompt)
+            samples, prompt, labels = found.samples, found.prompt, found.labels
+        is_chat = isinstance(samples[0], Chat)
+        self._check_settings(form + (" of messages" if is_chat else " of text"), is_chat, not is_chat)
         before = tally.control_tokens if tally else 0
-        texts = [self._rendered(sample, PREFERENCE, where, tally) for sample in (pair.chosen, pair.rejected)]
+        texts = [self._rendered(sample, form, where, tally) for sample in samples]
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-        return _Item([*texts], where, pair.prompt)
+        return _Item([*texts], where, prompt, labels)
 
     def _rendered(self, sample: Chat | Plain, form: str, where: str, tally: Tally | None) -> Rendered:
         """Return the text of a sample; `tally` counts the rows with control tokens."""
@@ -269,9 +283,10 @@ class Sampler:
         if len(ids) <= max_length:
             return [sample]
         if self._data.too_long == "error":
+            form = self._request.pairs or self._request.labels
             raise DataError(
                 f"{where}: {len(ids)} tokens, more than data.max_length {max_length}; "
-                f"raise it, or set data.too_long to truncate{' or' if self._request.pairs else ', split or'} drop"
+                f"raise it, or set data.too_long to truncate{', split or' if not form else ' or'} drop"
             )
         if self._data.too_long == "drop":
             return []
@@ -280,7 +295,8 @@ class Sampler:
         )
 
     def _is_heldout(self, content: bytes, key: str) -> bool:
-        """Decide by a hash of the stored tokens, so that equal samples are in the same split; of a pair, of its prompt."""
+        """Decide by a hash of the stored tokens, so that equal samples are in the same split; of answers to compare, of
+        their prompt."""
         if self._data.heldout_key:
             return key == self._data.heldout_key
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + content).digest()

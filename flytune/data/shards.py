@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +29,10 @@ class SplitWriter:
     """Writer of one split below `folder`, one shard after the other, with about half a million tokens in memory.
 
     With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well);
-    with `pairs` it is a pair of sequences, with the same column.
+    with `pairs` it is a pair of sequences, with the same column; with `labels` an answer with a column label, 1 or 0.
     Held-out samples have a column source, the index of their source in the manifest. `written` counts the complete shards of
-    an earlier writer of the same split.
+    an earlier writer of the same split. `on_write` is called with the file, each table that is written to it, and the number
+    of rows before it.
     """
 
     def __init__(
@@ -41,11 +42,15 @@ class SplitWriter:
         block_length: int | None = None,
         written: SplitCounts | None = None,
         pairs: bool = False,
+        labels: bool = False,
+        on_write: Callable[[str, Any, int], object] | None = None,
     ) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
         extra = {"seq_lengths": ids} if block_length or pairs else {}
+        if labels:
+            extra["label"] = pyarrow.int32()
         if split == "heldout":
             extra["source"] = pyarrow.int32()
         self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **extra})
@@ -57,6 +62,8 @@ class SplitWriter:
         self._shards = list(written.shards) if written else []
         self._trained = written.trained_tokens if written else 0
         self._blocks = (written.blocks or 0) if written else 0
+        self._desirable = (written.desirable or 0 if written else 0) if labels else None
+        self._rows, self._on_write = 0, on_write
         (folder / split).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -72,8 +79,8 @@ class SplitWriter:
         return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
 
     def add(self, sample: Encoded | tuple[Any, ...], source: int = 0) -> None:
-        """Add a sample: input_ids and labels, lists or int32 arrays, of a pair also its two lengths; `source` is the index of
-        its source in the manifest."""
+        """Add a sample: input_ids and labels, lists or int32 arrays, of a pair also its two lengths, of a labelled answer its
+        label; `source` is the index of its source in the manifest."""
         self._samples += 1
         self._tokens += len(sample[0])
         if self._split == "heldout":
@@ -87,7 +94,12 @@ class SplitWriter:
         samples, tokens = (sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens"))
         blocks = self._blocks if self._window else None
         return SplitCounts(
-            samples=samples, tokens=tokens, trained_tokens=self._trained, blocks=blocks, shards=list(self._shards)
+            samples=samples,
+            tokens=tokens,
+            trained_tokens=self._trained,
+            blocks=blocks,
+            desirable=self._desirable,
+            shards=list(self._shards),
         )
 
     def _close(self) -> None:
@@ -102,7 +114,7 @@ class SplitWriter:
         self._writer = None
         sha256 = sha256_of(self._folder / self._file)
         self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
-        self._samples = self._tokens = 0
+        self._samples = self._tokens = self._rows = 0
         pyarrow.default_memory_pool().release_unused()
 
     @property
@@ -133,7 +145,13 @@ class SplitWriter:
             offsets = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
             columns.append(pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values)))
         self._trained += int((columns[1].values.to_numpy() != IGNORED).sum())
-        self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
+        if self._desirable is not None:
+            self._desirable += sum(row[2] for row in self._pending)
+        table = pyarrow.Table.from_arrays(columns, schema=self._schema)
+        self._writer.write_table(table)
+        if self._on_write is not None:
+            self._on_write(self._file, table, self._rows)
+        self._rows += len(table)
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
 

@@ -63,11 +63,12 @@ def parts(folder: Path, counts: SplitCounts) -> Iterator[Part]:
             row = 0
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
-                yield _part(shard.file, table, row)
+                yield part_of(shard.file, table, row)
                 row += len(table)
 
 
-def _part(file: str, table: Any, first_row: int) -> Part:
+def part_of(file: str, table: Any, first_row: int) -> Part:
+    """Return the samples of a table of a shard; `first_row` is the number of rows before it."""
     import numpy
 
     columns = {name: table[name].combine_chunks() for name in table.column_names}

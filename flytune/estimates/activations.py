@@ -171,7 +171,7 @@ def _tiles(workload: Workload) -> float:
     """Return bytes of logits that TRL's chunked loss holds at a time on a CPU; a GPU reduces them in place."""
     if not workload.on_cpu or not workload.framework.loss.cpu_tiles:
         return 0.0
-    tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.geometry.vocab_size, CPU_LOSS_VOCABULARY)
+    tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.outputs, CPU_LOSS_VOCABULARY)
     return CPU_LOSS_BYTES * tile
 
 
@@ -180,4 +180,4 @@ def _loss(workload: Workload, compute: int, stream: int) -> float:
     # The last norm: its output, and its input (fused) or a float32 copy.
     norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
     word = loss.per_word + (loss.shift_per_word if workload.micro_batch * workload.sequences_per_row > 1 else 0)
-    return float(sizes.hidden_size * (norm + loss.per_hidden) + sizes.vocab_size * word)
+    return float(sizes.hidden_size * (norm + loss.per_hidden) + workload.outputs * word)

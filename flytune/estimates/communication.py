@@ -1,8 +1,7 @@
 """Communication between GPUs and with the host, and the time of the optimizer's update on either."""
 
-from flytune.estimates import model_states
 from flytune.estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
-from flytune.estimates.model_states import PACKED
+from flytune.estimates.model_states import PACKED, States
 from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware import Accelerator
 
@@ -35,7 +34,7 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     gathered = _weight_bytes(workload)
     gradients = float(workload.trained * _gradient_bytes(workload))
     if layout.shards_parameters:
-        gathers = (2 if layout.gathers_in_backward else 1) + (workload.reference != "none")
+        gathers = (2 if layout.gathers_in_backward else 1) + workload.frozen_passes
         return part * (gathers * gathered + gradients), 0.0
     if layout.shards_gradients:
         return part * gradients, part * 2 * workload.trained
@@ -90,12 +89,11 @@ def host_bytes(workload: Workload) -> float:
     return moved
 
 
-def optimizer_seconds(workload: Workload, accelerator: Accelerator) -> float:
-    """Return seconds of the update, on the GPU or on the host."""
+def optimizer_seconds(workload: Workload, accelerator: Accelerator, lasting: States) -> float:
+    """Return seconds of the update, on the GPU or on the host; `lasting` are the workload's model states."""
     if workload.optimizer_on == "none":
         seconds = memory_seconds(optimizer_bytes(workload, shards(workload)), accelerator)
         if workload.optimizer.paged:
-            lasting = model_states.of(workload)
             held = sum(lasting.resident.values()) + (0.0 if workload.optimizer.in_backward else lasting.gradients)
             if lasting.paged + held > workload.gpu_memory_gib * 2**30:
                 # Every page is fetched and put back in each step: the next page is never one that was used recently.

@@ -59,7 +59,7 @@ def layer_shapes(workload: Workload) -> Counter[Shape]:
 
 def head_shape(workload: Workload) -> Shape:
     """Return the product of the head."""
-    return float(workload.tokens), workload.geometry.hidden_size, workload.geometry.vocab_size
+    return float(workload.tokens), workload.geometry.hidden_size, workload.outputs
 
 
 def attention_flops(workload: Workload) -> float:
@@ -91,7 +91,7 @@ def flops(workload: Workload) -> Flops:
     """Return the operations of one micro batch on one GPU, by purpose."""
     layers = workload.geometry.num_hidden_layers
     linear = sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
-    head = 2.0 * float(workload.tokens) * workload.geometry.hidden_size * workload.geometry.vocab_size
+    head = 2.0 * float(workload.tokens) * workload.geometry.hidden_size * workload.outputs
     attention = layers * attention_flops(workload)
     m, k, n = skipped_shape(workload) or (0, 0, 0)
     full = workload.method == "full"

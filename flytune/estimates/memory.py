@@ -85,7 +85,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.root}
-    row = workload.framework.evaluated_row * workload.sequence_length * workload.geometry.vocab_size
+    row = workload.framework.evaluated_row * workload.sequence_length * workload.outputs
     evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
     unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
     written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
@@ -131,7 +131,9 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
     head = workload.geometry.vocab_size * workload.geometry.hidden_size * BYTES[workload.compute_dtype]
     all_gradients = lasting.gradients / layers if workload.optimizer.in_backward else lasting.gradients
     accumulated = 0.0 if workload.accumulation == 1 or workload.optimizer.in_backward else lasting.gradients
-    head_gradient = float(head) if workload.method == "full" and not workload.layout.shards_parameters else 0.0
+    head_gradient = (
+        float(head) if workload.method == "full" and not workload.reward_head and not workload.layout.shards_parameters else 0.0
+    )
     gathered = lasting.root + lasting.units + lasting.unit_gradients
     at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.root, "gradients": accumulated}
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}

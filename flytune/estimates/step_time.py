@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from flytune.estimates import model_states
 from flytune.estimates.communication import (
     communication_bytes,
     host_bytes,
@@ -88,8 +89,12 @@ class StepTime:
         return self.tokens / self.seconds
 
 
-def step(workload: Workload, accelerator: Accelerator) -> StepTime:
-    """Return the time of one optimizer step, from its operations and bytes and the rates of the accelerator."""
+def step(workload: Workload, accelerator: Accelerator, states: model_states.States | None = None) -> StepTime:
+    """Return the time of one optimizer step, from its operations and bytes and the rates of the accelerator.
+
+    Args:
+        states: the workload's model states, if they are at hand.
+    """
     computing = _computing(workload, accelerator)
     micro = sum(computing.values())
     waits = launches(workload) * LAUNCH_SECONDS
@@ -115,7 +120,7 @@ def step(workload: Workload, accelerator: Accelerator) -> StepTime:
         communication=times * exposed * share + once / link_rate(workload, accelerator),
         hidden=times * (beside - exposed),
         offload=times * exposed * (1 - share),
-        optimizer=optimizer_seconds(workload, accelerator),
+        optimizer=optimizer_seconds(workload, accelerator, states or model_states.of(workload)),
         data=workload.framework.data_seconds * times * workload.tokens,
         tokens=times * workload.tokens // own,
         utilization=0.0,
@@ -127,8 +132,8 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     """Return seconds of one micro batch, by part of StepTime."""
     again = recomputes(workload)
     passes = 4 if again else 3
-    # The reference model is run forward, without an adapter: all but its products are those of a pass of layers.
-    with_reference = passes + (workload.reference != "none")
+    # Passes of the reference are without an adapter: all but its products are those of a pass of layers.
+    with_reference = passes + workload.frozen_passes
     layers, recomputed, weights = layers_seconds(workload, accelerator)
     attention = attention_seconds(workload, accelerator)
     head = product_seconds(head_shape(workload), accelerator)
@@ -138,7 +143,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
     moved = workload.geometry.num_hidden_layers * with_reference * layer_bytes(workload) + passes * adapter_bytes(workload)
-    moved += workload.framework.loss.moved_per_word * workload.tokens * workload.geometry.vocab_size
+    moved += workload.framework.loss.moved_per_word * workload.tokens * workload.outputs
     forward = (with_reference - passes + 1) * (layers + attention + head)
     return {
         "forward": forward,

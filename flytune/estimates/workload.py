@@ -55,13 +55,19 @@ class Workload:
     accumulation: int = 1
     sequences_per_row: int = 1
     """Sequences of up to sequence_length tokens in each row of a micro batch: two of a pair."""
+    reward_head: bool = False
+    """True if the head has one output for each token, and there are no logits of the vocabulary."""
     reference: Literal["none", "adapter", "copy"] = "none"
     """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the weights."""
+    frozen_passes: int = 0
+    """Forward passes of a micro batch without gradients, beside that of training: of the reference, and of other answers."""
     quantization: Literal["none", "nf4", "nf4_double", "fp4", "fp4_double", "int8", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
     """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_head, embedding and head; the last two are
     fully trained."""
+    lora_leaves_out: tuple[str, ...] = ()
+    """Paths of linear layers that have a name of lora_targets and no adapter: of an encoder, of attention to images."""
     lora_ranks: tuple[tuple[str, float], ...] = ()
     """Mean ranks over the layers of those linear layers that have another one than `lora_r`."""
     dora: bool = False
@@ -111,7 +117,11 @@ class Workload:
     @property
     def adapted(self) -> list[Linear]:
         """Adapted linear layers of all decoder layers."""
-        return [linear for linear in self.geometry.linears if linear.name in self.lora_targets and linear.adaptable]
+        return [
+            linear
+            for linear in self.geometry.linears
+            if linear.name in self.lora_targets and linear.adaptable and linear.path not in self.lora_leaves_out
+        ]
 
     def rank(self, name: str) -> float:
         """Return the mean rank of a linear layer's adapters."""
@@ -160,4 +170,10 @@ class Workload:
         if self.method == "full":
             return self.geometry.parameters
         rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
-        return self.lora_parameters + self.magnitudes + self.fully_trained + rows
+        head = self.geometry.hidden_size if self.reward_head else 0
+        return self.lora_parameters + self.magnitudes + self.fully_trained + rows + head
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the head for each token: the vocabulary, or the one reward."""
+        return 1 if self.reward_head else self.geometry.vocab_size

@@ -67,8 +67,14 @@ def _by_length(lengths: Sequence[int]) -> Iterator[tuple[str, str, list[int]]]:
 
 def wins(differences: Any) -> Wins:
     """Count the negative (tuned is better), positive and zero values of tuned minus base, one per sample or answer."""
+    import numpy
+
     better, worse = int((differences < 0).sum()), int((differences > 0).sum())
-    return Wins(tuned=better, base=worse, ties=len(differences) - better - worse)
+    if len(differences) < _FEWEST:
+        return Wins(tuned=better, base=worse, ties=len(differences) - better - worse)
+    rate, low, high = bootstrap(0.5 - 0.5 * numpy.sign(differences)[:, None], numpy.ones(len(differences), dtype=int))
+    rates = {"rate": rate[0], "rate_low": low[0], "rate_high": high[0]}
+    return Wins(tuned=better, base=worse, ties=len(differences) - better - worse, **rates)
 
 
 def answer_wins(answers: Sequence[Answer]) -> Wins:

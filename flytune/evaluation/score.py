@@ -5,16 +5,12 @@ The tuned model is loaded from the exported files, in a task of its own: the liv
 
 import gc
 import math
-import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -22,53 +18,28 @@ from flytune.console import step_lines
 from flytune.data import heldout_rows, heldout_sources
 from flytune.errors import DataError, ExportError
 from flytune.evaluation import breakdown
-from flytune.evaluation.preferences import preference
+from flytune.evaluation.preferences import preference, preference_of_labels
+from flytune.evaluation.rewards import reward_metrics
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate
-from flytune.models import Generation, bootstrap, finite_loss, loading
+from flytune.models import Generation, bootstrap, clean_process, finite_loss, loading
 from flytune.models import generation as models_generation
 from flytune.models.scoring import sequences_of
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Score
 
-_T = TypeVar("_T")
-
 
 def score_in_subprocess(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
-    """Run `score` with `in_subprocess`."""
-    return in_subprocess(score, recipe, trained, dataset)
-
-
-def in_subprocess(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Return the result of `function`, run in a new process if this one has trained: leftovers of training must not affect it.
-
-    A pod never trains before it evaluates; a local run does both in one process.
-
-    Raises:
-        ExportError: the new process was killed.
-    """
-    # Only training imports TRL.
-    if "trl" not in sys.modules:
-        return function(*arguments)
-    import torch
-
-    # GPU memory that this process caches is not free for the new one.
-    gc.collect()
-    torch.cuda.empty_cache()
-    try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(function, *arguments).result()
-    except BrokenProcessPool:
-        raise ExportError(
-            "the process that evaluates ended without an error message, usually because host memory ran out; nothing was stored"
-        ) from None
+    """Run `score` in a process without leftovers of training."""
+    return clean_process.run(score, recipe, trained, dataset)
 
 
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
     The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off. Of pairs both
-    answers are scored; losses and answers are those of the chosen ones.
+    answers are scored; losses and answers are those of the chosen ones, and of labelled answers those of the desirable ones. Of
+    a reward model the pairs' rewards are scored.
 
     Raises:
         DataError: the data set is incomplete, or has no held-out token to score.
@@ -80,8 +51,14 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.quiet()
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
-    # Of pairs, the chosen sequences come first.
-    questions = Questions.of(recipe.evaluation, sequences_of(rows), _tokenizer(dataset), len(rows))
+    if recipe.objective.is_reward_model:
+        return reward_metrics(recipe, model, rows, _tokenizer(dataset).pad_token_id, started)
+    # Chosen or desirable answers come first; all others only show what is preferred.
+    sources, desirable = heldout_sources(dataset, len(rows)), sum(row.get("label", 0) for row in rows)
+    first = desirable or len(rows)
+    if desirable:
+        sources = [sources[place] for place in sorted(range(len(rows)), key=lambda place: -rows[place]["label"])]
+    questions = Questions.of(recipe.evaluation, sequences_of(rows), _tokenizer(dataset), first)
     tuned = _measure(model, questions, "tuned model")
     if recipe.method.name == "full":
         # One model in memory at a time.
@@ -92,9 +69,12 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         with model.disable_adapter():
             base = _measure(model, questions, "base model")
 
-    has_pairs = len(questions.rows) > len(rows)
-    preferred = preference(base.nll, tuned.nll, recipe.objective.beta) if has_pairs else None
-    base, tuned = base.first(len(rows)), tuned.first(len(rows))
+    preferred = None
+    if len(questions.rows) > len(rows):
+        preferred = preference(base.nll, tuned.nll, recipe.objective.beta)
+    elif 0 < desirable < len(rows):
+        preferred = preference_of_labels(base.nll, tuned.nll, base.tokens, desirable, recipe.objective.beta)
+    base, tuned = base.first(first), tuned.first(first)
     tokens = base.tokens
     points, lows, highs = bootstrap(numpy.stack([base.nll, tuned.nll, tuned.nll - base.nll], axis=1), tokens)
     answers = questions.side_by_side(base.answers, tuned.answers)
@@ -110,11 +90,11 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
         loss_difference=points[2],
         loss_difference_low=lows[2],
         loss_difference_high=highs[2],
-        samples=len(rows),
+        samples=first,
         tokens=int(tokens.sum()),
         loaded_as=recipe.method.quantized.removesuffix("_double") if recipe.method.name == "qlora" else recipe.model.dtype,
         answers=answers,
-        parts=breakdown.parts(questions.rows[: len(rows)], heldout_sources(dataset, len(rows)), base.nll, tuned.nll, tokens),
+        parts=breakdown.parts(questions.rows[:first], sources[:first], base.nll, tuned.nll, tokens),
         sample_wins=breakdown.wins(tuned.nll - base.nll),
         answer_wins=breakdown.answer_wins(answers) if answers else None,
         preference=preferred,

@@ -9,7 +9,7 @@ from flytune.export.folder import tokenizer, trained_folder
 from flytune.export.manifest import MANIFEST
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
-from flytune.models import Row, adapter_config, finite_loss, loading, probe
+from flytune.models import Row, adapter_config, finite_loss, loading, probe, reward_head
 from flytune.models import base as models_base
 from flytune.models.scoring import GATE_SAMPLES, sequences_of
 from flytune.recipe import Recipe
@@ -38,12 +38,21 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
     """
     folder = check_files(recipe, trained, dataset)
     model = load()
-    rows = sequences_of(rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)])
-    # Padding is masked: any token will do.
-    nll, tokens = finite_loss(model, rows, tokenizer(folder).pad_token_id or 0, recipe.evaluation.batch_size, "tuned model")
+    found = _heldout_loss(recipe, model, rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)], folder)
     _check_answers(recipe, trained, model)
-    _check_loss(recipe, trained, dataset, float(nll.sum() / tokens.sum()))
+    _check_loss(recipe, trained, dataset, found)
     return model
+
+
+def _heldout_loss(recipe: Recipe, model: Any, rows: Sequence[Row], folder: Path) -> float:
+    """Return the reloaded model's loss in nats: per token, of pairs over both answers; of a reward model per pair."""
+    pad, batch_size, sequences = tokenizer(folder).pad_token_id or 0, recipe.evaluation.batch_size, sequences_of(rows)
+    if recipe.objective.is_reward_model:
+        found = reward_head.finite_rewards(model, sequences, pad, batch_size, "tuned model")
+        return float(reward_head.pair_losses(found, recipe.objective.center_rewards_coefficient).mean())
+    # Padding is masked: any token will do.
+    nll, tokens = finite_loss(model, sequences, pad, batch_size, "tuned model")
+    return float(nll.sum() / tokens.sum())
 
 
 def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:

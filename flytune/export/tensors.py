@@ -102,7 +102,9 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
         trust_remote_code=recipe.model.trust_remote_code,
     )
     try:
-        model = sharded_loading.meta_model(described, recipe.model.dtype)
+        model = sharded_loading.meta_model(
+            described, recipe.model.dtype, recipe.training.seed if recipe.objective.is_reward_model else None
+        )
         persistent = model.state_dict().keys()
         wanted = dict(model.named_parameters())
         wanted |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}

@@ -86,7 +86,9 @@ class InferenceModel:
                 "adapter as the artifact"
             )
         else:
-            self.model = score.tuned_model(opening.open_artifact(artifact, consent).recipe, artifact).eval()
+            recipe = opening.open_artifact(artifact, consent).recipe
+            opening.require_language_model(recipe, artifact)
+            self.model = score.tuned_model(recipe, artifact).eval()
         self.formats = {
             name: _PromptFormat.of(folder, Recipe.from_yaml(folder / "recipe.yaml"), self.model)
             for name, folder in folders.items()

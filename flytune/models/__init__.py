@@ -32,6 +32,7 @@ __all__ = [
     "probe",
     "read_geometry",
     "remote",
+    "reward_head",
     "safetensors_files",
     "scoring",
     "sharded_loading",

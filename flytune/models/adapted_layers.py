@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 _FIXED = (
-    r"(?:.*\.)?(?:[^.]*router[^.]*|indexer|encoder_attn|cross_attn|crossattention)\..*|"
-    r"(?:.*\.)?(?:[^.]*router|shared_expert_gate|gate\.wg|dt_proj)"
+    r"(?:.*\.)?(?:[^.]*router[^.]*|gate|indexer|encoder_attn|cross_attn|crossattention)\..*|"
+    r"(?:.*\.)?(?:[^.]*router|shared_expert_gate|dt_proj)"
 )
 """Routers and gates of shared experts choose experts: an adapter on them changes which experts a sample trains. Indexers of
 sparse attention choose tokens, without a gradient, and no text reaches the attention to an encoder or to images. Mamba layers
@@ -31,9 +31,15 @@ lora_dropout. Here such names have no adapter, unless method.target_modules name
 """
 
 
-def is_left_out(model_type: str, module: str) -> bool:
-    """Return whether `all-linear` leaves a linear layer of the text decoder without an adapter, by its name in the model."""
+def is_left_out(model_type: str, decoder: str | None, module: str) -> bool:
+    """Return whether `all-linear` leaves a linear layer without an adapter, by its name in the model.
+
+    Args:
+        decoder: name of the text decoder in a model of several parts (decoder_of); None if there is one part.
+    """
     leaf = module.rpartition(".")[2]
+    if decoder and not module.startswith(f"{decoder}."):
+        return True
     if re.fullmatch(_FIXED, module) or leaf in FUSED_EXPERTS.get(model_type, ()):
         return True
     return leaf == "out_proj" and model_type in MAMBA
@@ -58,7 +64,7 @@ def excluded(model: Any) -> str | None:
     parts = [_FIXED]
     if _type_of(model) in MAMBA:
         parts.append(r"(?:.*\.)?out_proj")
-    if decoder := _decoder(model):
+    if decoder := decoder_of(model):
         parts.append(rf"(?!{re.escape(decoder)}\.).*")
     pattern = re.compile("|".join(parts))
     names = FUSED_EXPERTS.get(_type_of(model), frozenset())
@@ -72,7 +78,7 @@ def _linear_layers(model: Any) -> list[str]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, "score", None)
     return [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head]
 
 
@@ -80,7 +86,7 @@ def _type_of(model: Any) -> str:
     return str(getattr(model.config, "model_type", None))
 
 
-def _decoder(model: Any) -> str | None:
+def decoder_of(model: Any) -> str | None:
     """Return the name of the text decoder in a model of several parts; None if there is one part."""
     if model.config.get_text_config() is model.config:
         return None

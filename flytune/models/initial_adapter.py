@@ -134,6 +134,20 @@ def load_weights(model: Any, method: Method) -> None:
                 setattr(model.get_submodule(place), last, value)
 
 
+def weights_sha256(method: Method) -> str:
+    """Return the SHA-256 of the weights of method.adapter; empty without one.
+
+    Raises:
+        RecipeError: they cannot be read.
+    """
+    if not method.adapter:
+        return ""
+    try:
+        return hashlib.sha256(_verified(_storage(method.adapter, RecipeError), WEIGHTS)).hexdigest()
+    except (FileNotFoundError, ValueError) as error:
+        raise RecipeError(f"method.adapter: {method.adapter}: {WEIGHTS}: {error}; export the adapter again") from error
+
+
 def _check_rows(model: Any, method: Method, where: str) -> None:
     rows = getattr(model, "peft_config", {}).get("default")
     wanted = sorted(map(sorted, (getattr(rows, "trainable_token_indices", None) or {}).values()))

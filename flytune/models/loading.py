@@ -6,30 +6,34 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flytune.models import adapted_layers, base, host_memory, vocabulary
+from flytune.models import adapted_layers, base, host_memory, reward_head, vocabulary
 from flytune.recipe import Model, Recipe
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
     """Return the recipe's base model in `dtype`, with rows for its added tokens; for qlora quantized, ready for an adapter.
 
+    For a reward model it is a sequence classifier with one output; a base without that head gets its first values.
+
     `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
     max_memory). Only safetensors are read.
     """
-    from transformers import AutoModelForCausalLM
-
     if recipe.method.name == "qlora":
         load_arguments["quantization_config"] = quantization(recipe, quant_storage)
-    model = AutoModelForCausalLM.from_pretrained(
+    model, read = auto_class(recipe).from_pretrained(
         base.local_name(recipe.model),
         revision=recipe.model.revision,
         dtype=dtype,
         attn_implementation=recipe.model.attn_implementation,
         trust_remote_code=recipe.model.trust_remote_code,
         use_safetensors=True,
+        output_loading_info=True,
+        **_head_arguments(recipe),
         **load_arguments,
     )
     vocabulary.grow(model, recipe.model)
+    if recipe.objective.is_reward_model and reward_head.NAME in read["missing_keys"]:
+        reward_head.draw(model, recipe.training.seed)
     if recipe.method.name == "qlora":
         from peft import prepare_model_for_kbit_training
 
@@ -37,6 +41,18 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
         # The Trainer switches on gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return _keep_quantized(model)
+
+
+def auto_class(recipe: Recipe) -> Any:
+    """Return transformers' class of the recipe's model: a causal language model, or the classifier that a reward model is."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if recipe.objective.is_reward_model else AutoModelForCausalLM
+
+
+def _head_arguments(recipe: Recipe) -> dict[str, Any]:
+    """Return arguments of from_pretrained for the head."""
+    return {"num_labels": 1} if recipe.objective.is_reward_model else {}
 
 
 def _keep_quantized(model: Any) -> Any:
@@ -153,11 +169,14 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
     if is_adapter(trained):
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(base_model(recipe, recipe.model.dtype, **load_arguments), folder)
+        loaded = base_model(recipe, recipe.model.dtype, **load_arguments)
+        if recipe.objective.is_reward_model:
+            from transformers import AutoTokenizer
 
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(
+            # Its reward is that of the last token that is not padding; the base's configuration may name none.
+            loaded.config.get_text_config().pad_token_id = AutoTokenizer.from_pretrained(folder).pad_token_id
+        return PeftModel.from_pretrained(loaded, folder)
+    return auto_class(recipe).from_pretrained(
         folder,
         dtype=recipe.model.dtype,
         attn_implementation=recipe.model.attn_implementation,
@@ -203,9 +222,14 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         init_lora_weights=method.init_lora_weights,  # type: ignore[arg-type]  # pissa_niter_16
         rank_pattern=dict(method.rank_pattern),
         alpha_pattern=dict(method.alpha_pattern),
-        task_type="CAUSAL_LM",
-        **vocabulary.peft_fields(method, recipe.model, model, added),
+        task_type="SEQ_CLS" if recipe.objective.is_reward_model else "CAUSAL_LM",
+        **(vocabulary.peft_fields(method, recipe.model, model, added) | _trained_head(recipe)),
     )
+
+
+def _trained_head(recipe: Recipe) -> dict[str, Any]:
+    """Return PEFT's field of the head that a reward model trains beside its adapter."""
+    return {"modules_to_save": ["score"]} if recipe.objective.is_reward_model else {}
 
 
 def _targets(named: str | list[str], model: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from flytune.errors import RecipeError
+from flytune.models import adapted_layers
 from flytune.models.config_json import shown
 
 _UNREAD = ("quantization_config", "auto_map", "transformers_version", "architectures")
@@ -34,6 +35,8 @@ class Built:
     """Name of the input embedding's weight."""
     head: str | None
     """Name of the head's weight, also where it is tied."""
+    decoder: str | None
+    """Name of the text decoder in a model of several parts; None if there is one part."""
     config: dict[str, Any]
     """The decoder's configuration with transformers' defaults."""
     buffers: set[str]
@@ -111,6 +114,7 @@ def _describe(model: Any) -> Built:
         [Parameter(name, tuple(one.shape), kinds.get(name, "other")) for name, one in model.named_parameters()],
         weight(model.get_input_embeddings()),
         weight(model.get_output_embeddings()),
+        adapted_layers.decoder_of(model),
         decoder.to_dict() | _own(decoder),
         {name.rpartition(".")[2] for name, _ in model.named_buffers()} - {name.rpartition(".")[2] for name in names.values()},
         list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flytune.models import reward_head
 from flytune.models.scoring import padded
 
 PROBE = "gate/probe.safetensors"
@@ -40,9 +41,9 @@ class Answers:
     lengths: Any
     """Number of tokens of each prompt, int64 (prompts,)."""
     logits: Any
-    """Logits after the last token of each prompt, float32 (prompts, vocabulary)."""
+    """Logits after the last token of each prompt, float32 (prompts, vocabulary); of a reward model (prompts, 1)."""
     loss: Any
-    """Mean loss over the tokens of each prompt in nats, float32 (prompts,); 0 for a prompt of one token."""
+    """Logits after the last token of each prompt, float32 (prompts, vocabulary); rewards of a reward model (prompts, 1)."""
 
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
@@ -84,10 +85,13 @@ def record(trainer: Any, tokenizer: Any, file: Path) -> None:
 
 
 def ask(model: Any, prompts: list[list[int]]) -> Answers:
-    """Return the answers of a causal language model, live or reloaded. Batches are fixed, because padding changes rounding."""
+    """Return the answers of a model, live or reloaded. Batches are fixed, because padding changes rounding."""
     import torch
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
+    if reward_head.is_reward_model(model):
+        rewards = torch.from_numpy(reward_head.rewards(model, prompts, 0)).float()
+        return Answers(padded(prompts, 0), lengths, rewards[:, None], torch.zeros(len(prompts)))
     last, losses = [], []
     for ids, logits in logits_of(model, prompts):
         last.append(logits[-1])
@@ -121,8 +125,12 @@ def distance(logits: Any, others: Any) -> Any:
     """Return the distance of two models' logits (n, vocabulary): RMS difference relative to the spread of the first, (n,).
 
     A shift common to all tokens has no effect, as in softmax. It shows differences that a KL divergence misses for flat
-    distributions, and unlike the maximum difference it does not depend on one token of a hundred thousand.
+    distributions, and unlike the maximum difference it does not depend on one token of a hundred thousand. Rewards (n, 1) have
+    no spread of their own: their difference is relative to the RMS of all rewards of the first.
     """
+    if logits.shape[-1] == 1:
+        size = logits.double().square().mean().sqrt().clamp_min(1e-12)
+        return ((logits.double() - others.double()).abs() / size).squeeze(-1)
     centered = logits.double() - logits.double().mean(dim=-1, keepdim=True)
     moved = others.double() - others.double().mean(dim=-1, keepdim=True)
     return (centered - moved).norm(dim=-1) / centered.norm(dim=-1).clamp_min(1e-12)

@@ -18,12 +18,16 @@ _LOGIT_ROWS = 1024
 RESAMPLES = 2000
 """Number of resamples of the bootstrap."""
 
-Row = dict[str, list[int]]
-"""Sample with input_ids and labels of equal length; a pair also has seq_lengths, the lengths of its two sequences."""
+Row = dict[str, Any]
+"""Sample with input_ids and labels, lists of equal length; a pair also has seq_lengths, the lengths of its two sequences, and a
+labelled answer label, 1 or 0."""
 
 
 def sequences_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones; else the rows."""
+    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones; of labelled answers
+    the desirable ones first; else the rows."""
+    if rows and "label" in rows[0]:
+        return sorted(rows, key=lambda row: -row["label"])
     if not rows or "seq_lengths" not in rows[0]:
         return list(rows)
     chosen = [_part(row, 0, row["seq_lengths"][0]) for row in rows]
@@ -51,7 +55,7 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
     nll, tokens = numpy.zeros(len(rows)), numpy.zeros(len(rows), dtype=numpy.int64)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]["input_ids"]))
     device = next(model.parameters()).device
-    slices = "logits_to_keep" in inspect.signature(_innermost(model).forward).parameters
+    slices = "logits_to_keep" in inspect.signature(innermost(model).forward).parameters
     was_training = model.training
     model.eval()
     try:
@@ -153,7 +157,7 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
     return torch.cat([cross_entropy(part.float(), target, reduction="none") for part, target in blocks])
 
 
-def _innermost(model: Any) -> Any:
+def innermost(model: Any) -> Any:
     """Return the transformers model inside DDP or DeepSpeed's engine and PEFT."""
     while hasattr(model, "module"):
         model = model.module

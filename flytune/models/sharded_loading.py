@@ -14,7 +14,7 @@ from typing import Any
 
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import base as models_base
-from flytune.models import safetensors_files, vocabulary
+from flytune.models import reward_head, safetensors_files, vocabulary
 from flytune.recipe import Model
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,10 @@ _WRAPPERS = re.compile(
 )
 
 
-def meta_model(model: Model, dtype: str) -> Any:
+def meta_model(model: Model, dtype: str, reward_seed: int | None = None) -> Any:
     """Return the causal language model of `model` with parameters in `dtype` on the meta device, and real buffers on the CPU.
+
+    With a `reward_seed` it is a reward model, whose head gets that seed's first values where the files have none.
 
     Buffers (rotary frequencies, embedding scales) and parameters that a model keeps in float32 are as from_pretrained makes
     them. A buffer that its model computes only in `__init__` is zero here, and undefined in from_pretrained.
@@ -35,7 +37,7 @@ def meta_model(model: Model, dtype: str) -> Any:
         RecipeError: the model's weights are quantized already.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.initialization import meta_device_safe_creation_ops
 
@@ -48,8 +50,11 @@ def meta_model(model: Model, dtype: str) -> Any:
         )
     text = config.get_text_config()
     stored_rows, text.vocab_size = text.vocab_size, vocabulary.wanted_rows(model, text.vocab_size)
+    kind: Any = AutoModelForCausalLM
+    if reward_seed is not None:
+        kind, config.num_labels = AutoModelForSequenceClassification, 1
     with torch.device("meta"), meta_device_safe_creation_ops():
-        built = AutoModelForCausalLM.from_config(
+        built = kind.from_config(
             config, dtype=dtype, attn_implementation=model.attn_implementation, trust_remote_code=model.trust_remote_code
         )
     for module in built.modules():
@@ -68,6 +73,7 @@ def meta_model(model: Model, dtype: str) -> Any:
     built._weight_conversions = get_model_conversion_mapping(built)
     # Tables with rows for added tokens are longer than those in the files.
     built._stored_rows = stored_rows
+    built._drawn = {} if reward_seed is None else {reward_head.NAME: reward_head.Drawn(config, reward_seed)}
     try:
         built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
     except OSError:
@@ -209,7 +215,8 @@ def _sources(folder: Path, base: Any, slots: list[_Slot]) -> dict[str, Any]:
     """Return the source of each tensor that the files have; tables that added tokens made longer get rows for them."""
     tensors = {name: slot.tensor for slot in slots for name in slot.names}
     sources = safetensors_files.sources(safetensors_files.Files(folder), base, tensors)
-    return vocabulary.grown_sources(sources, tensors, getattr(base, "_stored_rows", None))
+    drawn: dict[str, Any] = getattr(base, "_drawn", {})
+    return drawn | vocabulary.grown_sources(sources, tensors, getattr(base, "_stored_rows", None))
 
 
 def allocate(model: Any, device: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """The sizes of a decoder that estimates of memory and time need, wherever they were counted."""
 
 from collections.abc import Iterable
+from typing import Self
 
 from flytune.schema import Strict
 
@@ -67,6 +68,8 @@ class Geometry(Strict):
     """Part of this model that the closed form of activations and time does not know; None where it holds."""
     counted: str = "config.json"
     """Source of the sizes: config.json (closed form), safetensors headers, or transformers' own code."""
+    decoder: str | None = None
+    """Name of the text decoder in a model of several parts; None if there is one part."""
     left_out: str | None = None
     """Stored tensors that transformers does not load, with their parameters; None if there are none."""
 
@@ -94,6 +97,10 @@ class Geometry(Strict):
     def embedding_parameters(self) -> int:
         """Return the parameters of the input embedding, and of the head if it is not tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    def with_reward_head(self) -> Self:
+        """Return the sizes of a reward model: a head of one output in the place of the language model's."""
+        return self.model_copy(update={"tie_word_embeddings": True, "extra": self.extra + self.hidden_size})
 
     @property
     def parameters(self) -> int:

@@ -133,7 +133,13 @@ def of_built(built: Built, config: Config, quantized: str | None) -> Geometry:
     table = shapes.get(built.embedding or "", ())
     found = _of(built.parameters, {built.embedding, built.head} - {None}, table, tied, merged)
     return found.model_copy(
-        update={"model_type": config.kind, "dtype": config.dtype, "quantized": quantized, "counted": "transformers' own code"}
+        update={
+            "model_type": config.kind,
+            "dtype": config.dtype,
+            "quantized": quantized,
+            "counted": "transformers' own code",
+            "decoder": built.decoder,
+        }
     )
 
 

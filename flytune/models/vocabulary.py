@@ -64,7 +64,7 @@ def grow(loaded: Any, model: Model) -> None:
         for table in {id(layer.weight): layer for layer in _tables(loaded)}.values():
             for tensor in (table.weight, getattr(table, "bias", None)):
                 if tensor is not None:
-                    with _gathered(tensor):
+                    with gathered(tensor):
                         tensor.data[before:] = mean_row((tensor.data[:before],)).to(tensor)
 
 
@@ -82,7 +82,7 @@ def mean_row(parts: Iterable[Any]) -> Any:
     return total / count
 
 
-def _gathered(tensor: Any) -> Any:
+def gathered(tensor: Any) -> Any:
     """Return a context in which a parameter that ZeRO-3 has partitioned is complete, and may be changed by all processes."""
     from peft.utils.integrations import gather_params_ctx
 
@@ -214,7 +214,7 @@ def collected_rows() -> Iterator[None]:
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
     def collect(self: Any, weight: Any, rows: list[int], embed_dim: int) -> Any:
-        with _gathered(weight):
+        with gathered(weight):
             return weight.detach()[rows].clone()
 
     layer: Any = TrainableTokensLayer

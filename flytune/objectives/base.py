@@ -6,9 +6,11 @@ from typing import Any, ClassVar, Literal
 from flytune.models import Row
 from flytune.recipe import Recipe
 
-ReferenceKind = Literal["none", "adapter", "copy"]
+ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 """Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
-frozen model."""
+frozen model; precomputed: none, the rows have its log-probabilities."""
+FILLER = "filler"
+"""Key of a row that `measure` gets only to make as many forward passes as the other processes."""
 
 
 class ObjectiveBase:
@@ -18,10 +20,20 @@ class ObjectiveBase:
     """Value of `objective` in recipes."""
     sequences_per_row: ClassVar[int] = 1
     """Sequences that a row of the data brings into a forward pass."""
+    can_precompute: ClassVar[bool] = False
+    """True if rows can have the log-probabilities of the reference, computed before training."""
+
+    def frozen_passes(self, recipe: Recipe) -> int:
+        """Return the forward passes of a row without gradients, beside that of training."""
+        return int(self.reference(recipe) not in ("none", "precomputed"))
 
     def problems(self, recipe: Recipe) -> list[str]:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line each."""
         return []
+
+    def model_problem(self, model_type: str) -> str | None:
+        """Return why a type of base model cannot be trained for it; None if it can."""
+        return None
 
     def reference(self, recipe: Recipe) -> ReferenceKind:
         """Return the reference model of each step."""
@@ -53,6 +65,10 @@ class ObjectiveBase:
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]] | None:
         """Return the maker of its batches; None for flytune.data.Collator."""
+        return None
+
+    def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
+        """Return what makes a row to train of it and the row before it in its step; None if rows are trained as they are."""
         return None
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:

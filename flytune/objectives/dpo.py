@@ -1,11 +1,13 @@
 """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) and its family, with TRL's DPOTrainer.
 
 Of two answers to a prompt, the chosen one shall gain log-probability against a reference model, and the rejected one lose it.
-The reference of an adapter is the model with the adapter switched off; of full training a second, frozen model.
+The reference of an adapter is the model with the adapter switched off; of full training a second, frozen model; or it is run
+once before training, and the rows have its log-probabilities.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +23,23 @@ class DirectPreference(ObjectiveBase):
 
     name = "dpo"
     sequences_per_row = 2
+    can_precompute = True
 
     def problems(self, recipe: Recipe) -> list[str]:
         method, sharding, found = recipe.method, sharding_of(recipe), []
         where = f"objective: {self.name}"
-        if method.name == "full" and sharding.no_reference_copy:
+        never = not self.can_precompute or recipe.objective.precompute_ref_log_probs is False
+        leave_out = "leave out precompute_ref_log_probs: false, or " if self.can_precompute else ""
+        if never and method.name == "full" and sharding.no_reference_copy:
             found.append(
-                f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; use method lora, whose "
-                "reference is the model with the adapter switched off, or sharding none or ddp"
+                f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; {leave_out}use sharding "
+                "none or ddp, or method lora"
             )
-        if method.adapter:
+        if never and method.adapter:
             found.append(
-                f"{where} with method.adapter: the reference must be the model with that adapter, and is the base without it; "
-                "merge the adapter first (flytune merge), and name the merged model in model.name_or_path"
+                f"{where} with method.adapter: the reference is the model with that adapter, and no step can run it beside the "
+                f"one that is trained; {leave_out}merge the adapter first (flytune merge), and name the merged model in "
+                "model.name_or_path"
             )
         if method.is_pissa:
             found.append(
@@ -58,17 +64,27 @@ class DirectPreference(ObjectiveBase):
         return found
 
     def reference(self, recipe: Recipe) -> ReferenceKind:
-        return "copy" if recipe.method.name == "full" else "adapter"
+        method, asked = recipe.method, recipe.objective.precompute_ref_log_probs
+        no_model = method.adapter or (method.name == "full" and sharding_of(recipe).no_reference_copy)
+        if self.can_precompute and (asked is True or (asked == "auto" and no_model)):
+            return "precomputed"
+        return "copy" if method.name == "full" else "adapter"
 
     def switches_dropout_off(self, recipe: Recipe) -> bool:
         return recipe.objective.disable_dropout
 
+    def cost(self, recipe: Recipe) -> str:
+        """Describe the forward passes of a row."""
+        more = "" if self.reference(recipe) == "precomputed" else ", and one more of the reference"
+        return f"each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass{more}"
+
     def reasons(self, recipe: Recipe) -> list[str]:
-        sort = {"copy": "a second, frozen model", "adapter": "the same model with its adapter switched off"}
-        found = [
-            f"objective: {self.name}: each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass, "
-            f"and the reference is {sort[self.reference(recipe)]}: one more forward pass of each"
-        ]
+        sort = {
+            "copy": "a second, frozen model",
+            "adapter": "the same model with its adapter switched off",
+            "precomputed": "run once, before training: a step has no pass of it",
+        }
+        found = [f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"]
         if self.switches_dropout_off(recipe) and recipe.method.name != "full" and recipe.method.lora_dropout:
             found.append("objective.disable_dropout: method.lora_dropout has no effect in training")
         return found
@@ -94,6 +110,8 @@ class DirectPreference(ObjectiveBase):
         return _trainer_class()
 
     def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
+        if self.reference(recipe) == "precomputed":
+            return {"reads_reference": True}
         if self.reference(recipe) != "copy":
             return {}
         model = load()
@@ -102,6 +120,10 @@ class DirectPreference(ObjectiveBase):
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
         return PairCollator(pad_token_id)
+
+    def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
+        """Return a batch of each row, on the trainer's device."""
+        return (trainer._prepare_inputs(trainer.data_collator([row])) for row in rows)
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy
@@ -112,11 +134,11 @@ class DirectPreference(ObjectiveBase):
         model.eval()
         try:
             with torch.no_grad(), trainer.compute_loss_context_manager():
-                batches = (trainer._prepare_inputs(trainer.data_collator([row])) for row in rows)
+                batches = self.scored_batches(trainer, rows)
                 losses = [float(trainer._compute_loss(model, batch, False)) for batch in batches]
         finally:
             model.train(was_training)
-            # They are of single pairs, and with the next log line TRL would report their means.
+            # They are of single rows, and with the next log line TRL would report their means.
             trainer._metrics["eval"].clear()
         return numpy.asarray(losses), numpy.ones(len(losses))
 
@@ -127,12 +149,30 @@ def _trainer_class() -> Any:
     from trl import DPOTrainer
 
     class PairTrainer(DPOTrainer):  # type: ignore[misc]
-        """DPOTrainer that takes its rows as they are."""
+        """DPOTrainer that takes its rows as they are; with `reads_reference` also the reference's log-probabilities in them."""
+
+        def __init__(self, *args: Any, reads_reference: bool = False, **kwargs: Any) -> None:
+            with _without_reference_model() if reads_reference else nullcontext():
+                super().__init__(*args, **kwargs)
+            # TRL's own argument would compute them here, in each process, with the model that is about to be trained.
+            self.precompute_ref_logps = reads_reference
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
     return PairTrainer
+
+
+@contextmanager
+def _without_reference_model() -> Iterator[None]:
+    """Keep DPOTrainer from loading a reference model."""
+    from trl.trainer import dpo_trainer
+
+    load, dpo_trainer.create_model_from_path = dpo_trainer.create_model_from_path, lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        dpo_trainer.create_model_from_path = load
 
 
 @dataclass(frozen=True)
@@ -144,11 +184,22 @@ class PairCollator:
     def __call__(self, rows: list[Row]) -> dict[str, Any]:
         """Return a batch of int64 tensors [2 x rows, longest]: input_ids, attention_mask and completion_mask.
 
-        They are padded on the right; completion_mask is 1 for the trained tokens.
+        They are padded on the right; completion_mask is 1 for the trained tokens. Where the rows have the reference's
+        log-probabilities, so has the batch: ref_chosen_logps and ref_rejected_logps, float32 [rows].
         """
-        sequences = sequences_of(rows)
-        return {
-            "input_ids": padded([one["input_ids"] for one in sequences], self.pad_token_id),
-            "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
-            "completion_mask": padded([[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0),
-        }
+        import torch
+
+        known = {}
+        if "ref_logps" in rows[0]:
+            chosen, rejected = torch.tensor([row["ref_logps"] for row in rows], dtype=torch.float32).unbind(dim=1)
+            known = {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+        return known | sequence_batch(sequences_of(rows), self.pad_token_id)
+
+
+def sequence_batch(sequences: list[Row], pad_token_id: int) -> dict[str, Any]:
+    """Return sequences as tensors that are padded on the right: input_ids, attention_mask and completion_mask."""
+    return {
+        "input_ids": padded([one["input_ids"] for one in sequences], pad_token_id),
+        "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
+        "completion_mask": padded([[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0),
+    }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flytune.errors import RecipeError
-from flytune.estimates import StepTime, Workload
+from flytune.estimates import StepTime, Workload, model_states
 from flytune.hardware import Shape
 from flytune.hardware.shapes import GIB
 from flytune.models import Geometry, liger, model_types
@@ -90,7 +90,9 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     fits = []
     for micro_batch in (size for size in sizes if not reasons[size]):
         work = workloads.workload(recipe, geometry, sharding, shape, micro_batch, share // micro_batch)
-        fits.append(Fit(recipe, shape, work, requirements.of(recipe, shape, work), workloads.time_of(work, shape)))
+        states = model_states.of(work)
+        needs, time = requirements.of(recipe, shape, work, states), workloads.time_of(work, shape, states)
+        fits.append(Fit(recipe, shape, work, needs, time))
     return fits
 
 
@@ -124,6 +126,8 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
             "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
         )
+    if reason := objective_of(recipe).model_problem(geometry.model_type):
+        problems.append(reason)
     if recipe.method.name != "full" and (reason := workloads.no_adapters(recipe, geometry)):
         problems.append(reason)
     problems += _untrained(recipe, geometry)

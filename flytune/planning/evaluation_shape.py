@@ -34,10 +34,10 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     shape = shape_named(recipe.evaluation.shape or plan.shape)
     needed = weights(recipe, read_geometry(recipe.model) if geometry is None else geometry)
     room = _room(shape)
-    if needed > _usable(recipe, shape):
-        others = [one.name for one in load_shapes() if needed <= _usable(recipe, one)]
+    if needed > usable(recipe, shape):
+        others = [one.name for one in load_shapes() if needed <= usable(recipe, one)]
         raise DoesNotFit(
-            f"recipe {recipe.name}: evaluation: one node of {shape.name} has {_usable(recipe, shape) / GIB:.1f} GiB for "
+            f"recipe {recipe.name}: evaluation: one node of {shape.name} has {usable(recipe, shape) / GIB:.1f} GiB for "
             f"weights, and the model takes {needed / GIB:.1f}; "
             + (f"write evaluation.shape: {others[0]}" if others else "no row of shapes.yaml is large enough: add one")
         )
@@ -59,7 +59,8 @@ def weights(recipe: Recipe, geometry: Geometry) -> float:
     return quantized_bytes(geometry, recipe.method.quantized) + (geometry.parameters - geometry.quantizable_parameters) * 4
 
 
-def _usable(recipe: Recipe, shape: Shape) -> float:
+def usable(recipe: Recipe, shape: Shape) -> float:
+    """Return the bytes that one node of a shape has for the weights of a recipe's model."""
     room = _room(shape)
     return room.gpus if shape.is_gpu and recipe.method.name == "qlora" else sum(room)
 

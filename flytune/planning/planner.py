@@ -8,7 +8,18 @@ from flytune.estimates import step_time
 from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
 from flytune.models import Geometry, initial_adapter, read_geometry
 from flytune.objectives import objective_of
-from flytune.planning import budget, candidates, folders, loading, pod_disk, ranking, requirements, save_interval, workloads
+from flytune.planning import (
+    budget,
+    candidates,
+    folders,
+    loading,
+    pod_disk,
+    ranking,
+    reference_shape,
+    requirements,
+    save_interval,
+    workloads,
+)
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.planning.dryrun import confirm
@@ -43,7 +54,7 @@ def make(
         raise RecipeError.of(f"recipe {recipe.name}", problems)
     refusals, unmounted = [], dict[str, list[str]]()
     wished = candidates.wished(recipe, shapes)
-    unsupported = unknown_to_closed_form(geometry)
+    unsupported = geometry.unsupported
     if unsupported and any(shape.is_gpu for shape in wished):
         confirm.require(recipe, unsupported)
     for shape in wished:
@@ -74,7 +85,7 @@ def rank(
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
-    if unsupported := unknown_to_closed_form(geometry):
+    if unsupported := geometry.unsupported:
         raise RecipeError(
             f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: all shapes are ranked by the closed form, "
             f"which does not know {unsupported}; name one shape, about which the dry run decides"
@@ -84,11 +95,6 @@ def rank(
     if not found.fits:
         make(anywhere, shapes, geometry)
     return found
-
-
-def unknown_to_closed_form(geometry: Geometry) -> str | None:
-    """Return what the closed form of activations and time does not know about a model; None where it holds."""
-    return geometry.unsupported
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
@@ -151,6 +157,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
             *sharding_of(recipe).reasons(recipe),
             *objective_of(recipe).reasons(recipe),
+            *reference_shape.reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),
             *_rough(work.geometry, fit.traced is not None),
@@ -166,7 +173,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
 
 def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
     """Return what is rough in the plan of a model that the closed form does not know: time, and memory without a dry run."""
-    if (unknown := unknown_to_closed_form(geometry)) is None:
+    if (unknown := geometry.unsupported) is None:
         return []
     if not is_traced:
         return [f"activations are rough: the closed form does not know {unknown}"]

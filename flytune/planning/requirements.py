@@ -44,9 +44,12 @@ CONVERTED = 1.22
 EXPORT_FILE = 5e9
 
 
-def of(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
-    """Return all of a run's needs on a shape; memory of a GPU (on a cpu shape of a process) first."""
-    lasting = model_states.of(workload)
+def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> list[Need]:
+    """Return all of a run's needs on a shape; memory of a GPU (on a cpu shape of a process) first.
+
+    Args:
+        lasting: the workload's model states.
+    """
     memory = estimates_memory.memory(workload, lasting)
     if not shape.is_gpu:
         return [_process(recipe, shape, workload, memory, lasting), _shared(shape), _disk(recipe, shape, workload, lasting)]

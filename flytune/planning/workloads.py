@@ -7,6 +7,7 @@ from dataclasses import replace
 from flytune.errors import RecipeError
 from flytune.estimates import Optimizer, StepTime, Workload, step_time
 from flytune.estimates.framework import FLYTUNE
+from flytune.estimates.model_states import States
 from flytune.hardware import Shape, accelerator_named
 from flytune.models import Geometry, Linear, adapted_layers
 from flytune.objectives import objective_of
@@ -30,7 +31,8 @@ def workload(
     """Return one step of a recipe on a shape."""
     method, model, objective = recipe.method.name, recipe.model, objective_of(recipe)
     return Workload(
-        geometry=geometry,
+        geometry=geometry.with_reward_head() if recipe.objective.is_reward_model else geometry,
+        reward_head=recipe.objective.is_reward_model,
         method=method,
         layout=sharding.layout(recipe),
         gpus=shape.world_size,
@@ -44,10 +46,12 @@ def workload(
         micro_batch=micro_batch,
         accumulation=accumulation,
         sequences_per_row=objective.sequences_per_row,
-        reference=objective.reference(recipe),
+        reference="none" if (reference := objective.reference(recipe)) == "precomputed" else reference,
+        frozen_passes=objective.frozen_passes(recipe),
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
         lora_targets=() if method == "full" else targets(recipe, geometry),
+        lora_leaves_out=() if method == "full" else _leaves_out(recipe, geometry),
         lora_ranks=() if method == "full" else _ranks(recipe, geometry),
         dora=recipe.method.use_dora,
         adapter_dropout=recipe.method.lora_dropout > 0 and not objective.switches_dropout_off(recipe),
@@ -84,12 +88,12 @@ def optimizer(recipe: Recipe, sharding: ShardingBase, shape: Shape) -> Optimizer
     )
 
 
-def time_of(workload: Workload, shape: Shape) -> StepTime | None:
+def time_of(workload: Workload, shape: Shape, states: States) -> StepTime | None:
     """Return the estimated time of one optimizer step; None on a CPU, and for a GPU without a row in accelerators.yaml."""
     if not shape.is_gpu:
         return None
     try:
-        found = step_time.step(workload, accelerator_named(shape.accelerator))
+        found = step_time.step(workload, accelerator_named(shape.accelerator), states)
     except RecipeError:
         return None
     if not (measured := load_factors().get(shape.name)):
@@ -108,6 +112,11 @@ def targets(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
     tables = tuple(_TABLES[name] for name in recipe.method.modules_to_save)
     names = [linear.name for linear in geometry.linears if linear.adaptable and any(_adapted(recipe, geometry, linear))]
     return (*dict.fromkeys(names), *tables)
+
+
+def _leaves_out(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
+    """Return the paths of those linear layers that have a target's name and no adapter in any layer."""
+    return tuple(one.path for one in geometry.linears if one.adaptable and not any(_adapted(recipe, geometry, one)))
 
 
 def no_adapters(recipe: Recipe, geometry: Geometry) -> str | None:
@@ -145,7 +154,7 @@ def _adapted(recipe: Recipe, geometry: Geometry, linear: Linear) -> Iterator[boo
     if isinstance(named, str):
         if named.lower() == "all-linear":
             for module in _modules(geometry, linear):
-                yield not adapted_layers.is_left_out(geometry.model_type, module)
+                yield not adapted_layers.is_left_out(geometry.model_type, geometry.decoder, module)
             return
         pattern = re.compile(named)
         yield from (pattern.fullmatch(module) is not None for module in _modules(geometry, linear))
@@ -175,7 +184,7 @@ def _ranks(recipe: Recipe, geometry: Geometry) -> tuple[tuple[str, float], ...]:
             next((rank for pattern, rank in patterns if pattern.match(module)), method.r) if adapted else 0
             for module, adapted in pairs
         ]
-        if (mean := sum(ranks) / len(ranks)) != method.r:
+        if any(ranks) and (mean := sum(ranks) / len(ranks)) != method.r:
             found[linear.name] = mean
     return tuple(found.items())
 

@@ -22,9 +22,11 @@ class Source(Strict):
     """Split of the data set on the hub."""
     revision: str | None = None
     """Commit, tag or branch of the data set on the hub."""
-    format: Literal["auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens", "preference"] = "auto"
+    format: Literal[
+        "auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens", "preference", "unpaired"
+    ] = "auto"
     """Format of the rows: `auto` decides by the columns of the first row; `tokens` are input_ids, with or without labels;
-    `preference` are chosen and rejected answers (docs/objectives.md)."""
+    `preference` are chosen and rejected answers, `unpaired` answers with a label (docs/objectives.md)."""
     columns: dict[str, str] = Field(default={})
     """Names of the data's columns where they differ from the format's: {instruction: question, output: answer}."""
     max_samples: Annotated[int, Field(gt=0, le=limits.ROWS)] | None = None

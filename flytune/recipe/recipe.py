@@ -194,11 +194,19 @@ class DataRequest(Strict):
     """Identity of the base model's config and tokenizer files (see flytune.models.base.tokenizer_identity)."""
     pairs: Annotated[bool, Field(exclude_if=lambda pairs: not pairs)] = False
     """True if each row is a pair of a chosen and a rejected answer (Objective.has_pairs)."""
+    labels: Annotated[bool, Field(exclude_if=lambda labels: not labels)] = False
+    """True if each row is an answer that is labelled desirable or undesirable (Objective.has_labels)."""
 
     @classmethod
     def of(cls, recipe: Recipe, fingerprint: str, data: Data | None = None) -> Self:
         """Return the request of a recipe, by default with its own section `data`."""
-        return cls(model=recipe.model, data=data or recipe.data, fingerprint=fingerprint, pairs=recipe.objective.has_pairs)
+        return cls(
+            model=recipe.model,
+            data=data or recipe.data,
+            fingerprint=fingerprint,
+            pairs=recipe.objective.has_pairs,
+            labels=recipe.objective.has_labels,
+        )
 
 
 def json_schema() -> str:

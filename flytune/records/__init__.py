@@ -5,7 +5,7 @@ from flytune.records.comparison import Comparison
 from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
 from flytune.records.export import Export
-from flytune.records.metrics import Answer, Metrics, Part, Preference, Score, TaskScore, Wins
+from flytune.records.metrics import Answer, LabelReward, Metrics, Part, Preference, RewardScore, Score, TaskScore, Wins
 from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
 from flytune.records.training import GpuUse, Step, TrainingResult
 
@@ -18,6 +18,7 @@ __all__ = [
     "Export",
     "GpuUse",
     "Interruptions",
+    "LabelReward",
     "Loading",
     "Manifest",
     "Metrics",
@@ -25,6 +26,7 @@ __all__ = [
     "Part",
     "Plan",
     "Preference",
+    "RewardScore",
     "Score",
     "Shard",
     "SourceCounts",

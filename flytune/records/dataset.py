@@ -27,6 +27,8 @@ class SplitCounts(Strict):
     """Number of tokens with a label, which the loss is computed on."""
     blocks: Annotated[int | None, Field(exclude_if=lambda blocks: blocks is None)] = None
     """Number of rows that the samples were packed into; None if each sample is a row of its own."""
+    desirable: Annotated[int | None, Field(exclude_if=lambda desirable: desirable is None)] = None
+    """Number of samples whose answer is labelled desirable; None for answers without labels."""
     shards: list[Shard]
 
     @property
@@ -95,6 +97,11 @@ class Manifest(Record):
     """Hash of the shards' hashes in order; equal for equal content."""
     pairs: Annotated[bool, Field(exclude_if=lambda pairs: not pairs)] = False
     """True if each sample is a pair: a chosen and a rejected sequence in one row, with their lengths."""
+
+    @property
+    def labels(self) -> bool:
+        """True if each sample is an answer that is labelled desirable or undesirable."""
+        return self.train.desirable is not None
 
     @property
     def useful_share(self) -> float:

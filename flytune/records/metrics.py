@@ -53,6 +53,10 @@ class Wins(Strict):
     tuned: int
     base: int
     ties: int
+    rate: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Win rate of the tuned model, ties counted as half; None for a single comparison and in older records."""
+    rate_low: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    rate_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TaskScore(Strict):
@@ -70,8 +74,27 @@ class TaskScore(Strict):
     num_fewshot: int = 0
 
 
+class LabelReward(Strict):
+    """Rewards of the held-out answers with one label, with 95 % intervals over the answers."""
+
+    label: bool
+    """True for desirable answers."""
+    answers: int
+    reward: float
+    """Mean reward."""
+    reward_low: float
+    reward_high: float
+    moved: float
+    """Share of answers whose log-probability moved as the label says: up of desirable ones, down of undesirable ones."""
+    moved_low: float
+    moved_high: float
+
+
 class Preference(Strict):
     """Preferences of both models between the answers of the held-out pairs, with 95 % intervals over the pairs.
+
+    Of answers with labels, a pair is any desirable answer with any undesirable one, whose log-probabilities are compared for
+    each token; read chosen as desirable, and rejected as undesirable. The intervals are over the answers.
 
     The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
     the base is the reference, whose own rewards are all 0.
@@ -95,10 +118,31 @@ class Preference(Strict):
     """The same share of the tuned model."""
     tuned_low: float
     tuned_high: float
+    labels: list[LabelReward] = Field(default=[], exclude_if=lambda labels: not labels)
+    """Rewards of desirable and of undesirable answers; empty for pairs."""
+
+
+class RewardScore(Strict):
+    """Rewards that a reward model gives to the answers of the held-out pairs, with 95 % intervals over the pairs."""
+
+    pairs: int
+    accuracy: float
+    """Share of pairs whose chosen answer has the larger reward."""
+    accuracy_low: float
+    accuracy_high: float
+    margin: float
+    """Mean reward of the chosen answer less that of the rejected one."""
+    margin_low: float
+    margin_high: float
 
 
 class Metrics(Record):
-    """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers."""
+    """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers, of labelled answers
+    on the desirable ones.
+
+    Of a reward model, losses are those of pairs, in nats per pair. Its base has no head of rewards: `base` is the loss of a
+    model that prefers nothing, log 2. Perplexities have no meaning there.
+    """
 
     base: Score
     tuned: Score
@@ -122,6 +166,9 @@ class Metrics(Record):
     preference: Preference | None = Field(default=None, exclude_if=lambda preference: preference is None)
     """Preferences between the answers of the held-out pairs; None for an objective without pairs."""
 
+    reward: RewardScore | None = Field(default=None, exclude_if=lambda reward: reward is None)
+    """Rewards of the held-out pairs; None for a model that is no reward model."""
+
     def unstopped(self, model: str) -> int:
         """Return the number of answers of `base` or `tuned` that were cut at max_new_tokens."""
         return sum(not getattr(answer, f"{model}_stopped") for answer in self.answers)
@@ -133,5 +180,10 @@ class Metrics(Record):
 
     @property
     def is_better(self) -> bool:
-        """True if the tuned model is significantly better: a loss interval below zero, or a margin of pairs above zero."""
+        """True if the tuned model is significantly better: a loss interval below zero, or a margin of pairs above zero.
+
+        A reward model must choose more than half of the pairs correctly.
+        """
+        if self.reward is not None:
+            return self.reward.accuracy_low > 0.5
         return self.loss_difference_high < 0 if self.preference is None else self.preference.margin_low > 0

@@ -59,6 +59,10 @@ class Step(Strict):
     """Peak memory since the previous logged step, of the fullest GPU or of the host; see TrainingResult.memory_kind."""
     memory_reserved_bytes: int | None = None
     """Peak memory that the allocator reserved on that GPU since the previous logged step."""
+    reward_accuracy: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Share of the trained pairs since the previous logged step whose chosen answer has the larger reward; of pairs only."""
+    reward_margin: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Mean reward of their chosen answers less that of the rejected ones."""
     gpu: GpuUse | None = Field(default=None, exclude_if=lambda gpu: gpu is None)
     """Use of the GPUs since the previous logged step; left out of the line if there was no sample."""
 

@@ -8,7 +8,7 @@ from flytune.data import heldout_rows
 from flytune.errors import DataError
 from flytune.evaluation import score
 from flytune.export import trained_folder
-from flytune.models import Row, bootstrap, finite_loss, loading
+from flytune.models import Row, bootstrap, clean_process, finite_loss, loading
 from flytune.recipe import Recipe
 from flytune.records import Metrics
 from flytune.registry.history import ModelComparison
@@ -27,7 +27,7 @@ def compare_artifacts(recipe: Recipe, challenger: Path, dataset: Path, champion:
         DataError: the vocabularies differ, so the losses are not of the same tokens.
         ExportError: an artifact is incomplete, or does not load.
     """
-    return score.in_subprocess(_compare, recipe, challenger, dataset, fetch.local_folder(champion), champion)
+    return clean_process.run(_compare, recipe, challenger, dataset, fetch.local_folder(champion), champion)
 
 
 def compare_with_base(metrics: Metrics) -> ModelComparison:

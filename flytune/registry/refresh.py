@@ -73,7 +73,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: it has no held-out data of its own, or adapters would be trained on a base model that may change.
     """
-    if recipe.objective.has_pairs:
+    if recipe.objective.has_pairs or recipe.objective.has_labels:
         raise RecipeError(
             f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared by their loss, "
             "which preferences do not aim at; run workflows.finetune instead"

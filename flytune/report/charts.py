@@ -48,23 +48,27 @@ _POINTS = 240
 
 def loss(training: TrainingResult, metrics: Metrics) -> str:
     """Draw the training loss by step, the held-out losses during training, and those of the base and the tuned model."""
-    steps, losses = _thinned([(step.step, step.loss) for step in training.steps])
+    steps, losses = thinned([(step.step, step.loss) for step in training.steps])
     smooth = _running_mean(losses, max(1, len(losses) // 20))
     last = training.steps[-1].step if training.steps else 1
-    scored, eval_losses = _thinned([(step.step, step.eval_loss) for step in training.steps if step.eval_loss is not None])
+    scored, eval_losses = thinned([(step.step, step.eval_loss) for step in training.steps if step.eval_loss is not None])
 
     def draw(axes: "Axes") -> None:
         axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=0.9)
         axes.plot(steps, smooth, color=BLUE, label="training")
         if scored:
             axes.plot(scored, eval_losses, color=ORANGE, marker=".", markersize=4, label="held-out")
-        ends = [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
+        ends = (
+            [] if metrics.reward else [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
+        )
         for step, score, marker, label in ends:
             errors = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
             axes.errorbar([step], [score.loss], errors, fmt=marker, color=ORANGE, ecolor=ORANGE, markersize=5, label=label)
         axes.legend()
-        _by_step(axes)
+        by_step(axes)
 
+    if metrics.reward:
+        return picture(draw, f"Training loss in nats per pair over {last} steps; log 2, or 0.693, is that of no preference")
     return picture(
         draw,
         f"Training loss in nats per token over {last} steps, with the held-out loss of the base model "
@@ -107,7 +111,7 @@ def time(spent: dict[str, float]) -> str:
 
 def throughput(training: TrainingResult) -> str:
     """Draw the tokens per second of each logged step, and their mean over the whole run."""
-    steps, rates = _thinned([(step.step, step.tokens_per_second) for step in training.steps])
+    steps, rates = thinned([(step.step, step.tokens_per_second) for step in training.steps])
     mean = training.tokens_per_second
 
     def draw(axes: "Axes") -> None:
@@ -115,7 +119,7 @@ def throughput(training: TrainingResult) -> str:
         axes.axhline(mean, color=ORANGE, linestyle="--", linewidth=1, label="whole run")
         axes.set_ylim(0, 1.25 * max([*rates, mean, 1e-9]))
         axes.legend(loc="upper right")
-        _by_step(axes)
+        by_step(axes)
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
     return picture(draw, f"Tokens per second by optimizer step; {mean:,.0f} over the whole run")
@@ -191,23 +195,25 @@ def size(count: float) -> str:
 
 
 def _curve(points: Sequence[tuple[float, float]], label: str) -> str:
-    steps, values = _thinned(points)
+    steps, values = thinned(points)
 
     def draw(axes: "Axes") -> None:
         axes.plot(steps, values, color=BLUE)
         axes.set_ylim(bottom=0)
-        _by_step(axes)
+        by_step(axes)
         axes.yaxis.set_major_formatter("{x:g}")
 
     return picture(draw, f"{label} {max(values, default=0):.2g}")
 
 
-def _by_step(axes: "Axes") -> None:
+def by_step(axes: "Axes") -> None:
+    """Label the horizontal axis with optimizer steps."""
     axes.set_xlabel("optimizer step")
     axes.locator_params(axis="x", integer=True)
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Return both columns of a curve, as means of equal intervals if it has many points."""
     interval = -(-len(points) // _POINTS) or 1
     groups = [points[start : start + interval] for start in range(0, len(points), interval)]
     columns = [[sum(point[axis] for point in group) / len(group) for group in groups] for axis in (0, 1)]

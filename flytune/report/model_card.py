@@ -9,6 +9,7 @@ from flytune import yaml_core
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records.lineage import Lineage
 from flytune.report import page
 from flytune.storage import Storage
 
@@ -35,6 +36,7 @@ def render(
     metrics: Metrics,
     *,
     broken: Sequence[str],
+    lineage: Lineage | None = None,
     published: Published | None = None,
 ) -> str:
     """Return the model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless `published`."""
@@ -47,6 +49,7 @@ def render(
         training=training,
         metrics=metrics,
         broken=broken,
+        lineage=lineage.runs if lineage else [],
         published=published,
         adapter=adapter,
         place=published.repository if published else ".",
@@ -54,6 +57,7 @@ def render(
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
         is_plain=not (recipe.method.use_dora or trains_tables(recipe)),
+        auto_class="AutoModelForSequenceClassification" if metrics.reward else "AutoModelForCausalLM",
         arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
         front_matter=yaml_core.dump(matter).strip(),
         peak=max((step.memory_bytes for step in training.steps), default=0),
@@ -73,6 +77,8 @@ def is_hub_id(name: str) -> bool:
 def _arguments(recipe: Recipe) -> list[str]:
     """Return the arguments of from_pretrained that load the model as it was evaluated."""
     arguments = [f"dtype=torch.{recipe.model.dtype}", f'attn_implementation="{recipe.model.attn_implementation}"']
+    if recipe.objective.is_reward_model:
+        arguments.append("num_labels=1")
     if recipe.model.trust_remote_code:
         arguments.append("trust_remote_code=True")
     return [*arguments, 'device_map="auto"']
@@ -81,6 +87,8 @@ def _arguments(recipe: Recipe) -> list[str]:
 def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
     model, adapter = recipe.model.name_or_path, recipe.method.name != "full"
     matter: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    if recipe.objective.is_reward_model:
+        matter["pipeline_tag"] = "text-classification"
     # The hub requires an id on the hub here, not the path of a folder.
     if is_hub_id(model):
         matter["base_model"] = model
@@ -100,10 +108,14 @@ def _datasets(recipe: Recipe) -> list[str]:
 def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
     """Return the evaluation results for the hub's model-index."""
     task = {"type": "text-generation", "name": "Text generation"}
+    if metrics.reward:
+        task = {"type": "text-classification", "name": "Text classification"}
     # The hub requires a type here: the id of the data set if it is on the hub.
     heldout = {"name": "held-out samples of the training data", "type": next(iter(_datasets(recipe)), "heldout")}
     tuned = metrics.tuned
     figures = [("perplexity", "Perplexity", tuned.perplexity), ("loss", "Loss, nats per token", tuned.loss)]
+    if metrics.reward:
+        figures = [("accuracy", "Accuracy of held-out pairs", metrics.reward.accuracy)]
     found = [{"type": kind, "name": name, "value": round(value, 6)} for kind, name, value in figures]
     results: list[dict[str, Any]] = [{"task": task, "dataset": heldout, "metrics": found}]
     for scored in metrics.tasks:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
-from flytune.records import Manifest, Metrics, Part, Plan, Preference, Score, TrainingResult
+from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, RewardScore, Score, TrainingResult, Wins
+from flytune.records.lineage import Lineage
 from flytune.records.training import PARTS
-from flytune.report import charts, task_table
+from flytune.report import charts, preference_charts, task_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -21,12 +22,14 @@ def render(
     metrics: Metrics,
     *,
     broken: Sequence[str],
+    lineage: Lineage | None = None,
     xray: str = "",
 ) -> str:
     """Return the report as one self-contained HTML page; everything from the data is escaped.
 
     Args:
         broken: a sentence for each failed guard (evaluation.guards.broken).
+        lineage: the runs that made the base model.
         xray: HTML of xray.section.
     """
     return environment(escape=True).get_template("report.html.jinja").render(
@@ -37,8 +40,10 @@ def render(
         metrics=metrics,
         xray=xray,
         charts=charts,
+        preference_charts=preference_charts,
         task_table=task_table,
         broken=broken,
+        lineage=lineage.runs if lineage else [],
         peak=max((step.memory_bytes for step in training.steps), default=0),
         reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
         gpu_use=gpu_use(training),
@@ -88,6 +93,8 @@ def environment(escape: bool) -> Any:
 
 def verdict(metrics: Metrics) -> str:
     """Return the result as a sentence."""
+    if metrics.reward:
+        return _reward_verdict(metrics.reward)
     if metrics.preference:
         return _preference_verdict(metrics.preference)
     base, tuned = metrics.base.perplexity, metrics.tuned.perplexity
@@ -102,10 +109,25 @@ def verdict(metrics: Metrics) -> str:
     return f"{change}, which is not a significant difference."
 
 
+def _reward_verdict(found: RewardScore) -> str:
+    pairs = f"{percent(found.accuracy)} of {found.pairs} held-out pairs"
+    chosen = f"The reward model gives the chosen answer of {pairs} the larger reward"
+    if found.pairs < 2:
+        return f"{chosen}, but a single pair is no evidence."
+    if found.accuracy_low > 0.5:
+        return f"{chosen}, significantly more than half."
+    if found.accuracy_high < 0.5:
+        return f"{chosen}, significantly less than half."
+    return f"{chosen}, which is not significantly different from half."
+
+
 def _preference_verdict(found: Preference) -> str:
+    better, pairs = "chosen", f"{found.pairs} held-out pairs"
+    if found.labels:
+        better, pairs = "desirable", f"all pairs of {found.labels[0].answers} and {found.labels[1].answers} undesirable answers"
     change = (
-        f"The tuned model finds the chosen answer of {percent(found.tuned)} of {found.pairs} held-out pairs more probable, the "
-        f"base model that of {percent(found.base)}; its reward is larger in {percent(found.accuracy)}"
+        f"The tuned model finds the {better} answer of {percent(found.tuned)} of {pairs} more probable, the base model that of "
+        f"{percent(found.base)}; its reward is larger in {percent(found.accuracy)}"
     )
     if found.pairs < 2:
         return f"{change}, but a single pair is no evidence."
@@ -130,7 +152,7 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def interval(score: Score | Metrics | Part | Preference, name: str) -> str:
+def interval(score: Score | Metrics | Part | Preference | LabelReward | Wins, name: str) -> str:
     """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from flytune import data
 from flytune.data import Part
 from flytune.data.contract import CONTRACT, Contract, check
 from flytune.data.formats import CHATS
+from flytune.data.pairs import PREFERENCE
 from flytune.data.readers import read_heldout, strict
 from flytune.data.stored_samples import parts
 from flytune.errors import DataError
@@ -50,6 +51,9 @@ class SampleView:
     title: str
     note: str
     pieces: list[Piece]
+    """Tokens of the sample; of a pair, the tokens that both sequences begin with."""
+    answers: tuple[list[Piece], ...] = ()
+    """Tokens of a pair's chosen and rejected sequence from the place where they part."""
 
 
 def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
@@ -136,54 +140,97 @@ def sample_views(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -
     """Return the first `count` training samples, and of the first _SEARCHED the longest, and the first that was cut."""
     found: dict[str, tuple[Part, int]] = {}
     seen = longest = 0
+    # A pair is two samples, one after the other.
+    each, name = (2, "Pair") if _has_pairs(manifest) else (1, "Sample")
     for part in parts(folder, manifest.train):
-        for sample, length in enumerate(part.lengths.tolist()):
+        lengths = part.lengths.tolist()
+        for sample in range(0, len(lengths), each):
+            group = range(sample, sample + each)
+            length = sum(lengths[one] for one in group)
             if seen < count:
-                found[f"Sample {seen + 1}"] = part, sample
+                found[f"{name} {seen + 1}"] = part, sample
             if length > longest:
-                found["Longest sample"], longest = (part, sample), length
-            if manifest.truncated and length == manifest.max_length and part.trained[part.starts[sample] + length - 1]:
+                found[f"Longest {name.lower()}"], longest = (part, sample), length
+            if manifest.truncated and any(_may_be_cut(part, one, manifest) for one in group):
                 found.setdefault("An answer that may have been cut", (part, sample))
             seen += 1
         if seen >= _SEARCHED:
             break
-    found["Longest sample"] = found.pop("Longest sample")
+    last = f"Longest {name.lower()}"
+    found[last] = found.pop(last)
     # A sample with several titles is shown once, under the first.
     titles: dict[tuple[int, int], str] = {}
     for title, (part, sample) in found.items():
         titles.setdefault((id(part), sample), title)
     return [
-        _view(title, part, sample, manifest, tokenizer)
+        (_view if each == 1 else _pair_view)(title, part, sample, manifest, tokenizer)
         for title, (part, sample) in found.items()
         if titles[id(part), sample] == title
     ]
+
+
+def _has_pairs(manifest: Manifest) -> bool:
+    return PREFERENCE in manifest.format.split(", ")
+
+
+def _may_be_cut(part: Part, sample: int, manifest: Manifest) -> bool:
+    length = int(part.lengths[sample])
+    return length == manifest.max_length and bool(part.trained[part.starts[sample] + length - 1])
+
+
+def _pair_view(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
+    """Return a pair: what both sequences begin with once, then both side by side from where they part."""
+    both = []
+    for one in (sample, sample + 1):
+        start, length = int(part.starts[one]), int(part.lengths[one])
+        both.append((part.tokens(one).tolist(), part.trained[start : start + length].tolist()))
+    (chosen, first), (rejected, second) = both
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
+    note = (
+        f"{part.where(sample)}: chosen {len(chosen):,} tokens, {sum(first):,} trained; rejected {len(rejected):,}, "
+        f"{sum(second):,} trained; they part after {shared:,}"
+    )
+    before = _shortened(chosen[:shared], first[:shared], tokenizer)
+    answers = []
+    for ids, trained in both:
+        pieces = list(_pieces(ids[: shared + _HEAD], trained, tokenizer, 0, shared))
+        if rest := len(ids) - shared - _HEAD:
+            pieces += [Piece(f"{rest:,} tokens are not shown", "gap")] if rest > 0 else []
+        if manifest.truncated and len(ids) == manifest.max_length:
+            pieces.append(Piece(f"cut at {manifest.max_length:,} tokens", "c"))
+        answers.append(pieces)
+    return SampleView(title, note, before, tuple(answers))
 
 
 def _view(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
     start, length = int(part.starts[sample]), int(part.lengths[sample])
     ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
     note = f"{part.where(sample)}: {length:,} tokens, {sum(trained):,} trained"
-    if length <= _HEAD + _TAIL:
-        pieces = list(_pieces(ids, trained, tokenizer, 0))
-    else:
-        gap = Piece(f"{length - _HEAD - _TAIL:,} tokens, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are not shown", "gap")
-        tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
-        pieces = [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
+    pieces = _shortened(ids, trained, tokenizer)
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):
         pieces.append(Piece(f"cut at {manifest.max_length:,} tokens", "c"))
     return SampleView(title, note, pieces)
 
 
-def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int) -> Iterator[Piece]:
-    """Yield a piece for each token, and one piece for tokens that share a character (its bytes)."""
+def _shortened(ids: list[int], trained: list[bool], tokenizer: Any) -> list[Piece]:
+    """Return the pieces of a sequence, with a gap in a long one."""
+    length = len(ids)
+    if length <= _HEAD + _TAIL:
+        return list(_pieces(ids, trained, tokenizer, 0))
+    gap = Piece(f"{length - _HEAD - _TAIL:,} tokens, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are not shown", "gap")
+    tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
+    return [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
+
+
+def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int, start: int = 0) -> Iterator[Piece]:
+    """Yield a piece for each token from `start` on, and one piece for tokens that share a character (its bytes)."""
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def text_of(numbers: list[int]) -> str:
         return str(tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    start = 0
-    for end in range(1, len(ids) + 1):
+    for end in range(start + 1, len(ids) + 1):
         # Decode with the previous token: some tokenizers drop the space at the beginning of a text.
         before = ids[max(0, start - 1) : start]
         text = text_of(before + ids[start:end])[len(text_of(before)) :]

@@ -36,8 +36,11 @@ def weights(run: Run, plain: Run, base: Path) -> float:
         raise ExportError(f"{run.exported.parent.name}: exported different tensors: {sorted(mine.keys() ^ theirs.keys())[:3]}")
     is_adapter = any(".lora_B." in name for name in theirs)
     differences = [mine[name] - theirs[name] for name in mine]
+    # The head of a reward model is not in the base.
     updates = [
-        theirs[name] if is_adapter else theirs[name] - start[name] for name in mine if not is_adapter or ".lora_B." in name
+        theirs[name] if is_adapter else theirs[name] - start[name]
+        for name in mine
+        if (".lora_B." in name if is_adapter else name in start)
     ]
     norm = [float(numpy.sqrt(sum((part**2).sum() for part in parts))) for parts in (differences, updates)]
     return norm[0] / norm[1]

@@ -2,7 +2,9 @@
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flytune import data
 from flytune.data import pack
@@ -27,16 +29,27 @@ def write(path: Path, rows: int, seed: int = 0) -> None:
 
 def write_pairs(path: Path, rows: int, seed: int = 0) -> None:
     """Write pairs whose answers have 1 to 60 words; the chosen one is shorter or longer than the rejected one."""
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in _pairs(rows, seed)), encoding="utf-8")
+
+
+def write_labelled(path: Path, rows: int, seed: int = 0) -> None:
+    """Write labelled answers of 1 to 60 words, at random desirable or not."""
+    draw, found = random.Random(seed), []
+    for pair in _pairs(rows, seed):
+        label = draw.random() < 0.6
+        found.append({"prompt": pair["prompt"], "completion": pair["chosen" if label else "rejected"], "label": label})
+    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+
+
+def _pairs(rows: int, seed: int) -> Iterator[dict[str, Any]]:
     draw, words = random.Random(seed), " ".join(SENTENCES).split()
-    pairs = []
     for row in range(rows):
         question = " ".join(draw.choices(words, k=draw.randrange(2, 30)))
         answers = [" ".join(draw.choices(words, k=draw.choice([1, 2, 4, 30, 60]))) for _ in range(2)]
         pair = {"prompt": [{"role": "user", "content": f"{row} {question}"}]}
         for name, answer in zip(("chosen", "rejected"), answers, strict=True):
             pair[name] = [{"role": "assistant", "content": f"{answer} {name[0]}"}]
-        pairs.append(json.dumps(pair) + "\n")
-    path.write_text("".join(pairs), encoding="utf-8")
+        yield pair
 
 
 def prepare(recipe: Recipe, out: Path) -> list[int]:

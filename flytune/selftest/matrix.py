@@ -15,7 +15,7 @@ from flytune.recipe import Method, Sharding
 from flytune.schema import Record, Strict
 from flytune.selftest import compare, shapes
 from flytune.selftest.processes import Nodes, RankFailed
-from flytune.selftest.runs import Layout, Pair, Rows, Trials, plain_pair
+from flytune.selftest.runs import OBJECTIVE_ROWS, Layout, Pair, Rows, Trials, plain_pair
 from flytune.sharding import SHARDINGS, pair_problem, sharding_of
 
 # Largest allowed differences from plain training; docs/equality.md has the reasons, and observed values.
@@ -27,9 +27,12 @@ PACKED = [
     for sharding, kind in SHARDINGS.items()
     if method in kind.packed_selftests
 ]
-# Pairs that are also trained with objective dpo, without offload; an objective is refused with the reason where it cannot run.
-DPO = [
-    Pair(method, sharding, rows="dpo") for sharding in SHARDINGS for method in get_args(Method.model_fields["name"].annotation)
+# Pairs that are also trained with these objectives, without offload; one is refused with the reason where it cannot run.
+COMPARED = [
+    Pair(method, sharding, rows=rows)
+    for rows in OBJECTIVE_ROWS
+    for sharding in SHARDINGS
+    for method in get_args(Method.model_fields["name"].annotation)
 ]
 # Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
@@ -89,12 +92,12 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones; a few on packed rows, and all with dpo."""
+    """Return every method with every sharding and offload, also unsupported ones; a few packed, all with other objectives."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )
     pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)]
-    return [*pairs, *PACKED, *DPO]
+    return [*pairs, *PACKED, *COMPARED]
 
 
 def pairs_named(names: str) -> list[Pair]:

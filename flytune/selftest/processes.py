@@ -19,6 +19,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flytune.objectives import OBJECTIVES
+from flytune.training import libraries
+
 TIMEOUT = 300
 _LONGEST = timedelta(hours=24)
 """Longest time that a node waits for the next job."""
@@ -103,7 +106,10 @@ def run(
     Raises:
         RankFailed: a rank failed; the message has its traceback, and the other ranks are killed.
     """
-    _import_before_the_fork()
+    import torch
+
+    # device_count() asks the driver's library, without CUDA.
+    libraries.import_before_fork(torch.cuda.device_count() > 0, OBJECTIVES)
     share = share or Share(0, 1, "127.0.0.1", _free_port())
     here = world_size // share.nodes
     first = share.node * here
@@ -199,18 +205,3 @@ def _free_port() -> int:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _import_before_the_fork() -> None:
-    """Import the libraries of the ranks once; with a GPU, only those that do not use it."""
-    import torch
-    import trl  # noqa: F401
-
-    # device_count() asks the driver's library, without CUDA. bitsandbytes, which TRL's trainer imports, uses CUDA itself, and a
-    # process that has used CUDA cannot be forked.
-    if torch.cuda.device_count() == 0:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import deepspeed  # noqa: F401
-            from trl import DPOTrainer, SFTTrainer  # noqa: F401

@@ -13,7 +13,7 @@ from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes, tiny_model
 from flytune.selftest.processes import Nodes, Share
-from flytune.training import loop
+from flytune.training import loop, reference
 
 # Warm-up from learning rate 0, the peak, and a cosine decay, over two epochs with different orders. The first epoch is SHORT
 # chats too short for its third step, which takes them from the second epoch.
@@ -21,7 +21,9 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo"]
+Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward"]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward")
+"""Rows of an objective of their name; all others are those of sft."""
 
 
 # Files of the rows that are trained, and of those that are held out.
@@ -30,6 +32,8 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "step": ("step.jsonl", "heldout.jsonl"),
     "packed": ("step.jsonl", "heldout.jsonl"),
     "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
+    "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
+    "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
 }
 
 
@@ -41,7 +45,7 @@ class Pair(NamedTuple):
     offload: str = "none"
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
-    rows; dpo: pairs of chats, trained with objective dpo."""
+    rows; dpo and reward: pairs of chats; kto: labelled answers."""
 
     def __str__(self) -> str:
         extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
@@ -81,6 +85,8 @@ class Trials:
         selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
         selftest_dataset.write_pairs(folder / "pairs.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_pairs(folder / "heldout-pairs.jsonl", 4, seed=1)
+        selftest_dataset.write_labelled(folder / "labelled.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
         self.base = folder / "base"
         # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
         selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
@@ -88,7 +94,8 @@ class Trials:
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(self._prepare("step"), self.shapes[0].world_size)
         self._prepare("packed")
-        self._prepare("dpo")
+        for rows in OBJECTIVE_ROWS:
+            self._prepare(rows)
 
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
@@ -127,7 +134,7 @@ class Trials:
                     "activation_checkpointing": False,
                 },
                 "checkpoints": {"folder": str(self.folder / "checkpoints")},
-                "objective": {"name": "dpo" if pair.rows == "dpo" else "sft"},
+                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"},
             }
         )
 
@@ -164,8 +171,13 @@ class Trials:
     def _train(self, pair: Pair, layout: Layout, shape: Shape, share: Share | None = None) -> Run:
         out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
         shutil.rmtree(out, ignore_errors=True)
-        dataset, log = self.folder / pair.rows, out.with_name(f"{out.name}.log")
-        what = self.recipe(pair), shape, layout, dataset, out
+        recipe, dataset, log = self.recipe(pair), self.folder / pair.rows, out.with_name(f"{out.name}.log")
+        known = None
+        if reference.is_needed(recipe):
+            known = out.with_name(f"{out.name}-reference")
+            shutil.rmtree(known, ignore_errors=True)
+            selftest_processes.run(1, reference.compute, recipe, dataset, known, log=log)
+        what = recipe, shape, layout, dataset, out, known
         result: TrainingResult = selftest_processes.run(layout.world_size, _fit, *what, log=log, share=share)
         return Run(result, out / ("model" if pair.method == "full" else "adapter"))
 
@@ -184,7 +196,7 @@ def plain_pair(pair: Pair) -> Pair:
     return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows)
 
 
-def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path) -> TrainingResult:
+def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:
     import torch
 
     if shape.is_gpu and shape.processes == 1:
@@ -196,4 +208,4 @@ def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path)
     on_shape = recipe.model_copy(update={"hardware": Hardware(shape=shape.name)})
     plan = planner.make(on_shape, [shape])
     batch = {"per_device_train_batch_size": layout.micro_batch, "gradient_accumulation_steps": layout.accumulation}
-    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out)
+    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out, reference=known)

@@ -21,7 +21,7 @@ class FullyShardedDataParallel(ShardingBase):
     )
     offloads = ("none", "cpu")
     no_8bit_base = "fully_shard makes plain parameters of 8-bit ones, and bitsandbytes' layers lose the scales of their rows"
-    no_reference_copy = "each process would hold a second model that is not sharded (a sharded one is not built)"
+    no_reference_copy = "each process would hold a second model that is not sharded (a sharded copy is not built)"
     saves_full_weights = False
     async_checkpoint = True
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).

@@ -24,7 +24,7 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
-    no_reference_copy = "each process would hold a second model that is not sharded (a sharded one is not built)"
+    no_reference_copy = "each process would hold a second model that is not sharded (a sharded copy is not built)"
     float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
 

@@ -7,17 +7,20 @@ from typing import Any
 from flytune.data import heldout_rows
 from flytune.models import Row
 from flytune.models.scoring import IGNORED
-from flytune.objectives import ObjectiveBase, objective_of
+from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
+from flytune.training.reference import Reference
 
 
 class Scorer:
     """Scorer of the model in training, every evaluation.eval_steps steps or epoch, and after the last; never if it is unset."""
 
-    def __init__(self, recipe: Recipe, dataset: Path) -> None:
+    def __init__(self, recipe: Recipe, dataset: Path, reference: Reference | None = None) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
         self.eval_steps, self._objective = recipe.evaluation.eval_steps, objective_of(recipe)
-        self.rows = scored_rows(dataset, recipe.evaluation.max_samples) if self.eval_steps else []
+        rows = scored_rows(dataset, recipe.evaluation.max_samples, reference) if self.eval_steps else []
+        joined = self._objective.joined(recipe)
+        self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
 
     def is_due(self, step: int, is_last: bool, ends_epoch: bool) -> bool:
         """Return whether the model is scored after a step, which may be the run's last, or the one that ends an epoch."""
@@ -30,13 +33,15 @@ class Scorer:
         return live_loss(trainer, self.rows, self._objective)
 
 
-def scored_rows(dataset: Path, limit: int) -> list[Row]:
-    """Return those of the first `limit` held-out samples that have a token to score.
+def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -> list[Row]:
+    """Return those of the first `limit` held-out samples that have a token to score, with the reference's log-probabilities.
 
     Raises:
         DataError: the data set is incomplete, or has no such sample.
     """
-    return [row for row in heldout_rows(dataset, limit) if any(label != IGNORED for label in row["labels"][1:])]
+    rows = heldout_rows(dataset, limit)
+    rows = reference.beside_heldout(rows) if reference else rows
+    return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
 
 
 def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> float:
@@ -54,7 +59,7 @@ def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> fl
     rank, world_size = trainer.args.process_index, trainer.args.world_size
     share = list(rows[rank::world_size])
     is_short = len(share) < -(-len(rows) // world_size)
-    losses, weights = objective.measure(trainer, [*share, rows[0]] if is_short else share)
+    losses, weights = objective.measure(trainer, [*share, rows[0] | {FILLER: True}] if is_short else share)
     counted = [losses[: len(share)].sum(), weights[: len(share)].sum()]
     mine = torch.tensor(counted, dtype=torch.float64, device=trainer.args.device)
     total, weight = trainer.accelerator.reduce(mine, reduction="sum").tolist()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
-from flytune.models import loading, probe, scoring
-from flytune.objectives import Supervised
+from flytune.models import clean_process, loading, probe, scoring
+from flytune.objectives import Supervised, objective_of
 from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
@@ -30,6 +30,7 @@ def fit(
     out: Path,
     export_only: bool = False,
     publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
+    reference: Path | None = None,
 ) -> TrainingResult:
     """Train and export one run. Every process of the run calls it; the first one writes `out`.
 
@@ -38,11 +39,13 @@ def fit(
         out: a new folder; receives model/ or adapter/, and training.json last.
         export_only: train no step; export the newest complete checkpoint as it is, and keep it.
         publisher: makes the publisher of the run's checkpoints from the recipe and the run's key; None publishes none.
+        reference: a folder of flytune.training.reference, where the recipe needs one.
 
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run continues by itself.
     """
-    run = RunState.of(recipe, plan, shape, dataset, publisher)
+    clean_process.note_training()
+    run = RunState.of(recipe, plan, shape, dataset, publisher, reference)
     with run.stopper.listening(), run.watch, run.gpu_monitor, run.phases.attempt(run.saver.newest_step):
         return _fit(run, out, export_only)
 
@@ -82,8 +85,11 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
 
     run.peaks.enter(EVALUATE)
     rows = scored_rows(run.dataset, min(scoring.GATE_SAMPLES, recipe.evaluation.max_samples))
-    # The gate compares the tokens' loss, whatever the objective; of pairs that of both answers.
-    heldout_loss = live_loss(trainer, scoring.sequences_of(rows), Supervised())
+    if recipe.objective.is_reward_model:
+        heldout_loss = live_loss(trainer, rows, objective_of(recipe))
+    else:
+        # The gate compares the tokens' loss, whatever the objective; of pairs that of both answers.
+        heldout_loss = live_loss(trainer, scoring.sequences_of(rows), Supervised())
     recorder.score(heldout_loss, len(rows))
     probe.record(trainer, trainer.processing_class, out / probe.PROBE)
     run.peaks.enter(EXPORT)

@@ -90,6 +90,9 @@ class Recorder:
             tokens_per_second=tokens / (seconds - parts["eval"]),
             memory_bytes=held,
             memory_reserved_bytes=reserved,
+            # TRL's names; its logs have them where rows are pairs.
+            reward_accuracy=logs.get("rewards/accuracies"),
+            reward_margin=logs.get("rewards/margins"),
             gpu=self._gpu_monitor.read(),
         )
         self._tokens, self.eval_loss = 0, None

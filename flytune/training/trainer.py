@@ -118,17 +118,21 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         load_arguments = sharding.load_arguments(recipe, plan, shape)
         return loading.base_model(recipe, dtype, sharding.quant_storage(recipe), **load_arguments)
 
-    model = sharded_loading.meta_model(recipe.model, dtype) if sliced else load()
+    reward_seed = recipe.training.seed if recipe.objective.is_reward_model else None
+    model = sharded_loading.meta_model(recipe.model, dtype, reward_seed) if sliced else load()
     model.config.use_cache = False
     # For the adapter's first weights: the same on every rank, whatever loading the model has drawn.
     set_seed(recipe.training.seed)
     tokenizer = AutoTokenizer.from_pretrained(str(run.dataset / "tokenizer"), trust_remote_code=recipe.model.trust_remote_code)
     # TRL sets the model's pad token only where it makes the collator; an export needs it too.
-    model.config.get_text_config().pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if model.can_generate():
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
+    rows = run.reference.beside(rows) if run.reference else rows
     stream = order.Stream(rows, recipe.training, recipe.objective.has_pairs)
-    stream.left_out = notes.left_out
+    stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     args.max_steps = stream.steps

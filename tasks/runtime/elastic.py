@@ -6,7 +6,8 @@ flytekit's Elastic calls a killed rank, a lost peer and most exceptions final, a
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ from flytune.failures import Failure, reports
 from flytune.hardware import Cluster, Shape, load_cluster
 from flytune.records import Plan
 from flytune.training import phase_notes
-from tasks.runtime import termination
+from tasks.runtime import forked_ranks, termination
 from tasks.runtime.retries import flyte_error
 
 
+@dataclass
 class Ranks(Elastic):
     """Elastic whose parent process classifies the failures of its ranks."""
+
+    fetch: Callable[..., Any] | None = None
+    """Function that fetches the inputs of a task that trains; its ranks are forked, where that is possible."""
 
 
 class RanksTask(PytorchElasticFunctionTask):
@@ -44,7 +49,7 @@ class RanksTask(PytorchElasticFunctionTask):
         with tempfile.TemporaryDirectory(prefix="flytune-failures-") as folder:
             os.environ[reports.FOLDER] = folder
             try:
-                return super()._execute(**kwargs)
+                return self._start(**kwargs)
             except IgnoreOutputs as error:
                 termination.ignore_sigterm()
                 if isinstance(error.__context__, _signal_exception()):
@@ -65,12 +70,27 @@ class RanksTask(PytorchElasticFunctionTask):
                 cause = cause.model_copy(update={"time": time.time()})
             raise flyte_error(cause)
 
+    def _start(self, **inputs: Any) -> Any:
+        """Run the ranks, forked from this process if it can import their libraries."""
+        config, function = self.task_config, self.task_function
+        if config.fetch is not None:
+            config.start_method = "fork" if forked_ranks.prepare(config.fetch, **inputs) else "spawn"
+        if config.start_method == "fork":
+            self._task_function = forked_ranks.in_rank(function)
+        try:
+            return super()._execute(**inputs)
+        finally:
+            self._task_function = function
+
 
 TaskPlugins.register_pythontask_plugin(Ranks, RanksTask)
 
 
-def ranks(shape: Shape, processes: int) -> Ranks:
-    """Return the configuration of one torchrun job over the shape's nodes, with `processes` processes a node."""
+def ranks(shape: Shape, processes: int, fetch: Callable[..., Any] | None = None) -> Ranks:
+    """Return the configuration of one torchrun job over the shape's nodes, with `processes` processes a node.
+
+    `fetch` fetches the inputs of a task that trains, while its libraries are imported; then the ranks are forked.
+    """
     return Ranks(
         nnodes=shape.nodes,
         nproc_per_node=processes,
@@ -80,6 +100,7 @@ def ranks(shape: Shape, processes: int) -> Ranks:
         increase_shared_mem=False,
         # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next attempt runs.
         run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
+        fetch=fetch,
     )
 
 

@@ -40,7 +40,13 @@ def damage(address: str, how: str, share: float) -> str | None:
     if not found:
         return None
     newest = found[0]
-    names = sorted([file.file for file in newest.files if file.size] + [MANIFEST])
+    # An earlier fault may have deleted one of its files.
+    there = [
+        file.file
+        for file in newest.files
+        if file.size and storage.filesystem.exists(storage.path(f"{newest.folder}/{file.file}"))
+    ]
+    names = sorted([*there, MANIFEST])
     path = storage.path(f"{newest.folder}/{names[int(share * len(names))]}")
     content = bytearray(storage.filesystem.cat_file(path))
     if how == "file missing":

@@ -12,6 +12,7 @@ from typing import Any
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.hardware import shape_named
+from flytune.objectives import objective_of
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.schema import Record
@@ -19,8 +20,9 @@ from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import tiny_model
 from flytune.selftest.matrix import all_pairs
-from flytune.selftest.runs import Pair
+from flytune.selftest.runs import Pair, Rows
 from flytune.sharding import pair_problem, sharding_of
+from flytune.training import reference
 from tasks.train import TRAIN
 from tests.chaos import checking
 from tests.chaos.bucket import NAME, Bucket
@@ -29,6 +31,8 @@ from tests.chaos.faults import Bag
 from tests.chaos.pods import write_inputs
 
 STEPS, ROWS = 14, 40
+# Kinds of rows that are trained, and the functions that write them.
+_WRITERS: dict[Rows, Callable[..., None]] = {"chats": selftest_dataset.write, "dpo": selftest_dataset.write_pairs}
 
 
 class Report(Record):
@@ -64,9 +68,10 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
         {
             "name": "chaos",
             "model": {"name_or_path": str(folder / "base"), "dtype": "float32"},
-            "data": {"path": str(folder / "chats.jsonl"), "heldout_path": str(folder / "heldout.jsonl")},
+            "data": {"path": str(folder / f"{pair.rows}.jsonl"), "heldout_path": str(folder / f"{pair.rows}-heldout.jsonl")},
             "method": {"name": pair.method} | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
             "sharding": {"name": pair.sharding},
+            "objective": {"name": "dpo", "disable_dropout": False} if pair.rows == "dpo" else {"name": "sft"},
             "training": {
                 "learning_rate": 1e-3,
                 "global_batch_size": 4,
@@ -87,20 +92,23 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
     """Return all pairs that run on this machine's CPU, without offload."""
     found = []
     for pair in all_pairs():
-        if pair.offload == "none" and pair.rows == "chats":
+        if pair.offload == "none" and pair.rows in _WRITERS:
             recipe = recipe_for(pair, folder, str(folder), 1)
-            if not pair_problem(recipe) and not sharding_of(recipe).misfit(recipe, shape_named(recipe.hardware.shape)):
+            # Pods of a run with references would need those as well.
+            refused = pair_problem(recipe) or objective_of(recipe).problems(recipe) or reference.is_needed(recipe)
+            if not refused and not sharding_of(recipe).misfit(recipe, shape_named(recipe.hardware.shape)):
                 found.append(pair)
     return found
 
 
 def make_inputs(folder: Path) -> None:
     """Write the tiny model and its data."""
-    selftest_dataset.write(folder / "chats.jsonl", ROWS)
-    selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
     selftest_processes.run(1, tiny_model.write, folder / "base", tiny_model.SENTENCES, log=folder / "model.log")
-    recipe = recipe_for(Pair("full", "none"), folder, str(folder), 1)
-    selftest_processes.run(1, selftest_dataset.prepare, recipe, folder / "dataset", log=folder / "dataset.log")
+    for rows, write in _WRITERS.items():
+        write(folder / f"{rows}.jsonl", ROWS)
+        write(folder / f"{rows}-heldout.jsonl", 4, seed=1)
+        recipe = recipe_for(Pair("full", "none", rows=rows), folder, str(folder), 1)
+        selftest_processes.run(1, selftest_dataset.prepare, recipe, folder / f"{rows}-dataset", log=folder / f"{rows}.log")
 
 
 class DisturbedPair:
@@ -108,6 +116,7 @@ class DisturbedPair:
 
     def __init__(self, pair: Pair, inputs: Path, folder: Path, seed: str, storage: str, cold: bool) -> None:
         self.pair, self.inputs, self.folder, self.storage, self.cold = pair, inputs, folder, storage, cold
+        self.dataset = inputs / f"{pair.rows}-dataset"
         self.draw = random.Random(seed)
         self.runs: list[DisturbedRun] = []
         self.problems: list[str] = []
@@ -137,7 +146,7 @@ class DisturbedPair:
         recipe = recipe_for(self.pair, self.inputs, checkpoints, save_steps)
         self.recipe, plan = recipe, planner.make(recipe)
         self.task = TRAIN[plan.shape]
-        selftest_processes.run(1, _write, self.task, folder / "inputs.pb", recipe, plan, self.inputs / "dataset")
+        selftest_processes.run(1, _write, self.task, folder / "inputs.pb", recipe, plan, self.dataset)
         self.runs.append(
             DisturbedRun(self.task, folder / "inputs.pb", folder, f"{checkpoints}/chaos", bucket, self.draw, self.cold)
         )
@@ -151,7 +160,7 @@ class DisturbedPair:
         found: Any = None
         problems = list(one.problems)
         for pod in one.done:
-            found = selftest_processes.run(1, checking.result, self.task, pod.folder, self.recipe, self.inputs / "dataset")
+            found = selftest_processes.run(1, checking.result, self.task, pod.folder, self.recipe, self.dataset)
             one.record([f"{line}\n" for line in found["lines"]])
             problems += checking.differences(found, undisturbed or found)
         left = selftest_processes.run(1, checking.remaining_files, one.address) if one.done else []

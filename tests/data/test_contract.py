@@ -279,13 +279,28 @@ def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
                 writer.add(one)
             counts[split] = writer.counts()
     base = manifest_of([{"input_ids": ids} for ids, _ in rows], {split: found.shards for split, found in counts.items()})
-    statistics = Statistics(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
+    statistics = Statistics.read(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
     assert statistics.round_trip().tried == 320
-    assert len(statistics._near["train"]) == 300
     found = statistics.duplicates()
     assert (found.near_train, found.near_heldout) == (300, 21)
     # All copies of one sample are drawn with it, or none.
     assert found.equal % 400 == found.overlap % 30 == 0
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_what_is_counted_while_it_is_written_is_what_is_stored(tokenizer, loaded, tmp_path, monkeypatch, packing):
+    for name, value in {"HASHES": 150, "NEAR_TOKENS": 600, "TRIP_SAMPLES": 20}.items():
+        monkeypatch.setattr(f"flytune.data.contract.statistics.{name}", value)
+    monkeypatch.setattr("flytune.data.shards._TOKENS_A_WRITE", 100)
+    monkeypatch.setattr("flytune.data.shards.SAMPLES_A_SHARD", 90)
+    rows = [{"prompt": f"ask {n}:", "completion": f" say {n} fox {n * n}"} for n in range(200)]
+    path = write_rows(tmp_path / "rows.jsonl", [*rows, *rows[:50], *[{"prompt": "a", "completion": f"{n}"} for n in range(60)]])
+    asked = request(tokenizer, path=str(path), packing=packing, max_length=64)
+    made = data.prepare(asked, tmp_path / "out")
+    assert len(made.train.shards) > 2
+    counted = Contract.read(tmp_path / "out" / CONTRACT)
+    assert counted == contract.check(tmp_path / "out", made, asked.data, loaded)
+    assert line(counted, "duplicates").of < made.train.samples
 
 
 def test_hashes_are_held_once():
@@ -296,10 +311,13 @@ def test_hashes_are_held_once():
     assert not held.contains(values).any()
     for start in range(0, 1000, 4):
         held.add(values[[start, start, start + 1]])
-    assert held.added == 750
-    assert len(held.different) == 500
+    found, counts = held.counts()
+    assert (len(found), counts.sum()) == (500, 750)
+    assert counts.tolist() == [2, 1] * 250
     assert held.contains(values).tolist() == [value % 4 < 2 for value in range(1000)]
-    assert sum(map(len, held._parts)) <= 510
+    held.add(values)
+    held.keep(0.5)  # all of these are below half of 2**64
+    assert held.counts()[1].sum() == 1750
 
 
 def test_minhash_agrees_with_resemblance():

@@ -1,6 +1,5 @@
 """Preferences in all shapes that data sets have them in."""
 
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from flytune.data.formats import Chat, Plain
 from flytune.data.pairs import cut, pair_of
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import DataRequest, Recipe
-from tests.support.preferences import write_preferences
+from tests.support.preferences import prepare_rows, rows_of, write_preferences
 from tests.support.tiny import tiny_base, tiny_recipe
 
 ASKED = {"role": "user", "content": "Which?"}
@@ -111,14 +110,7 @@ def base(tmp_path_factory):
 
 
 def prepared(base, rows, folder, changes=None):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    recipe = Recipe.model_validate(tiny_recipe(base, folder / "rows.jsonl", {"objective": "dpo"} | (changes or {})))
-    return data.prepare(DataRequest.of(recipe, "x"), folder / "dataset"), folder / "dataset", recipe
-
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return prepare_rows(base, rows, folder, {"objective": "dpo"} | (changes or {}))
 
 
 def test_pairs_are_stored_side_by_side_and_split_by_prompt(base, tmp_path):
@@ -209,7 +201,7 @@ def test_sft_says_that_preferences_are_another_objective(base, tmp_path):
         ({"data.format": "messages"}, "data.format: messages, but objective: dpo compares two answers"),
         ({"training.neftune_noise_alpha": 5}, "training.neftune_noise_alpha: its noise would be in the reference"),
         ({"training.torch_compile": True}, "training.torch_compile: not tested with objective: dpo"),
-        ({"objective": {"name": "sft", "beta": 0.2}}, "beta: only for preference tuning; write name: dpo"),
+        ({"objective": {"name": "sft", "beta": 0.2}}, "beta: only for name: dpo or kto, and this is sft"),
         ({"objective": {"name": "dpo", "loss_type": ["sft"]}}, "loss_type: sft alone compares nothing"),
         ({"objective": {"name": "dpo", "loss_type": ["ipo", "ipo"]}}, "loss_type: name each loss once"),
         ({"objective": {"name": "dpo", "loss_weights": [1, 2]}}, "loss_weights: 2 weights for 1 losses"),

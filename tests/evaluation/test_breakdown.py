@@ -58,9 +58,13 @@ def test_f1(answer, reference, expected):
 
 
 def test_wins():
-    assert breakdown.wins(numpy.array([-1.0, 0.0, 2.0, -0.5])) == Wins(tuned=2, base=1, ties=1)
+    found = breakdown.wins(numpy.array([-1.0, 0.0, 2.0, -0.5]))
+    assert (found.tuned, found.base, found.ties, found.rate) == (2, 1, 1, 0.625)
+    assert 0 <= found.rate_low < found.rate < found.rate_high <= 1
+    assert breakdown.wins(numpy.array([-1.0])) == Wins(tuned=1, base=0, ties=0), "one comparison has no interval"
     answers = [
         Answer(prompt="p", reference="r", base="b", tuned="t", base_f1=base, tuned_f1=tuned)
         for base, tuned in ((0.1, 0.9), (0.5, 0.5), (1.0, 0.2), (0.0, 0.1))
     ]
-    assert breakdown.answer_wins(answers) == Wins(tuned=2, base=1, ties=1)
+    by_words = breakdown.answer_wins(answers)
+    assert (by_words.tuned, by_words.base, by_words.ties) == (2, 1, 1)

@@ -14,7 +14,7 @@ from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score as evaluation_score
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate, manifest
-from flytune.models import loading, probe, scoring
+from flytune.models import clean_process, loading, probe, scoring
 from flytune.recipe import Recipe
 from tests.support.process_kills import end_at_once, in_which_process
 from tests.support.stages import copy_tree, recipe_for, write_dataset, write_trained
@@ -339,9 +339,11 @@ def test_weights_that_diverged(base, dataset, tmp_path):
 
 def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):
     monkeypatch.setattr(evaluation_score, "score", in_which_process)
-    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    monkeypatch.setattr(clean_process._State, "has_trained", False)
+    monkeypatch.setattr(clean_process._State, "has_computed", False)
+    monkeypatch.setattr(clean_process._State, "pool", None)
     assert evaluation_score.score_in_subprocess(None, None, None) == os.getpid()
-    monkeypatch.setitem(sys.modules, "trl", math)
+    clean_process.note_training()
     assert evaluation_score.score_in_subprocess(None, None, None) != os.getpid()
     monkeypatch.setattr(evaluation_score, "score", end_at_once)
     with pytest.raises(ExportError, match="the process that evaluates ended without an error message"):

@@ -1,6 +1,7 @@
 """Preference tuning of a tiny model: equal to TRL's own trainer, exact after a kill, and evaluated as pairs."""
 
 import json
+import os
 
 import pytest
 
@@ -13,12 +14,13 @@ from flytune.objectives import OBJECTIVES, objective_of
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics
-from flytune.training import loop
-from tests.support import ranks, saved_runs
+from flytune.training import loop, reference
+from tests.support import objective_runs, ranks
 from tests.support.preferences import write_preferences
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 SAME = 1e-5
+NEVER = {"name": "dpo", "precompute_ref_log_probs": False}
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +40,12 @@ def recipe_for(inputs, method="full", sharding="none", **changes):
 
 
 def fit(recipe, inputs, out):
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+    plan, known = planner.make(recipe), None
+    if reference.is_needed(recipe):
+        # Each process makes its own.
+        known = out.parent / f"reference-{os.environ.get('RANK', 0)}"
+        reference.compute(recipe, inputs / "dataset", known)
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out, reference=known)
 
 
 def losses_of_trl(recipe, rows, out):
@@ -106,21 +112,47 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("method", "sharding"),
+    [("full", "none"), ("lora", "none"), *(pytest.param("full", name, marks=pytest.mark.slow) for name in ("zero3", "fsdp"))],
+)
+def test_log_probabilities_of_the_reference_that_were_computed_before_are_those_of_the_copy(method, sharding, inputs, tmp_path):
+    changes = {"evaluation.eval_steps": 2, "training.learning_rate": 1e-3}
+    found = []
+    for name, layout, asked in (("copy", "none", False), ("known", sharding, True)):
+        objective = {"name": "dpo", "precompute_ref_log_probs": asked}
+        recipe = recipe_for(inputs, method, layout, objective=objective, **changes)
+        found.append(ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / name / "out"))
+    copy, known = found
+    for field in ("loss", "eval_loss"):
+        values = [[value for step in one.steps if (value := getattr(step, field)) is not None] for one in found]
+        assert len(values[0]) >= 2
+        assert values[1] == pytest.approx(values[0], rel=SAME), field
+    assert known.trained_parameters == copy.trained_parameters
+
+
+def test_other_log_probabilities_are_refused(inputs, tmp_path):
+    recipe = recipe_for(inputs, objective={"name": "dpo", "precompute_ref_log_probs": True})
+    content = data.read_manifest(inputs / "dataset").content_sha256
+    ranks.run(1, reference.compute, recipe, inputs / "dataset", tmp_path / "known")
+    assert reference.Reference(tmp_path / "known", recipe, content).column("train").shape[1] == 2
+    with pytest.raises(DataError, match="of another model, or of other rows"):
+        reference.Reference(tmp_path / "known", recipe, "0" * 64)
+    other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": "other/model"})})
+    with pytest.raises(DataError, match="of another model, or of other rows"):
+        reference.Reference(tmp_path / "known", other, content)
+    with pytest.raises(DataError, match="was given none"):
+        reference.Reference(None, recipe, content)
+    (tmp_path / "known/train.safetensors").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train.safetensors is not the file that reference.json lists"):
+        reference.Reference(tmp_path / "known", recipe, content)
+
+
+@pytest.mark.parametrize(
     ("method", "sharding"), [("full", "none"), pytest.param("lora", "ddp", marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
-    changes = {"objective": "dpo", "method": method if method == "full" else {"name": method}, "evaluation.eval_steps": 2}
-    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
-    world_size = planner.make(recipe).world_size
-    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
-    never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
-    with pytest.raises(ranks.RankFailed, match="signal 9"):
-        ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
-    resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
-    assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
-    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
-    assert resumed.heldout_loss == never.heldout_loss
+    changes = {"objective": "dpo", "method": method if method == "full" else {"name": method}}
+    objective_runs.check_resume(inputs, sharding, tmp_path, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +216,13 @@ def test_sequences_of_pairs_begin_with_the_chosen_ones():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": "full", "sharding": "zero3"}, "method full and sharding zero3: each process would hold a second model"),
         (
-            {"method": {"name": "lora", "adapter": "elsewhere"}},
-            "with method.adapter: the reference must be the model with that",
+            {"method": "full", "sharding": "zero3", "objective": NEVER},
+            "method full and sharding zero3: each process would hold a second model",
+        ),
+        (
+            {"method": {"name": "lora", "adapter": "elsewhere"}, "objective": NEVER},
+            "with method.adapter: the reference is the model with that",
         ),
         (
             {"method": {"name": "lora", "init_lora_weights": "pissa"}},

@@ -460,7 +460,10 @@ def test_more_context_needs_more_memory_and_checkpointing_less():
             data={"path": "x", "max_length": length},
             training={"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": checkpointing},
         )
-        return requirements.of(recipe, shape_named("h100-8"), workload_of(recipe))[0].phases["steady step"]["activations"]
+        work = workload_of(recipe)
+        return requirements.of(recipe, shape_named("h100-8"), work, model_states.of(work))[0].phases["steady step"][
+            "activations"
+        ]
 
     assert activations(16384, True) == pytest.approx(2 * activations(8192, True))
     assert activations(8192, True) < activations(8192, False) / 5

@@ -25,7 +25,8 @@ EIGHT = 8_030_261_248
 
 def needs_of(recipe, shape="h100-8", micro_batch=1):
     shape = shape_named(shape) if isinstance(shape, str) else shape
-    found = requirements.of(recipe, shape, workload_of(recipe, shape=shape, micro_batch=micro_batch))
+    work = workload_of(recipe, shape=shape, micro_batch=micro_batch)
+    found = requirements.of(recipe, shape, work, model_states.of(work))
     return {need.resource: need for need in found}
 
 

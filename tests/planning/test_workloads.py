@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.frameworks import LAYOUTS
+from flytune.estimates import model_states
 from flytune.hardware import shape_named
 from flytune.models import geometry as models_geometry
 from flytune.planning import planner, table, workloads
@@ -89,4 +90,5 @@ def test_a_cpu_and_an_unknown_gpu_have_none():
     geometry, sharding = geometry_of(recipe), sharding_of(recipe)
     for accelerator in ("cpu", "B300"):
         shape = shape_named("a100-80gb-1").model_copy(update={"accelerator": accelerator})
-        assert workloads.time_of(workloads.workload(recipe, geometry, sharding, shape, 1, 1), shape) is None
+        work = workloads.workload(recipe, geometry, sharding, shape, 1, 1)
+        assert workloads.time_of(work, shape, model_states.of(work)) is None

@@ -1,6 +1,7 @@
 """The page of the samples: what it marks is what is trained, and it holds nothing but the data."""
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
 from flytune.report import token_strips, xray
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
+from tests.support.preferences import write_preferences
 from tests.support.reports import EVIL, Tags
 from tests.support.stages import recipe_for
+from tests.support.tiny import tiny_base, tiny_recipe
 
 TURNS = ["quick brown fox", "jumps over \U0001f98a\U0001f98a 日本", "line one\n\n    line two\tend"]
 
@@ -230,3 +233,30 @@ def test_rows_of_a_split_for_evaluation_are_limited_too(tokenizer, tmp_path, mon
     text = Tags(xray.recipe_page(Recipe.model_validate(asked), 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
     assert "20 training samples, 20 held out" in text
     assert re.search(r"owner/chats\[test\] messages\s+1\s*20\s*20", text)
+
+
+def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Path) -> None:
+    rows = write_preferences(tmp_path / "pairs.jsonl", 24)
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), rows, {"objective": "dpo"}))
+    folder = tmp_path / "dataset"
+    data.prepare(DataRequest.of(recipe, "x"), folder)
+    manifest = data.read_manifest(folder)
+    views = xray.sample_views(folder, manifest, xray._tokenizer(folder), 3)
+    assert [view.title for view in views[:3]] == ["Pair 1", "Pair 2", "Pair 3"]
+    texts = [json.loads(line) for line in rows.read_text().splitlines()]
+    for view in views:
+        before, *both = ("".join(piece.text for piece in pieces) for pieces in (view.pieces, *view.answers))
+        assert before.startswith("Question ")
+        assert "add the numbers.↵" in before
+        (chosen, rejected) = both
+        assert chosen[0] != rejected[0], "they part at once"
+        assert any(
+            (before + chosen).startswith((row["prompt"] + row["chosen"]).replace("\n", "↵"))
+            and (before + rejected).startswith((row["prompt"] + row["rejected"]).replace("\n", "↵"))
+            for row in texts
+        )
+        assert not any("t" in piece.kind.split() for piece in view.pieces if "Question" in piece.text)
+        assert all("t" in piece.kind.split() for pieces in view.answers for piece in pieces), "answers are trained"
+    page = xray.page(folder, recipe, tmp_path / "x.html").read_text()
+    assert '<div class="chosen">' in page
+    assert '<div class="rejected">' in page

@@ -19,13 +19,13 @@ from flytune.selftest import Matrix, Trials, compare, matrix, table
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
 from flytune.selftest.matrix import Cell, Distance
-from flytune.selftest.runs import STEPS, Pair, Run
+from flytune.selftest.runs import OBJECTIVE_ROWS, STEPS, Pair, Run
 from flytune.sharding import SHARDINGS, pair_problem
 from tests.support.paths import ROOT
 from tests.support.stages import training_result
 
 # One of each family: `make selftest` runs all.
-DPO = {
+COMPARED = {
     ("full", "none"),
     ("full", "ddp"),
     ("lora", "none"),
@@ -37,7 +37,7 @@ DPO = {
 OFFERED = [
     pair
     for pair in matrix.all_pairs()
-    if (pair.rows != "dpo" or (pair.method, pair.sharding) in DPO)
+    if (pair.rows not in OBJECTIVE_ROWS or (pair.method, pair.sharding) in COMPARED)
     and pair.method not in SHARDINGS[pair.sharding].refuses
     and pair.offload in SHARDINGS[pair.sharding].offloads
 ]
@@ -61,13 +61,14 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 
 
 def test_every_combination_is_a_cell():
-    assert len(matrix.all_pairs()) == len(set(matrix.all_pairs())) == 3 * 4 * len(SHARDINGS) + len(matrix.PACKED)
+    pairs = matrix.all_pairs()
+    assert len(pairs) == len(set(pairs)) == 3 * (3 + len(OBJECTIVE_ROWS)) * len(SHARDINGS) + len(matrix.PACKED)
 
 
-def test_dpo_is_refused_where_its_reference_is_not_built(trials):
-    cell = matrix.try_pair(trials, Pair("full", "zero3", rows="dpo"))
+def test_an_objective_is_refused_where_its_reference_is_not_built(trials):
+    cell = matrix.try_pair(trials, Pair("full", "zero3", rows="kto"))
     assert (cell.state, cell.words) == ("refused", "refused")
-    assert "objective: dpo with method full and sharding zero3: each process would hold a second model" in cell.reason
+    assert "objective: kto with method full and sharding zero3: each process would hold a second model" in cell.reason
 
 
 def test_layouts_cut_one_global_batch(trials):

@@ -15,11 +15,15 @@ def pyflyte(recipe, folder, seen=None):
     """Run a recipe with its own home and temporary directory; `seen` has additional environment variables."""
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
+    return pyflyte_run(["workflows/finetune.py", "finetune", "--recipe", path], folder, seen)
+
+
+def pyflyte_run(arguments, folder, seen=None):
+    """Do the same with any arguments of `pyflyte run`."""
     (folder / "tmp").mkdir()
     environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), **(seen or {})}
     program = Path(sys.executable).with_name("pyflyte")
-    command = [program, "run", "workflows/finetune.py", "finetune", "--recipe", path]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    return subprocess.run([program, "run", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from flytune.evaluation import guards
 from flytune.recipe import Recipe
 from flytune.records import Contents, Manifest, Metrics, Plan, TrainingResult
 from flytune.records.contents import CONTENTS, StoredFile, stored_file
+from flytune.records.lineage import LINEAGE, Lineage
 from flytune.report import model_card
 from flytune.storage import Storage
 
@@ -167,6 +168,7 @@ def _files(
         TrainingResult.read(artifact / "training.json"),
         metrics,
         broken=guards.broken(recipe, metrics),
+        lineage=Lineage.read(artifact / LINEAGE) if (artifact / LINEAGE).is_file() else None,
         published=model_card.Published(repository.name, revision, base_license(repository.api, recipe)),
     )
     (made / CARD).write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """The data contract: checks of prepared data before a GPU is requested, made on the stored samples alone."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ from pydantic import Field
 
 from flytune.data.contract import checks as contract_checks
 from flytune.data.contract.checks import Check, Verdict
-from flytune.data.contract.statistics import Statistics
+from flytune.data.contract.statistics import Statistics, is_chat
+from flytune.data.stored_samples import Part
 from flytune.errors import DataError
-from flytune.recipe import Data
+from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest
 from flytune.schema import Record
 
@@ -35,13 +37,38 @@ class Contract(Record):
         return any(check.name == "vocabulary" and check.verdict == "stop" for check in self.checks)
 
 
-def enforce(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
+class WrittenSamples:
+    """Statistics that are counted while samples are written, so that they need not be read again."""
+
+    def __init__(self, tokenizer: Any, request: DataRequest, rows: int | None, formats: Callable[[], set[str]]) -> None:
+        """`formats` returns the formats of the rows so far; `rows` as in `Statistics`."""
+        self._arguments = tokenizer, request.data.max_length, formats, request.pairs, request.labels, rows
+        self._statistics: Statistics | None = None
+
+    def add(self, split: str, part: Part) -> None:
+        """Count samples of a split, in stored order."""
+        if self._statistics is None:
+            tokenizer, max_length, formats, pairs, labels, rows = self._arguments
+            self._statistics = Statistics(tokenizer, max_length, formats(), pairs, labels, rows)
+        self._statistics.add(split, part)
+
+    def statistics(self, folder: Path, manifest: Manifest) -> Statistics:
+        """Return the statistics of all samples, which are read from `folder` if chats came after other rows only."""
+        tokenizer, _, _, pairs, labels, rows = self._arguments
+        counted = self._statistics
+        if counted is None or counted.is_chat != is_chat(set(manifest.format.split(", ")), pairs or labels, tokenizer):
+            return Statistics.read(folder, manifest, tokenizer, rows)
+        counted.packed = manifest.train.blocks is not None
+        return counted
+
+
+def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics) -> Contract:
     """Check the prepared data in `folder`, and write contract.json there; `manifest` need not be written yet.
 
     Raises:
         DataError: checks stop the run, and data.contract is not `warn`, or tokens have no row; the message has all of them.
     """
-    contract = check(folder, manifest, data, tokenizer, rows)
+    contract = _checked(statistics, manifest, data)
     contract.write(folder / CONTRACT)
     warnings, stops = ([str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop"))
     for line in warnings:
@@ -63,7 +90,10 @@ def enforce(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: 
 
 def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
     """Return the results of all checks. Reads each shard once, one row group at a time; `rows` as in `Statistics`."""
-    statistics = Statistics(folder, manifest, tokenizer, rows)
+    return _checked(Statistics.read(folder, manifest, tokenizer, rows), manifest, data)
+
+
+def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract:
     return Contract(
         checks=[
             *contract_checks.answers(statistics, manifest, data),
@@ -71,5 +101,6 @@ def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: in
             *contract_checks.round_trip(statistics),
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.duplicates(statistics, manifest),
+            *(contract_checks.labels(manifest) if manifest.labels else ()),
         ]
     )

@@ -195,6 +195,35 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
         )  # fmt: skip
 
 
+def labels(manifest: Manifest) -> Iterator[Check]:
+    """Check that answers with labels have both; the advice on their weights is Ethayarajh et al. 2024, eq. 8."""
+    counts = {"train": manifest.train, "held-out": manifest.heldout}
+    for name, split in counts.items():
+        desirable, samples = split.desirable or 0, split.samples
+        found = f"{desirable:,} of {samples:,} {name} answers are desirable"
+        one_sided = desirable in (0, samples)
+        advice = (
+            "raise data.heldout_fraction, or set data.heldout_path: without both labels the evaluation compares nothing"
+            if name == "held-out"
+            else "all labels are equal, so nothing is compared; add answers with the other label, or train with objective: sft"
+        )
+        yield _judged(
+            f"labels, {name}", samples * one_sided, samples, found,
+            "all labels are equal" if name == "train" else "only warns", stops=one_sided and name == "train",
+            fine=found + (f"; {weight_advice(desirable, samples - desirable)}" if name == "train" and not one_sided else ""),
+            advice=advice,
+        )  # fmt: skip
+
+
+def weight_advice(desirable: int, undesirable: int) -> str:
+    """Return the weights of KTO's losses for which desirable answers weigh 1 to 4/3 times as much as undesirable ones."""
+    ratio = undesirable / desirable
+    return (
+        f"KTO's paper takes objective.desirable_weight from {ratio:.3g} to {4 / 3 * ratio:.3g}, or "
+        f"objective.undesirable_weight from {0.75 / ratio:.3g} to {1 / ratio:.3g}"
+    )
+
+
 def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
     """Check for duplicates, apart from the repetitions by weights above 1."""
     found = statistics.duplicates()

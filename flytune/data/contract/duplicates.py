@@ -5,7 +5,7 @@ and containment of documents"), compared where they agree in a band (locality-se
 Ullman, "Mining of Massive Datasets", chapter 3). A near duplicate shares at least 80 % of its 5-grams, by the signatures.
 """
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 GRAM = 5
 """Tokens of a gram."""
@@ -34,39 +34,58 @@ def fingerprints(ids: Any, starts: Any, lengths: Any) -> Any:
 
 
 class Hashes:
-    """Hashes of many samples, each stored once: 8 bytes for each different one."""
+    """Hashes of many samples, each stored once with the number of its samples: 16 bytes for each different one."""
 
     def __init__(self, waiting: int) -> None:
-        self.added = 0
-        """Number of hashes added, with those of equal samples."""
-        self._waiting, self._parts = waiting, list[Any]()
-
-    def add(self, hashes: Any) -> None:
-        """Add hashes; they are merged once more than `waiting` are unmerged."""
         import numpy
 
-        self.added += len(hashes)
-        self._parts.append(numpy.unique(hashes))
-        if sum(map(len, self._parts[1:])) > self._waiting:
-            self._parts = [self.different]
+        self._waiting, self._parts, self._share = waiting, list[Any](), 1.0
+        self._merged = numpy.zeros(0, numpy.uint64), numpy.zeros(0, numpy.int64)
 
-    @property
-    def different(self) -> Any:
-        """All different hashes in order (uint64)."""
+    def add(self, hashes: Any, share: float = 1.0) -> None:
+        """Add those of a share, which may only fall; they are merged once more than `waiting` are unmerged."""
+        if share < 0.8 * self._share:
+            self.keep(share)
+        self._parts.append(hashes[below(hashes, share)])
+        if sum(map(len, self._parts)) > self._waiting:
+            self.counts()
+
+    def keep(self, share: float) -> None:
+        """Remove all hashes that do not belong to a share drawn by content."""
+        values, counts = self.counts()
+        kept = below(values, share)
+        self._merged, self._share = (values[kept], counts[kept]), share
+
+    def counts(self) -> tuple[Any, Any]:
+        """Return all different hashes in order (uint64), and how often each was added (int64)."""
         import numpy
 
-        if len(self._parts) > 1:
-            self._parts = [numpy.unique(numpy.concatenate(self._parts))]
-        return self._parts[0] if self._parts else numpy.zeros(0, numpy.uint64)
+        if self._parts:
+            values, counts = self._merged
+            added = sorted_counts(numpy.concatenate(self._parts))
+            values, order = numpy.unique(numpy.concatenate([values, added[0]]), return_inverse=True)
+            total = numpy.zeros(len(values), numpy.int64)
+            numpy.add.at(total, order, numpy.concatenate([counts, added[1]]))
+            self._merged, self._parts = (values, total), []
+        return self._merged
 
     def contains(self, hashes: Any) -> Any:
         """Return for each of `hashes` whether it was added (bool)."""
         import numpy
 
-        known = self.different
+        known = self.counts()[0]
         if not len(known):
             return numpy.zeros(len(hashes), bool)
         return known[numpy.minimum(numpy.searchsorted(known, hashes), len(known) - 1)] == hashes
+
+
+def sorted_counts(values: Any) -> tuple[Any, Any]:
+    """Return the different values in order, and the number of each: numpy.unique, whose hash table takes ten times as long."""
+    import numpy
+
+    values = numpy.sort(values)
+    begins = numpy.flatnonzero(numpy.concatenate([[True], values[1:] != values[:-1]])) if len(values) else numpy.zeros(0, int)
+    return values[begins], numpy.diff(begins, append=len(values))
 
 
 def below(hashes: Any, share: float) -> Any:
@@ -76,15 +95,35 @@ def below(hashes: Any, share: float) -> Any:
     return numpy.ones(len(hashes), bool) if share >= 1 else hashes < numpy.uint64(int(share * 2**64))
 
 
-def firsts(hashes: Any, share: float, seen: set[int]) -> list[int]:
-    """Return the first of each group of equal samples in a share drawn by content, except those in `seen`; add them to it."""
-    import numpy
+Kept = TypeVar("Kept")
 
-    drawn = numpy.flatnonzero(below(hashes, share))
-    firsts = drawn[numpy.sort(numpy.unique(hashes[drawn], return_index=True)[1])]
-    new = [sample for sample in firsts.tolist() if int(hashes[sample]) not in seen]
-    seen.update(hashes[new].tolist())
-    return new
+
+class Draw(Generic[Kept]):
+    """Samples kept while their number grows: the first of each group of equal ones, in a share drawn by content.
+
+    The share may only fall, and then the samples outside of it are dropped: what is left is what the last share alone keeps.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Kept] = {}
+        """The kept part of each sample, by its hash, in order."""
+        self._share = 1.0
+
+    def new(self, hashes: Any, share: float) -> list[int]:
+        """Return the numbers of the samples to keep now."""
+        import numpy
+
+        if share < 0.8 * self._share:
+            self.shrink(share)
+        drawn = numpy.flatnonzero(below(hashes, share))
+        firsts = drawn[numpy.sort(numpy.unique(hashes[drawn], return_index=True)[1])]
+        return [sample for sample in firsts.tolist() if int(hashes[sample]) not in self.kept]
+
+    def shrink(self, share: float) -> None:
+        """Drop the samples outside of this share."""
+        self._share = share
+        if share < 1:
+            self.kept = {number: one for number, one in self.kept.items() if number < int(share * 2**64)}
 
 
 def signatures(samples: list[Any]) -> tuple[Any, Any]:
@@ -166,8 +205,8 @@ def _without_common(grams: Any, counts: Any) -> tuple[Any, Any]:
     if len(some) < _COMMON_SAMPLES // 10:
         return grams, counts
     owners = numpy.repeat(numpy.arange(len(some), dtype=numpy.uint64), some)
-    different = numpy.unique((owners << numpy.uint64(32)) | grams[: len(owners)])
-    values, samples = numpy.unique(different & numpy.uint64(2**32 - 1), return_counts=True)
+    different, _ = sorted_counts((owners << numpy.uint64(32)) | grams[: len(owners)])
+    values, samples = sorted_counts(different & numpy.uint64(2**32 - 1))
     common = values[samples > COMMON * len(some)].astype(numpy.uint32)
     if not len(common):
         return grams, counts

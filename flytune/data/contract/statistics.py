@@ -4,9 +4,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from flytune.data.contract.duplicates import Hashes, below, earlier, firsts, signatures
+from flytune.data.contract.duplicates import Draw, Hashes, earlier, signatures
 from flytune.data.formats import CHATS
 from flytune.data.render import ChatTemplate
 from flytune.data.stored_samples import Part, parts
@@ -53,12 +53,45 @@ class Duplicates:
     examples: dict[str, str] = field(default_factory=dict)
 
 
+def is_chat(formats: set[str], compared: bool, tokenizer: Any) -> bool:
+    """Return True if rows of these formats are rendered with the chat template.
+
+    Answers to compare (pairs or labelled ones) are of messages or of text; the marks of a template are a superset of those of
+    text.
+    """
+    return bool(formats & set(CHATS)) or (compared and bool(tokenizer.chat_template))
+
+
+@dataclass
+class _Split:
+    """Counts and kept samples of one split."""
+
+    samples: int = 0
+    """Samples, or pairs."""
+    tokens: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+    ends: Counter[str] = field(default_factory=Counter)
+    hashes: Hashes = field(default_factory=lambda: Hashes(HASHES))
+    trip: Draw[tuple[str, Any] | None] = field(default_factory=Draw)
+    """Location and tokens of samples that will be tokenized again; None for those that were cut."""
+    near: Draw[Any] = field(default_factory=Draw)
+    """Tokens of samples that are searched for near duplicates."""
+
+
 class Statistics:
     """Counts of a prepared data set, of both splits together unless noted."""
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> None:
-        """Count; `rows` are those of the model's embedding, where they are known."""
-        self._tokenizer, self._max_length = tokenizer, manifest.max_length
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int,
+        formats: set[str],
+        pairs: bool = False,
+        labels: bool = False,
+        rows: int | None = None,
+    ) -> None:
+        """Begin to count samples of these formats, pairs or labelled answers; `rows` are the embedding's, where known."""
+        self._tokenizer, self._max_length, self._pairs = tokenizer, max_length, pairs
         self._rows = min(len(tokenizer), rows or len(tokenizer))
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -66,39 +99,50 @@ class Statistics:
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is only used by its number.
         self.written = {token for token in (self.bos, self.eos) if token}
-        # Pairs are of messages or of text; the marks of a template are a superset of those of text.
-        is_chat = bool(set(manifest.format.split(", ")) & set(CHATS)) or (manifest.pairs and bool(tokenizer.chat_template))
-        marks = ChatTemplate(tokenizer).marks if is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
+        self.is_chat = is_chat(formats, pairs or labels, tokenizer)
+        """True if answers end with the marks of the chat template."""
+        marks = ChatTemplate(tokenizer).marks if self.is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
         self._marks[tokenizer.eos_token_id] = self.eos
-        written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
+        written = set(_MARKER.findall(tokenizer.get_chat_template())) if self.is_chat else set()
         # A token may begin with a mark: <|im_start|>user.
         written -= {mark for mark in written for token in special.values() if token != mark and token.startswith(mark)}
         tested = sorted(self.named | set(special.values()) | written)
         self.special = len(tested)
         self.in_pieces = [token for token in tested if len(self._encode(token)) != 1]
         self._blank: dict[int, bool] = {}
-        self.examples: dict[str, str] = {}
-        self.ends: Counter[str] = Counter()
-        """Number of answers by the special token that ends them."""
+        self._splits = {"train": _Split(), "heldout": _Split()}
+        self._split = self._splits["train"]
+        """The split whose samples are counted at this moment."""
         self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = self.with_bos = 0
         self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = self.outside = 0
-        self.packed, self._pairs = manifest.train.blocks is not None, manifest.pairs
-        self._trip: list[tuple[str, Any]] = []
-        self._trained, self._heldout, self._overlap = Hashes(HASHES), 0, 0
-        self._near: dict[str, list[Any]] = {"train": [], "heldout": []}
-        self._seen: dict[str, set[int]] = {"trip": set(), "train": set(), "heldout": set()}
-        """Hashes of the kept samples, so that only one of many equal samples is kept."""
-        total = manifest.train.samples + manifest.heldout.samples
-        tokens = manifest.train.tokens + manifest.heldout.tokens
-        self._hashed_share = min(1.0, HASHES / max(1, total))
-        self._trip_share = min(1.0, TRIP_SAMPLES / max(1, total), TRIP_TOKENS / max(1, tokens))
-        self._drawn = {"duplicates", "overlap"} if self._hashed_share < 1 else set()
-        self._drawn |= {"near duplicates", "near overlap"} if manifest.train.tokens > NEAR_TOKENS else set()
-        for split, counts, most in (("train", manifest.train, NEAR_TOKENS), ("heldout", manifest.heldout, NEAR_TOKENS // 4)):
+        self.packed = False
+
+    @classmethod
+    def read(cls, folder: Path, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> Self:
+        """Return the statistics of the shards in `folder`, each read once, one row group at a time."""
+        read = cls(tokenizer, manifest.max_length, set(manifest.format.split(", ")), manifest.pairs, manifest.labels, rows)
+        for split, counts in (("train", manifest.train), ("heldout", manifest.heldout)):
             for part in parts(folder, counts):
-                self._count(part)
-                self._draw(part, split, min(1.0, most / max(1, counts.tokens)))
+                read.add(split, part)
+        read.packed = manifest.train.blocks is not None
+        return read
+
+    @property
+    def examples(self) -> dict[str, str]:
+        """Location and end of the first sample with each fault; those of training first."""
+        return self._splits["heldout"].examples | self._splits["train"].examples
+
+    @property
+    def ends(self) -> Counter[str]:
+        """Number of answers by the special token that ends them."""
+        return self._splits["train"].ends + self._splits["heldout"].ends
+
+    def add(self, split: str, part: Part) -> None:
+        """Count more samples of a split, in stored order."""
+        self._split = self._splits[split]
+        self._count(part)
+        self._draw(part)
 
     def _count(self, part: Part) -> None:
         import numpy
@@ -142,7 +186,7 @@ class Statistics:
             at[back] -= 1
         ended = numpy.isin(part.ids[at], marks)
         for number, count in zip(*numpy.unique(part.ids[at[ended]], return_counts=True), strict=True):
-            self.ends[self._marks[int(number)]] += int(count)
+            self._split.ends[self._marks[int(number)]] += int(count)
         owner = owners[ends]
         is_last = numpy.ones(len(ends), bool)
         is_last[:-1] = owner[1:] != owner[:-1]
@@ -167,8 +211,8 @@ class Statistics:
 
     def _note(self, name: str, part: Part, samples: Any) -> int:
         """Return the number of samples, and keep the first as an example."""
-        if len(samples) and name not in self.examples:
-            self.examples[name] = self._example(part, int(samples[0]))
+        if len(samples) and name not in self._split.examples:
+            self._split.examples[name] = self._example(part, int(samples[0]))
         return len(samples)
 
     def _example(self, part: Part, sample: int) -> str:
@@ -177,49 +221,79 @@ class Statistics:
         text = self._decode([number for number in ids if 0 <= number < len(self._tokenizer)])
         return f"{part.where(sample)}: {'...' if len(text) > _EXCERPT else ''}{text[-_EXCERPT:]!r}"
 
-    def _draw(self, part: Part, split: str, near_share: float) -> None:
-        """Keep samples for the later checks, drawn by content so that the same samples are drawn each time."""
+    def _draw(self, part: Part) -> None:
+        """Keep samples for the later checks, drawn by content so that the same samples are drawn each time.
+
+        The shares are of the samples so far, and fall with each part: the samples that are left in the end are those that the
+        last shares draw.
+        """
         import numpy
 
-        hashes = part.hashes
+        hashes, split = part.hashes, self._split
+        split.tokens += len(part.ids)
         # Pairs equal each other if both of their sequences do.
         rows = hashes[::2] * numpy.uint64(_SECOND) + hashes[1::2] if self._pairs else hashes
-        compared = rows[below(rows, self._hashed_share)]
-        if split == "train":
-            self._trained.add(compared)
-        else:
-            self._heldout += len(compared)
-            self._overlap += int(self._trained.contains(compared).sum())
-        for sample in firsts(hashes, self._trip_share, self._seen["trip"]):
+        split.samples += len(rows)
+        split.hashes.add(rows, self._hashed_share)
+        for sample in split.trip.new(hashes, self._trip_share):
             # A sample that was cut may give other tokens.
-            if part.lengths[sample] < self._max_length:
-                self._trip.append((part.where(sample), part.tokens(sample).copy()))
+            is_cut = part.lengths[sample] >= self._max_length
+            split.trip.kept[int(hashes[sample])] = None if is_cut else (part.where(sample), part.tokens(sample).copy())
         # Equal samples are already counted. The two sequences of a pair share their prompt: the chosen one is compared.
         step = 2 if self._pairs else 1
-        found = firsts(hashes[::step], near_share, self._seen[split])
-        self._near[split] += [part.tokens(step * sample).copy() for sample in found]
+        for sample in split.near.new(hashes[::step], self._near_share(split)):
+            split.near.kept[int(hashes[step * sample])] = part.tokens(step * sample).copy()
+
+    @property
+    def _hashed_share(self) -> float:
+        return min(1.0, HASHES / max(1, sum(split.samples for split in self._splits.values())))
+
+    @property
+    def _trip_share(self) -> float:
+        samples, tokens = (sum(getattr(split, name) for split in self._splits.values()) for name in ("samples", "tokens"))
+        return min(1.0, TRIP_SAMPLES / max(1, samples), TRIP_TOKENS / max(1, tokens))
+
+    def _near_share(self, split: "_Split") -> float:
+        most = NEAR_TOKENS if split is self._splits["train"] else NEAR_TOKENS // 4
+        return min(1.0, most / max(1, split.tokens))
 
     def round_trip(self) -> RoundTrip:
         """Tokenize the text of the drawn samples again; compare tokens if plain sentences keep theirs, otherwise texts."""
-        by_tokens = all(self._agrees(self._encode(probe.format(eos=self.eos)), True) for probe in _PROBES)
-        failed = [(where, ids) for where, ids in self._trip if not self._agrees(ids.tolist(), by_tokens)]
+        for split in self._splits.values():
+            split.trip.shrink(self._trip_share)
+        kept = self._splits["heldout"].trip.kept | self._splits["train"].trip.kept
+        order = dict.fromkeys((*self._splits["train"].trip.kept, *self._splits["heldout"].trip.kept))
+        tried = [one for number in order if (one := kept[number]) is not None]
+        by_tokens = all(self._agree([self._encode(probe.format(eos=self.eos)) for probe in _PROBES], True))
+        agree = self._agree([ids.tolist() for _, ids in tried], by_tokens)
+        failed = [one for one, is_equal in zip(tried, agree, strict=True) if not is_equal]
         example = f"{failed[0][0]}: {self._decode(failed[0][1].tolist())[:_EXCERPT]!r}" if failed else ""
-        return RoundTrip(len(self._trip), len(failed), by_tokens, example)
+        return RoundTrip(len(tried), len(failed), by_tokens, example)
 
-    def _agrees(self, ids: list[int], by_tokens: bool) -> bool:
-        if ids and (min(ids) < 0 or max(ids) >= len(self._tokenizer)):
-            return False
-        text = self._decode(ids)
-        again = self._encode(text)
-        return again == ids if by_tokens else self._decode(again).split() == text.split()
+    def _agree(self, samples: list[list[int]], by_tokens: bool) -> list[bool]:
+        known = [not ids or (min(ids) >= 0 and max(ids) < len(self._tokenizer)) for ids in samples]
+        texts = [self._decode(ids) if is_known else "" for ids, is_known in zip(samples, known, strict=True)]
+        again = self._encode_all(texts)
+        if by_tokens:
+            return [is_known and one == ids for is_known, one, ids in zip(known, again, samples, strict=True)]
+        return [
+            is_known and self._decode(one).split() == text.split()
+            for is_known, one, text in zip(known, again, texts, strict=True)
+        ]
 
     def duplicates(self) -> Duplicates:
         """Count equal and nearly equal samples among the drawn ones."""
         import numpy
 
         examples = dict[str, str]()
-        train, heldout = len(self._near["train"]), len(self._near["heldout"])
-        samples = self._near["train"] + self._near["heldout"]
+        both = self._splits["train"], self._splits["heldout"]
+        for split in both:
+            split.near.shrink(self._near_share(split))
+            split.hashes.keep(self._hashed_share)
+        train, heldout = (len(split.near.kept) for split in both)
+        samples = [tokens for split in both for tokens in split.near.kept.values()]
+        drawn = {"duplicates", "overlap"} if self._hashed_share < 1 else set()
+        drawn |= {"near duplicates", "near overlap"} if both[0].tokens > NEAR_TOKENS else set()
         signed, which = signatures(samples)
         kind = (which >= train).astype(numpy.int64)
         before = earlier(signed)
@@ -228,16 +302,19 @@ class Statistics:
             for index in numpy.flatnonzero(found)[:1]:
                 texts = [self._decode(samples[which[place]].tolist())[-_EXCERPT:] for place in (index, before[index])]
                 examples[name] = f"{texts[0]!r} and {texts[1]!r}"
+        (values, counts), (others, other_counts) = (split.hashes.counts() for split in both)
+        overlap = int(other_counts[both[0].hashes.contains(others)].sum())
         return Duplicates(
-            self._trained.added, self._heldout,
-            self._trained.added - len(self._trained.different), self._overlap,
-            train, heldout, int(is_near.sum()), int(is_near_train.sum()), self._drawn, examples,
+            int(counts.sum()), int(other_counts.sum()), int(counts.sum()) - len(values), overlap,
+            train, heldout, int(is_near.sum()), int(is_near_train.sum()), drawn, examples,
         )  # fmt: skip
 
     def _encode(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)[
-            "input_ids"
-        ]
+        return self._encode_all([text])[0]
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        found: list[list[int]] = self._tokenizer(texts, **options)["input_ids"] if texts else []
         return found
 
     def _decode(self, ids: list[int]) -> str:

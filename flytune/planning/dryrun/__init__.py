@@ -14,7 +14,7 @@ from pathlib import Path
 from flytune.errors import RecipeError
 from flytune.objectives import objective_of
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
-from flytune.recipe import OPTIMIZERS, Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import SHARDINGS, sharding_of
 
 __all__ = ["Case", "DryRun", "Profile", "Storage", "confirm", "left_out", "refusal", "run"]
@@ -30,19 +30,14 @@ def refusal(recipe: Recipe) -> str | None:
     if recipe.method.name == "qlora" and recipe.method.use_dora:
         return "DoRA reads the values of 4-bit weights, which fake tensors do not have"
     sharding = sharding_of(recipe)
-    if objective_of(recipe).sequences_per_row > 1:
+    if objective_of(recipe).reference(recipe) != "none":
         return (
             f"objective: {recipe.objective.name}: the dry run traces one sequence of each row, and no reference model; the "
-            "closed form counts both"
+            "closed form counts all"
         )
     if not sharding.traceable:
         able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
         return f"sharding {sharding.name} does not run on fake tensors; {able} do"
-    optimizer = sharding.optimizer(recipe)
-    if OPTIMIZERS[optimizer].bits == 8 and (recipe.method.name == "full" or recipe.method.modules_to_save):
-        return f"{optimizer} keeps 32 bits of an embedding and 8 of others, which is not written down"
-    if OPTIMIZERS[optimizer].algorithm != "adamw":
-        return f"the update of {optimizer} is not written down; the one of AdamW is"
     return None
 
 

@@ -60,18 +60,23 @@ def scales(layer: Any, recipe: Recipe) -> list[Any]:
     return [state.absmax, state.code, *inner]
 
 
-def optimizer_states(parameters: list[Any], kind: OptimizerKind, on_cuda: bool) -> list[Any]:
-    """Return the states that bitsandbytes' AdamW keeps in the device's own memory (optim/optimizer.py, init_state)."""
+def optimizer_states(parameters: list[Any], kind: OptimizerKind, on_cuda: bool, embeddings: set[int]) -> list[Any]:
+    """Return the states that bitsandbytes keeps in the device's own memory (optim/optimizer.py, init_state).
+
+    Args:
+        embeddings: storages of the parameters whose states transformers keeps in 32 bits (trainer.py, create_optimizer).
+    """
     import torch
 
     states = [torch.empty(TABLE), torch.empty(TABLE)] if kind.bits == 8 else []
+    moments = 2 if kind.algorithm == "adamw" else 1
     for parameter in parameters:
         if kind.paged and on_cuda and parameter.numel() >= LEAST_PAGED:
             continue  # in unified memory
-        small = kind.bits == 32 or parameter.numel() < LEAST_8BIT
-        states += [torch.empty_like(parameter, dtype=torch.float32 if small else torch.uint8) for _ in range(2)]
+        small = kind.bits == 32 or parameter.numel() < LEAST_8BIT or parameter.untyped_storage()._cdata in embeddings
+        states += [torch.empty_like(parameter, dtype=torch.float32 if small else torch.uint8) for _ in range(moments)]
         if not small:
-            states += [torch.empty(-(-parameter.numel() // BLOCK)) for _ in range(2)]
+            states += [torch.empty(-(-parameter.numel() // BLOCK)) for _ in range(moments)]
     return states
 
 

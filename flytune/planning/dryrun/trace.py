@@ -46,7 +46,7 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
             ledger, model = _ledger(case), _shard(case, _adapted(case))
             with ledger.watch(fake=True):
                 _passes(case, model, ledger)
-                _update(case, _trained(model), ledger)
+                _update(case, _trained(model), ledger, _embeddings(model))
                 model.zero_grad()
     return _result(case, ledger, time.monotonic() - started)
 
@@ -70,7 +70,7 @@ def _few_layers(case: Case) -> Ledger | None:
             if not passes.predicts(traces[0]):
                 return None
             copies = passes.extend(repetition.units)
-            _update(case, _with_copies(_trained(model), copies, ledger), ledger)
+            _update(case, _with_copies(_trained(model), copies, ledger), ledger, _embeddings(model))
             model.zero_grad()
     return ledger
 
@@ -238,8 +238,16 @@ def _trained(model: Any) -> list[_Pair]:
     return [(local(one.detach()), local(one.grad)) for one in model.parameters() if one.grad is not None]
 
 
-def _update(case: Case, trained: list[_Pair], ledger: Ledger) -> None:
-    """Clip gradients and run AdamW's step as the Trainer does: fused, or torch's default on the device (CUDA: foreach).
+def _embeddings(model: Any) -> set[int]:
+    """Return the storages of trained tables, by which `_update` knows them."""
+    import torch
+
+    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return {local(table.detach()).untyped_storage()._cdata for table in tables}
+
+
+def _update(case: Case, trained: list[_Pair], ledger: Ledger, embeddings: set[int]) -> None:
+    """Clip gradients and run the optimizer's step as the Trainer does: fused, or torch's default on the device (CUDA: foreach).
 
     It uses the local shard of each parameter: DTensor would do the same, more slowly.
     """
@@ -254,13 +262,26 @@ def _update(case: Case, trained: list[_Pair], ledger: Ledger) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=_on_cuda(case))
     name = sharding_of(case.recipe).optimizer(case.recipe)
     if OPTIMIZERS[name].library == "bitsandbytes":
-        ledger.mark(quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case)), OPTIMIZER)
+        ledger.mark(quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case), embeddings), OPTIMIZER)
         return
-    fused = "fused" in name
-    optimizer = torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else _on_cuda(case))
+    optimizer = _optimizer(name, parameters, _on_cuda(case))
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     ledger.mark((value for value in states if isinstance(value, torch.Tensor)), OPTIMIZER)
+
+
+def _optimizer(name: str, parameters: list[Any], on_cuda: bool) -> Any:
+    """Return an optimizer of torch or transformers, as the Trainer makes it (transformers/trainer_optimizer.py)."""
+    import torch
+    from transformers import Adafactor
+
+    kind = OPTIMIZERS[name].algorithm
+    if kind == "adafactor":
+        return Adafactor(parameters, lr=1e-3, scale_parameter=False, relative_step=False)
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, foreach=on_cuda)
+    fused = "fused" in name
+    return torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else on_cuda)
 
 
 def _batch(case: Case) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv 2402.01306), with TRL's KTOTrainer.
+
+An answer that is labelled desirable shall gain log-probability against a reference model, one labelled undesirable lose it;
+both are compared with the KL divergence from the reference, which answers to other prompts estimate.
+
+TRL pairs each prompt of a micro batch with the answer of the row before it, and takes the mean over the micro batch of all
+processes, so that its loss depends on the layout. Here the rows of an optimizer step are paired in the same way, with its mean:
+the same number for any micro batch and any number of processes. With one micro batch in a step, on one
+process, both are equal.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flytune.models import Row
+from flytune.models.scoring import IGNORED
+from flytune.objectives.base import FILLER
+from flytune.objectives.dpo import DirectPreference, sequence_batch
+from flytune.recipe import Recipe
+
+_KL = "KL_"
+
+
+class UnpairedPreference(DirectPreference):
+    """TRL's KTOTrainer on labelled answers; the reference, and what it excludes, are those of dpo."""
+
+    name = "kto"
+    sequences_per_row = 1
+    can_precompute = False
+
+    def frozen_passes(self, recipe: Recipe) -> int:
+        return 3 if recipe.objective.estimates_kl else 1
+
+    def cost(self, recipe: Recipe) -> str:
+        if not recipe.objective.estimates_kl:
+            return "each row has one more forward pass, of the reference"
+        return (
+            "each row has three more forward passes: of the reference, and of both models with another row's answer, which "
+            "estimate the KL divergence"
+        )
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        names = ("beta", "desirable_weight", "undesirable_weight", "disable_dropout")
+        own = {name: getattr(recipe.objective, name) for name in names}
+        return own | {"loss_type": recipe.objective.loss_type[0], "remove_unused_columns": False}
+
+    def arguments_class(self) -> Any:
+        from trl import KTOConfig
+
+        return KTOConfig
+
+    def trainer_class(self) -> Any:
+        return _trainer_class()
+
+    def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
+        return LabelledCollator(pad_token_id)
+
+    def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
+        return functools.partial(mismatched, recipe.data.max_length) if recipe.objective.estimates_kl else None
+
+    def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
+        batches = [*super().scored_batches(trainer, rows)]
+        trainer.add_kl(trainer.model_wrapped, batches, [FILLER not in row for row in rows])
+        return batches
+
+
+def mismatched(max_length: int, row: Row, before: Row) -> Row:
+    """Return `row` with the sequence of its prompt and the answer of the row `before`, cut at max_length tokens."""
+    prompt, start = _prompt_length(row), _prompt_length(before)
+    ids = (row["input_ids"][:prompt] + before["input_ids"][start:])[:max_length]
+    labels = ([IGNORED] * prompt + before["labels"][start:])[:max_length]
+    return row | {f"{_KL}input_ids": ids, f"{_KL}labels": labels}
+
+
+def _prompt_length(row: Row) -> int:
+    """Return the number of tokens before the first trained one."""
+    return next(at for at, label in enumerate(row["labels"]) if label != IGNORED)
+
+
+@functools.cache
+def _trainer_class() -> Any:
+    """Return UnpairedTrainer, KTOTrainer on prepared rows. TRL is imported here."""
+    import torch
+    from trl import KTOTrainer
+
+    class UnpairedTrainer(KTOTrainer):  # type: ignore[misc]
+        """KTOTrainer that takes its rows as they are, and estimates the KL divergence once for each optimizer step."""
+
+        def __init__(self, *, args: Any, **arguments: Any) -> None:
+            loss_type = args.loss_type
+            # Of this loss TRL demands neither its own pairs nor two rows in a micro batch, which would be paired there.
+            args.loss_type = "apo_zero_unpaired"
+            super().__init__(args=args, **arguments)
+            args.loss_type = self.loss_type = loss_type
+            self.calculate_KL = self.precompute_ref_logps = loss_type == "kto"
+            self._step: list[dict[str, Any]] = []
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            self._step, items = super().get_batch_samples(*args, **kwargs)
+            return self._step, items
+
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._step:
+                model.train()
+                # These are the dictionaries that the following calls get.
+                self.add_kl(model, self._step)
+                self._step = []
+            return super().training_step(model, inputs, *args, **kwargs)
+
+        def add_kl(self, model: Any, batches: list[dict[str, Any]], counted: Sequence[bool] = ()) -> None:
+            """Add the reference's log-probabilities to micro batches, and the KL divergence over all of them and all processes.
+
+            Every process calls it with equally many; `counted` is False for those that are left out of the mean.
+            """
+            if not self.calculate_KL:
+                return
+            total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+            for place, batch in enumerate(batches):
+                inputs = self._prepare_inputs(batch)
+                with torch.no_grad(), self.compute_loss_context_manager():
+                    mine = super()._compute_kl_logps(model, inputs)
+                reference, theirs = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+                batch |= {"ref_logps": reference, f"ref_{_KL}logps": torch.zeros_like(theirs)}
+                if not counted or counted[place]:
+                    difference = (mine - theirs).double()
+                    total += torch.stack([difference.sum(), torch.ones_like(difference).sum()]).to(total.device)
+            total = self.accelerator.reduce(total, reduction="sum")
+            for batch in batches:
+                batch[f"{_KL}mean"] = (total[0] / total[1]).float()
+
+        def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
+            """Return the step's mean, and take it out of the batch: TRL passes on to the model what it does not know."""
+            return batch.pop(f"{_KL}mean") if f"{_KL}mean" in batch else super()._compute_kl_logps(model, batch)
+
+    return UnpairedTrainer
+
+
+@dataclass(frozen=True)
+class LabelledCollator:
+    """The Trainer's data_collator of labelled answers, with TRL's names."""
+
+    pad_token_id: int
+
+    def __call__(self, rows: list[Row]) -> dict[str, Any]:
+        """Return a batch of int64 tensors [rows, longest], padded on the right: input_ids, attention_mask and completion_mask,
+        which is 1 for the trained tokens; the same with the prefix KL_ where rows have another answer; and label [rows]."""
+        import torch
+
+        batch = {"label": torch.tensor([bool(row["label"]) for row in rows])}
+        for prefix in ("", *[_KL] * (f"{_KL}input_ids" in rows[0])):
+            sequences = [{name: row[prefix + name] for name in ("input_ids", "labels")} for row in rows]
+            batch |= {prefix + name: value for name, value in sequence_batch(sequences, self.pad_token_id).items()}
+        return batch

@@ -1,0 +1,144 @@
+"""Reward models (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, §3.5), with TRL's RewardTrainer.
+
+A sequence classifier with one output learns to give the chosen of two answers the larger number: the loss of a pair is minus
+the log sigmoid of the difference of both rewards.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flytune.models import Row, reward_head
+from flytune.models.scoring import padded, sequences_of
+from flytune.objectives.base import ObjectiveBase
+from flytune.recipe import Recipe
+from flytune.sharding import sharding_of
+
+
+class Reward(ObjectiveBase):
+    """TRL's RewardTrainer on pairs of sequences; all pairs have the same weight."""
+
+    name = "reward"
+    sequences_per_row = 2
+
+    def problems(self, recipe: Recipe) -> list[str]:
+        method, where, found = recipe.method, f"objective: {self.name}", []
+        if method.adapter:
+            found.append(
+                f"{where} with method.adapter: an adapter of a language model has no head of rewards; merge it first (flytune "
+                "merge), and name the merged model in model.name_or_path"
+            )
+        if method.is_pissa:
+            found.append(
+                f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is not tested with a "
+                "head of rewards; leave init_lora_weights out"
+            )
+        tables = {
+            "model.extra_special_tokens": recipe.model.extra_special_tokens,
+            "method.modules_to_save": method.modules_to_save,
+            "method.trainable_token_indices": method.trainable_token_indices,
+        }
+        if method.name != "full" and (named := [name for name, value in tables.items() if value]):
+            found.append(
+                f"{where} with {', '.join(named)}: tables of tokens beside the head of rewards are not tested; use "
+                "method full, or remove them"
+            )
+        if isinstance(method.target_modules, list) and {"lm_head", "score"} & {*method.target_modules}:
+            found.append(
+                f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no lm_head, and score is "
+                "trained completely; remove it there"
+            )
+        if sharding_of(recipe).layout(recipe).pipelined:
+            found.append(
+                f"{where} with sharding {recipe.sharding.name}: the head of rewards is on the last GPU, and the Trainer needs "
+                "the loss on the first; use sharding none or ddp"
+            )
+        if recipe.training.use_liger_kernel:
+            found.append(
+                f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and its other kernels "
+                "are not tested with a classifier; remove it"
+            )
+        if recipe.model.trust_remote_code:
+            found.append(
+                f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or none; use a model "
+                "type of transformers"
+            )
+        if recipe.evaluation.tasks:
+            found.append(
+                f"{where} with evaluation.tasks: lm-evaluation-harness asks for words, and a reward model gives a number; "
+                "remove it"
+            )
+        return found
+
+    def model_problem(self, model_type: str) -> str | None:
+        if model_type in reward_head.TYPES:
+            return None
+        return (
+            f"objective: {self.name}: transformers has no sequence classifier of the usual form for {model_type} "
+            "(GenericForSequenceClassification); choose another base model (llama, mistral, qwen3, gemma3_text ...)"
+        )
+
+    def switches_dropout_off(self, recipe: Recipe) -> bool:
+        return recipe.objective.disable_dropout
+
+    def reasons(self, recipe: Recipe) -> list[str]:
+        found = [
+            f"objective: {self.name}: each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass; "
+            "the head has one output, so there are no logits of the vocabulary"
+        ]
+        if recipe.evaluation.sample_answers:
+            found.append("evaluation.sample_answers: a reward model answers nothing, so none are sampled")
+        if self.switches_dropout_off(recipe) and recipe.method.name != "full" and recipe.method.lora_dropout:
+            found.append("objective.disable_dropout: method.lora_dropout has no effect in training")
+        return found
+
+    def arguments_class(self) -> Any:
+        from trl import RewardConfig
+
+        return RewardConfig
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        return {
+            "center_rewards_coefficient": recipe.objective.center_rewards_coefficient,
+            "disable_dropout": recipe.objective.disable_dropout,
+            # The columns of prepared pairs are not TRL's.
+            "remove_unused_columns": False,
+        }
+
+    def trainer_class(self) -> Any:
+        return _trainer_class()
+
+    def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
+        return functools.partial(batch, pad_token_id)
+
+    def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
+        import numpy
+
+        sequences = [one["input_ids"] for one in sequences_of(rows)]
+        with trainer.compute_loss_context_manager():
+            found = reward_head.rewards(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
+        losses = reward_head.pair_losses(found, trainer.args.center_rewards_coefficient)
+        return losses, numpy.ones(len(losses))
+
+
+@functools.cache
+def _trainer_class() -> Any:
+    """Return PairRewardTrainer, RewardTrainer on prepared pairs. TRL is imported here."""
+    from trl import RewardTrainer
+
+    class PairRewardTrainer(RewardTrainer):  # type: ignore[misc]
+        """RewardTrainer that takes its rows as they are."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    return PairRewardTrainer
+
+
+def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
+    """Return a batch as TRL has it, int64 tensors [2 x rows, longest]: the chosen sequences of all rows, then the rejected."""
+    sequences = [one["input_ids"] for one in sequences_of(rows)]
+    return {
+        "input_ids": padded(sequences, pad_token_id),
+        "attention_mask": padded([[1] * len(one) for one in sequences], 0),
+    }

@@ -1,0 +1,167 @@
+"""Log-probabilities of the reference model, computed once before training and read beside the prepared rows.
+
+They take the place of the reference model in each step: full training then needs no second model, whatever its sharding, and a
+run that continues from an adapter (method.adapter) has the model with that adapter as its reference.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune import data
+from flytune.errors import DataError
+from flytune.files import sha256_of
+from flytune.models import BaseRequest, Row, finite_loss, initial_adapter, loading
+from flytune.models.scoring import sequences_of
+from flytune.objectives import objective_of
+from flytune.recipe import DataRequest, Recipe
+from flytune.schema import Record, Strict
+from flytune.sharding import sharding_of
+
+MANIFEST = "reference.json"
+COLUMN = "ref_logps"
+"""Column of the rows: log-probabilities of the chosen and of the rejected answer, each summed over its trained tokens."""
+_SPLITS = ("train", "heldout")
+
+
+class ReferenceManifest(Record):
+    """Content of reference.json, written last."""
+
+    key: str
+    """Hash of the rows and of everything in the recipe that the log-probabilities follow from."""
+    files: dict[str, str]
+    """SHA-256 of each file, by name."""
+
+
+class ReferenceRequest(Strict):
+    """Everything that the log-probabilities depend on; the cache key of their task."""
+
+    recipe: Recipe
+    """The parts of the recipe that they follow from; all others have their defaults."""
+    request: DataRequest
+    base: BaseRequest
+    adapter_sha256: str = ""
+    """Hash of the weights of method.adapter."""
+
+
+def requests(recipe: Recipe, request: DataRequest, base: BaseRequest) -> list[ReferenceRequest]:
+    """Return the request of a run that reads the reference's log-probabilities; none of another."""
+    if not is_needed(recipe):
+        return []
+    reduced = {
+        "name": "reference",
+        **recipe.model_dump(mode="json", include={"model", "data", "method", "sharding"}),
+        "objective": recipe.objective.name,
+        "training": {"learning_rate": 1, "global_batch_size": 1},
+        "evaluation": {"batch_size": recipe.evaluation.batch_size},
+    }
+    adapter = initial_adapter.weights_sha256(recipe.method)
+    return [ReferenceRequest(recipe=Recipe.model_validate(reduced), request=request, base=base, adapter_sha256=adapter)]
+
+
+def is_needed(recipe: Recipe) -> bool:
+    """Return whether a run reads the reference's log-probabilities."""
+    return objective_of(recipe).reference(recipe) == "precomputed"
+
+
+def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
+    """Write the log-probabilities of all pairs of a prepared data set to a new folder `out`; one process, on all its GPUs.
+
+    The model is loaded, and computes, in the precision that it has in training.
+
+    Raises:
+        DataError: the data set is incomplete.
+        ExportError: a log-probability is not finite.
+        TrainingError: the adapter cannot be loaded.
+    """
+    import numpy
+    import torch
+    from safetensors.numpy import save_file
+    from transformers import AutoTokenizer
+
+    loading.quiet()
+    out.mkdir(parents=True)
+    manifest = data.read_manifest(dataset)
+    model, uses_autocast = _model(recipe)
+    pad = AutoTokenizer.from_pretrained(str(dataset / "tokenizer")).pad_token_id
+    device = next(model.parameters()).device.type
+    for split in _SPLITS:
+        rows = data.load(dataset, split)
+        pairs = [rows[place] for place in range(len(rows))]
+        with torch.autocast(device, getattr(torch, recipe.model.dtype), enabled=uses_autocast):
+            nll, _ = finite_loss(model, sequences_of(pairs), pad, recipe.evaluation.batch_size, "reference")
+        save_file({COLUMN: numpy.ascontiguousarray(-nll.reshape(2, -1).T)}, out / _file(split))
+    files = {_file(split): sha256_of(out / _file(split)) for split in _SPLITS}
+    ReferenceManifest(key=_key(recipe, manifest.content_sha256), files=files).write(out / MANIFEST)
+
+
+def _model(recipe: Recipe) -> tuple[Any, bool]:
+    """Return the reference model, and whether it computes under autocast."""
+    uses_autocast = sharding_of(recipe).precision(recipe) == "autocast" and recipe.model.dtype != "float32"
+    dtype = sharding_of(recipe).load_dtype(recipe) if uses_autocast else recipe.model.dtype
+    model = loading.base_model(recipe, dtype, device_map=loading.device_map())
+    if recipe.method.adapter:
+        from peft import get_peft_model
+
+        config = loading.peft_config(recipe, model)
+        model = get_peft_model(model, config)
+        initial_adapter.load_weights(model, recipe.method)
+    return model, uses_autocast
+
+
+class Reference:
+    """The log-probabilities in a folder that `compute` wrote."""
+
+    def __init__(self, folder: Path | None, recipe: Recipe, content_sha256: str) -> None:
+        """Check the folder.
+
+        Raises:
+            DataError: there is none, it is of other rows or of another model, or a file was changed.
+        """
+        again = "compute them again (reference_log_probs), or set objective.precompute_ref_log_probs: false"
+        if folder is None:
+            raise DataError(
+                f"recipe {recipe.name}: the run needs the reference's log-probabilities, and was given none; {again}"
+            )
+        try:
+            self.folder, manifest = folder, ReferenceManifest.read(folder / MANIFEST)
+        except FileNotFoundError:
+            raise DataError(
+                f"{folder}: {MANIFEST} is missing: the reference's log-probabilities are incomplete; {again}"
+            ) from None
+        if manifest.key != _key(recipe, content_sha256):
+            raise DataError(f"{folder}: the reference's log-probabilities are of another model, or of other rows; {again}")
+        for name, sha256 in manifest.files.items():
+            if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
+                raise DataError(f"{folder}: {name} is not the file that {MANIFEST} lists; {again}")
+
+    def column(self, split: str) -> Any:
+        """Return the log-probabilities of the rows of a split: float64 of shape (rows, 2)."""
+        from safetensors.numpy import load_file
+
+        return load_file(self.folder / _file(split))[COLUMN]
+
+    def beside(self, dataset: Any) -> Any:
+        """Return the training rows, a `datasets.Dataset`, with the column."""
+        return dataset.add_column(COLUMN, self.column("train").tolist())
+
+    def beside_heldout(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the first held-out rows with the column."""
+        return [row | {COLUMN: found} for row, found in zip(rows, self.column("heldout").tolist(), strict=False)]
+
+
+def _file(split: str) -> str:
+    return f"{split}.safetensors"
+
+
+def _key(recipe: Recipe, content_sha256: str) -> str:
+    """Return the hash of the rows and of the part of a recipe that decides about the reference model's results."""
+    method, model = recipe.method, recipe.model
+    parts = (
+        content_sha256,
+        model.model_dump_json(exclude={"revision"}),
+        method.model_dump_json() if method.adapter or method.name == "qlora" else "",
+        sharding_of(recipe).precision(recipe),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

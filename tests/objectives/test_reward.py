@@ -1,0 +1,271 @@
+"""Reward models of a tiny base: equal to TRL's own trainer, exact after a kill, and the same when reloaded."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flytune import data
+from flytune.errors import DoesNotFit, RecipeError
+from flytune.evaluation import score
+from flytune.export import gate
+from flytune.files import sha256_of
+from flytune.hardware import shape_named
+from flytune.models import loading, read_geometry, reward_head
+from flytune.objectives import objective_of
+from flytune.planning import planner
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Metrics
+from flytune.report import model_card
+from flytune.training import loop
+from tests.support import ranks, saved_runs
+from tests.support.preferences import write_preferences
+from tests.support.tiny import tiny_base, tiny_recipe
+
+SAME = 1e-5
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rewards")
+    base, rows = tiny_base(folder), write_preferences(folder / "pairs.jsonl", 64)
+    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": "reward"}))
+    data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
+    return folder
+
+
+def recipe_for(inputs, method="full", sharding="none", **changes):
+    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
+    changes = {"objective": "reward", "method": method, "sharding": sharding} | changes
+    changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+
+
+def fit(recipe, inputs, out):
+    plan = planner.make(recipe)
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def losses_of_trl(recipe, rows, out):
+    """Return the losses of TRL's own trainer, which reads the same texts itself, and the first rewards of its model."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+    from trl import RewardConfig, RewardTrainer
+
+    torch.set_num_threads(1)
+    training, folder = recipe.training, recipe.model.name_or_path
+    args = RewardConfig(
+        output_dir=str(out), per_device_train_batch_size=4, max_steps=3, learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps, logging_steps=1, bf16=False,
+        gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", train_sampling_strategy="sequential",
+        max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None, seed=training.seed,
+        center_rewards_coefficient=recipe.objective.center_rewards_coefficient, disable_tqdm=True,
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", num_labels=1)
+    # TRL leaves the head to the random numbers of loading; both start with the same one here.
+    model.score.weight.data = reward_head.first_values(model.config, training.seed)
+    adapter = None
+    if recipe.method.name == "lora":
+        adapter = LoraConfig(
+            r=recipe.method.r, lora_alpha=recipe.method.lora_alpha, lora_dropout=0.0, target_modules="all-linear",
+            task_type="SEQ_CLS", modules_to_save=["score"],
+        )  # fmt: skip
+    set_seed(training.seed)
+    trainer = RewardTrainer(
+        model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=adapter,
+    )  # fmt: skip
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def in_order_of_training(recipe, inputs):
+    """Return the rows of text in the order in which a run trains them, found by their tokens."""
+    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, pairs=True)
+    tokenizer = data.load_tokenizer(recipe.model, recipe.data)
+    by_tokens = {}
+    for row in map(json.loads, (inputs / "pairs.jsonl").read_text().splitlines()):
+        both = [tokenizer(row["prompt"] + row[name] + tokenizer.eos_token)["input_ids"] for name in ("chosen", "rejected")]
+        by_tokens[tuple(both[0] + both[1])] = row
+    return [by_tokens[tuple(stored[place]["input_ids"])] for place in range(len(stored))]
+
+
+@pytest.mark.parametrize(("method", "objective"), [("full", {}), ("lora", {}), ("lora", {"center_rewards_coefficient": 0.01})])
+def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
+    recipe = recipe_for(inputs, method, objective={"name": "reward", **objective})
+    rows = in_order_of_training(recipe, inputs)
+    ours = ranks.run(1, fit, recipe, inputs, tmp_path / "ours")
+    theirs = ranks.run(1, losses_of_trl, recipe, rows, tmp_path / "theirs")
+    assert len(theirs) == len(ours.steps) == 3
+    assert [step.loss for step in ours.steps] == pytest.approx(theirs, rel=SAME)
+    assert ours.steps[2].loss != pytest.approx(ours.steps[0].loss, rel=1e-3), "it learned"
+
+
+@pytest.mark.parametrize(
+    ("method", "sharding"), [("full", "none"), pytest.param("lora", "fsdp", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
+    changes = {"objective": "reward", "method": method if method == "full" else {"name": method}, "evaluation.eval_steps": 2}
+    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
+    world_size = planner.make(recipe).world_size
+    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
+    never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
+    resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
+    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss
+    assert resumed.heldout_loss == never.heldout_loss
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def tuned(request, inputs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    recipe = recipe_for(inputs, request.param, **{"training.max_steps": 12, "training.learning_rate": 3e-3})
+    return recipe, ranks.run(1, fit, recipe, inputs, out), out
+
+
+def scored(recipe, out, inputs):
+    return score.score(recipe, out, inputs / "dataset")
+
+
+def card_of(recipe, result, out, inputs, metrics):
+    plan, manifest = planner.make(recipe), data.read_manifest(inputs / "dataset")
+    return model_card.render(recipe, plan, manifest, result, metrics, broken=[])
+
+
+def run_card(card, weights, dataset):
+    """Run the card's code in a folder with the weights, and return what it prints."""
+    import contextlib
+    import io
+    import os
+
+    os.chdir(weights)
+    os.symlink(dataset, "dataset")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[:2])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    return printed.getvalue()
+
+
+def test_the_reloaded_model_chooses_held_out_pairs_as_its_card_says(tuned, inputs):
+    recipe, result, out = tuned
+    metrics = ranks.run(1, scored, recipe, out, inputs)
+    found = metrics.reward
+    assert metrics.samples == found.pairs == min(8, data.read_manifest(inputs / "dataset").heldout.samples)
+    assert found.accuracy > 0.5
+    assert found.margin_low < found.margin < found.margin_high
+    assert metrics.tuned.loss == pytest.approx(result.heldout_loss, abs=1e-4), "as the live model's"
+    assert metrics.is_better == (found.accuracy_low > 0.5)
+    assert metrics.preference is None
+    assert not metrics.answers
+    assert Metrics.model_validate_json(metrics.model_dump_json()) == metrics
+    weights = loading.weights_folder(out)
+    if recipe.method.name == "full":
+        config = json.loads((weights / "config.json").read_text())
+        assert config["architectures"] == ["LlamaForSequenceClassification"]
+        assert not (weights / "generation_config.json").exists()
+    else:
+        assert json.loads((weights / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
+    card = card_of(recipe, result, out, inputs, metrics)
+    assert "perplexity" not in card.lower()
+    printed = ranks.run(1, run_card, card, weights, inputs / "dataset")
+    assert float(printed.split()[-1]) == pytest.approx(found.accuracy)
+
+
+def check(recipe, out, inputs):
+    rows = data.heldout_rows(inputs / "dataset", 8)
+    gate.check(recipe, out, inputs / "dataset", rows, lambda: loading.exported_model(recipe, out))
+
+
+def test_the_gate_refuses_another_head(tuned, inputs, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    recipe, _, out = tuned
+    copy = tmp_path / "out"
+    shutil.copytree(out, copy)
+    [file] = loading.weights_folder(copy).glob("*.safetensors")
+    tensors = load_file(file)
+    [head] = [name for name in tensors if name.endswith("score.weight")]
+    tensors[head] = tensors[head] * 1.01
+    save_file(tensors, file, metadata={"format": "pt"})
+    export = json.loads((copy / "export.json").read_text())
+    for one in export["files"]:
+        if one["file"] == file.name:
+            one["sha256"] = sha256_of(file)
+            one["size"] = file.stat().st_size
+    (copy / "export.json").write_text(json.dumps(export))
+    with pytest.raises(ranks.RankFailed, match="what was exported is not what was trained"):
+        ranks.run(1, check, recipe, copy, inputs)
+    ranks.run(1, check, recipe, out, inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": {"name": "lora", "adapter": "elsewhere"}}, "has no head of rewards; merge it first"),
+        ({"method": {"name": "lora", "init_lora_weights": "pissa"}}, "its export as LoRA is not tested"),
+        ({"method": {"name": "lora", "modules_to_save": ["embed_tokens"]}}, "with method.modules_to_save: tables of tokens"),
+        ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "there is no lm_head"),
+        ({"method": "qlora", "sharding": "device_map"}, "the head of rewards is on the last GPU"),
+        ({"evaluation.tasks": ["arc_easy"]}, "a reward model gives a number"),
+    ],
+)
+def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
+    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "reward"} | changes))
+    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+    with pytest.raises((RecipeError, DoesNotFit), match="objective: reward with"):
+        planner.make(recipe)
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ({"name": "reward", "beta": 0.2}, "beta: only for name: dpo or kto, and this is reward"),
+        (
+            {"name": "dpo", "center_rewards_coefficient": 0.01},
+            "center_rewards_coefficient: only for name: reward, and",
+        ),
+    ],
+)
+def test_fields_of_another_objective_are_refused(objective, said, inputs):
+    with pytest.raises(RecipeError, match=said):
+        recipe_for(inputs, objective=objective)
+
+
+def test_the_listed_types_have_the_usual_classifier():
+    import transformers
+    from transformers.modeling_layers import GenericForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES
+
+    assert not [
+        kind
+        for kind in reward_head.TYPES
+        if not issubclass(getattr(transformers, NAMES[kind]), GenericForSequenceClassification)
+    ]
+    assert objective_of(recipe_of_types()).model_problem("gpt2").startswith("objective: reward: transformers has no sequence")
+
+
+def recipe_of_types():
+    return Recipe.model_validate(tiny_recipe(Path("base"), Path("pairs.jsonl"), {"objective": "reward"}))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_counts_a_head_of_one_output(tied, inputs):
+    geometry = planner_geometry(inputs).model_copy(update={"tie_word_embeddings": tied})
+    plans = {name: planner.make(recipe_for(inputs, objective=name), geometry=geometry) for name in ("sft", "reward")}
+    head = 0 if tied else geometry.vocab_size * geometry.hidden_size
+    assert plans["reward"].total_parameters == plans["sft"].total_parameters - head + geometry.hidden_size
+    memory = {name: plan.needs[0].phases["steady step"] for name, plan in plans.items()}
+    assert "reference model" not in memory["reward"]
+    # The moment of the loss is no longer the fullest one; its logits were of the vocabulary.
+    assert memory["reward"].get("logits and loss", 0) < memory["sft"].get("logits and loss", 1)
+
+
+def planner_geometry(inputs):
+    return read_geometry(recipe_for(inputs).model)

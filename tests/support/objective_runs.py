@@ -1,0 +1,91 @@
+"""Runs of a tiny model on data of an objective, and on the same rows with TRL's own trainer."""
+
+import json
+
+import pytest
+
+from flytune import data
+from flytune.hardware import shape_named
+from flytune.planning import planner
+from flytune.recipe import DataRequest, Recipe
+from flytune.training import loop
+from tests.support import ranks, saved_runs
+from tests.support.tiny import tiny_base, tiny_recipe
+
+
+def prepare(folder, objective, write):
+    """Make a tiny base model, 64 rows with `write`, and the prepared data of an objective, all in `folder`."""
+    base, rows = tiny_base(folder), write(folder / "pairs.jsonl", 64)
+    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": objective}))
+    data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
+    return folder
+
+
+def recipe_for(inputs, default, method="full", sharding="none", **changes):
+    """Return the recipe of a tiny run; `default` is its objective, where `changes` have none."""
+    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
+    changes = {"objective": default, "method": method, "sharding": sharding} | changes
+    changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
+    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+
+
+def fit(recipe, inputs, out, layout=None):
+    """Train as planned, or with another micro batch and accumulation."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    plan = planner.make(recipe).model_copy(update=dict(zip(names, layout or (), strict=bool(layout))))
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def logs_of_trl(make_config, make_trainer, recipe, rows, out):
+    """Return the logs of three steps of TRL's own trainer, which tokenizes the texts itself, with the rows in their order."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+    from flytune.models import loading
+
+    torch.set_num_threads(1)
+    training, objective, folder = recipe.training, recipe.objective, recipe.model.name_or_path
+    args = make_config(
+        objective, output_dir=str(out), per_device_train_batch_size=training.global_batch_size, max_steps=3, logging_steps=1,
+        learning_rate=training.learning_rate, lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps,
+        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+        train_sampling_strategy="sequential", max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None,
+        seed=training.seed, beta=objective.beta,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    set_seed(training.seed)
+    trainer = make_trainer(
+        model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=loading.peft_config(recipe, model),
+    )  # fmt: skip
+    trainer.train()
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def in_order_of_training(recipe, inputs, key_of_text, key_of_row, pairs=False):
+    """Return the rows of text in the order in which a run trains them, found by a key of their texts and tokens."""
+    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, pairs)
+    tokenizer = data.load_tokenizer(recipe.model, recipe.data)
+
+    def ids(text):
+        return tokenizer(text + tokenizer.eos_token)["input_ids"]
+
+    texts = [json.loads(line) for line in (inputs / "pairs.jsonl").read_text().splitlines()]
+    by_key = {key_of_text(row, ids): row for row in texts}
+    return [by_key[key_of_row(stored[place])] for place in range(len(stored))]
+
+
+def check_resume(inputs, sharding, tmp_path, **changes):
+    """Check that a run that is killed at step 3 of 4 computes what an undisturbed one does."""
+    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **{"evaluation.eval_steps": 2}, **changes)
+    world_size = planner.make(recipe).world_size
+    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
+    never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
+    resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
+    assert resumed.resumed_from_step == 2
+    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
+    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
+    assert resumed.heldout_loss == never.heldout_loss

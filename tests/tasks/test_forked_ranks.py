@@ -1,0 +1,106 @@
+"""Tests of forked ranks: nothing of the parent's is left in them that would change a run."""
+
+import atexit
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+from flytekit.interfaces.random import random
+
+from flytune.errors import ExportError
+from flytune.models import clean_process
+from flytune.planning import planner
+from flytune.recipe import Recipe
+from flytune.training import libraries
+from tasks.runtime import forked_ranks
+from tests.support.process_kills import end_at_once
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """This process as one that has not computed."""
+    for name, value in {"has_computed": False, "has_trained": False, "pool": None}.items():
+        monkeypatch.setattr(clean_process._State, name, value)
+    yield
+    if clean_process._State.pool is not None:
+        clean_process._State.pool.shutdown()
+
+
+def in_fork(function, *arguments):
+    """Return the result of a function in a forked process that ends as ranks do, without the exit functions of Python."""
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+    if (pid := os.fork()) == 0:
+        try:
+            sender.send(function(*arguments))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert receiver.poll(), "the process failed"
+    return receiver.recv()
+
+
+def test_a_rank_has_no_handlers_and_exit_functions_of_its_parent(tmp_path):
+    atexit.register(parents := tmp_path.joinpath("parent").touch)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def rank():
+        atexit.register(tmp_path.joinpath("tracker").touch)
+        return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+    try:
+        handlers = in_fork(forked_ranks.in_rank(rank))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        atexit.unregister(parents)
+    assert handlers == [signal.SIG_DFL, signal.default_int_handler]
+    assert [path.name for path in tmp_path.iterdir()] == ["tracker"]
+
+
+def test_ranks_draw_different_names():
+    random.seed(0)
+    drawn = [in_fork(forked_ranks.in_rank(lambda: random.getrandbits(128))) for _ in range(2)]
+    random.seed(0)
+    assert len({*drawn, random.getrandbits(128)}) == 3
+
+
+def test_a_rank_has_the_threads_of_torchrun(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert in_fork(forked_ranks.in_rank(torch.get_num_threads)) == 1
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert in_fork(forked_ranks.in_rank(torch.get_num_threads)) == torch.get_num_threads()
+
+
+def test_a_process_that_has_computed_forks_no_ranks(clean):
+    clean_process.note_training()
+    assert forked_ranks.prepare(lambda: None, None, None) is False
+
+
+def test_errors_of_the_fetch_are_left_to_the_ranks(clean, tmp_path):
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 8)))
+    given = []
+
+    def fetch(**inputs):
+        given.append(inputs)
+        raise OSError("gone")
+
+    assert forked_ranks.prepare(fetch, recipe, planner.make(recipe), dataset="d", base=None) is True
+    assert given == [{"dataset": "d", "base": None}]
+
+
+def test_cuda_is_not_used_before_the_fork(monkeypatch):
+    assert libraries.can_fork()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert not libraries.can_fork()
+
+
+def test_the_clean_process_is_the_same_until_it_ends(clean):
+    clean_process.fork()
+    clean_process.note_training()
+    first = clean_process.run(os.getpid)
+    assert clean_process.run(os.getpid) == first != os.getpid()
+    with pytest.raises(ExportError, match="the process that evaluates ended without an error message"):
+        clean_process.run(end_at_once)
+    assert clean_process.run(os.getpid) not in (first, os.getpid())
