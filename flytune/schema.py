@@ -1,6 +1,7 @@
 """Strict, frozen pydantic models that report all mistakes at once, with dotted paths and suggestions."""
 
 import difflib
+import json
 import math
 import re
 import sys
@@ -123,9 +124,36 @@ def load_yaml(path: str | Path) -> Any:
         raise RecipeError(f"{path!s:.200}: cannot be read: {error!s:.300}") from None
     except yaml_core.YAMLError as error:
         raise RecipeError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if secrets := [f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(content)]:
-        raise RecipeError.of(str(path), secrets)
+    refuse_credentials(content, str(path))
     return content
+
+
+def load_json(content: str | bytes, where: str) -> Any:
+    """Return the value of a JSON text that a person wrote.
+
+    Raises:
+        RecipeError: it is not JSON, is longer than a YAML file may be, has half of a surrogate pair, or has an address with
+            credentials.
+    """
+    try:
+        value = json_core.load(content, yaml_core.LARGEST)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{where}: not JSON: a text has half of a surrogate pair") from None
+    except json_core.JSONError as error:
+        raise RecipeError(f"{where}: not JSON: {error!s:.300}") from None
+    refuse_credentials(value, where)
+    return value
+
+
+def refuse_credentials(content: Any, where: str) -> None:
+    """Refuse a content that has addresses with credentials.
+
+    Raises:
+        RecipeError: it has some; all are named, and none is shown.
+    """
+    if secrets := [f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(content)]:
+        raise RecipeError.of(where, secrets)
 
 
 def load_rows(path: Path, container: type[Strict], field: str, because: str = "") -> Any:

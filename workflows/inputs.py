@@ -5,13 +5,14 @@ as they are. The module is imported for its effect, with any workflow.
 """
 
 import hashlib
+import math
 import os
 import sys
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_origin
 
 import click
 from flytekit import FlyteContext
@@ -24,12 +25,12 @@ from rich.console import Console
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
-from flytune import yaml_core
+from flytune import addresses, yaml_core
 from flytune.errors import RecipeError, StorageError
 from flytune.hardware import load_cluster
 from flytune.planning import Local, folders, uploads
 from flytune.recipe import Recipe
-from flytune.schema import Strict, load_yaml
+from flytune.schema import load_json, load_yaml
 
 _CHUNK = 8 * 2**20
 # Seconds to connect, and between two bytes.
@@ -69,9 +70,13 @@ def _uploaded(remote: Any, content: Any, lacking: Sequence[str] = ()) -> Any:
 def _limit() -> float:
     given = os.environ.get(uploads.LIMIT_VARIABLE, "")
     try:
-        return float(given or uploads.LIMIT_GIB)
+        limit = float(given or uploads.LIMIT_GIB)
     except ValueError:
-        raise RecipeError(f"{uploads.LIMIT_VARIABLE}={given}: give a number of GiB") from None
+        limit = math.nan
+    if not 0 < limit < math.inf:
+        shown = addresses.redact(given)
+        raise RecipeError(f"{uploads.LIMIT_VARIABLE}={shown:.60}: give a positive number of GiB")
+    return limit
 
 
 def _address(remote: Any, local: Local) -> str:
@@ -149,16 +154,22 @@ def _patch_pyflyte() -> None:
         return
     from flytekit.interaction.click_types import DirParamType, FileParamType, JsonParamType
 
-    run.yaml = SimpleNamespace(safe_load=yaml_core.load, YAMLError=yaml_core.YAMLError)  # type: ignore[attr-defined]
+    run.yaml = SimpleNamespace(safe_load=_inputs_file, YAMLError=yaml_core.YAMLError)  # type: ignore[attr-defined]
     if JsonParamType._parse.__module__ != __name__:
         JsonParamType._parse = _parsing(JsonParamType._parse)
         for kind in (DirParamType, FileParamType):
             kind.convert = _converting(kind.convert)
 
 
+def _inputs_file(file: Any) -> Any:
+    """Return the content of --inputs-file; flytekit itself fails on one that is not YAML."""
+    return load_yaml(file.name) if hasattr(file, "name") else yaml_core.load(file)
+
+
 def _parsing(upstream: Any) -> Any:
     def parse(self: Any, value: Any, param: Any) -> Any:
-        content = load_yaml(value) if _is_file(self._python_type, value) else upstream(self, value, param)
+        name = f"--{param.name}" if param is not None else "input"
+        content = _content(value, name, self._python_type) if isinstance(value, str) else upstream(self, value, param)
         remote = _submitting()
         if remote is not None and self._python_type in _CHANGES:
             return _uploaded(remote, content)
@@ -169,12 +180,29 @@ def _parsing(upstream: Any) -> Any:
     return parse
 
 
-def _is_file(kind: Any, value: Any) -> bool:
-    """Return True if a parameter is a file that Flytune reads: flytekit reports no missing file and no bad YAML."""
-    if not isinstance(value, str):
-        return False
-    is_strict = isinstance(kind, type) and issubclass(kind, Strict) and not value.lstrip().startswith(("{", "["))
-    return is_strict or value.endswith((".yaml", ".yml"))
+def _content(value: str, name: str, kind: Any) -> Any:
+    """Return the content of an input: JSON, or a file of YAML or JSON; flytekit's own readers are not strict.
+
+    Raises:
+        RecipeError: it cannot be read, or is not of the input's type.
+    """
+    if value.lstrip().startswith(("{", "[")):
+        content = load_json(value, name)
+    elif value.endswith(".json"):
+        try:
+            with Path(value).open("rb") as file:
+                content = load_json(file.read(yaml_core.LARGEST + 1), value)
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"{name}: {value:.200}: cannot be read: {error!s:.300}") from None
+    elif kind in (dict, list) and value.strip() in ("null", ""):
+        raise RecipeError(f"{name}: empty; give JSON or a file")
+    else:
+        content = load_yaml(value)
+    wanted = list if (get_origin(kind) or kind) is list else dict
+    if not isinstance(content, wanted):
+        shown = "a list" if wanted is list else "a mapping"
+        raise RecipeError(f"{name}: must be {shown}; found {content!r:.60}")
+    return content
 
 
 def _converting(upstream: Any) -> Any:

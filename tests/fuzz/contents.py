@@ -1,10 +1,12 @@
 """Inputs from elsewhere: rows, prompts, tokenizers, models' configurations, prepared data, artifacts."""
 
+import hashlib
 import io
 import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from flytune.models import Generation, initial_adapter, read_geometry
 from flytune.models.geometry import table_rows
 from flytune.planning import planner
 from flytune.recipe import Data, DataRequest, Model, Recipe
+from flytune.records import StoredFile
+from flytune.storage import Storage
+from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 from tests.fuzz.decisions import check_recipe
 from tests.fuzz.isolation import Wrong
 from tests.fuzz.kinds import Samples, kind
@@ -231,3 +236,45 @@ _ADAPTER = {
 def check_dataset(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
     """The manifest of prepared data is read, or refused."""
     data.read_manifest(_copied(RELEASE / "dataset", folder / "dataset", *given))
+
+
+def _checkpoint() -> Checkpoint:
+    file = StoredFile(file="model/weights.bin", size=4, sha256=hashlib.sha256(b"keep").hexdigest())
+    fields: dict[str, Any] = {"attempt": "0001-abcdef", "decisions": "x", "sharding": "none", "world_size": 1, "flytune": "0"}
+    return Checkpoint(step=3, files=[file], **fields)
+
+
+def _manifests(samples: Samples) -> st.SearchStrategy[tuple[bool, Any]]:
+    content = json.loads(_checkpoint().sealed().model_dump_json())
+    names = st.sampled_from(
+        ["../out", "/etc/passwd", "a/../../out", "~/x", "model", "a\\b", "s3://b/x", "x" * 300, "manifest.json"]
+    )
+    escaping = names.map(lambda name: content | {"files": [content["files"][0] | {"file": name}]})
+    return st.tuples(st.booleans(), st.one_of(escaping, documents(content)))
+
+
+@kind("checkpoint", _manifests)
+def check_checkpoint(samples: Samples, given: tuple[bool, Any], folder: Path) -> None:
+    """A checkpoint's manifest is used as it was written, or not at all; no file outside of its folder changes."""
+    is_sealed, content = given
+    store = folder / "checkpoints"
+    (store / "3-0001-abcdef" / "model").mkdir(parents=True)
+    (store / "3-0001-abcdef" / "model" / "weights.bin").write_bytes(b"keep")
+    (folder / "out").write_bytes(b"keep")
+    (store / "out").write_bytes(b"keep")
+    if is_sealed:  # by somebody who can write the digest too
+        with suppress(ValueError):
+            content = json.loads(Checkpoint.model_validate(content).sealed().model_dump_json())
+    (store / "3-0001-abcdef" / "manifest.json").write_bytes(json_bytes(content))
+    ledger = Ledger(Storage(str(store)), limit=1)
+    for one in ledger.checkpoints():
+        if one.folder != "3-0001-abcdef":
+            raise Wrong(f"the checkpoint of {one.folder!r:.60}")
+        ledger.link(one, folder / "linked" / "inside")
+        if not ledger.fault(one) and any(file.sha256 != hashlib.sha256(b"keep").hexdigest() for file in one.files):
+            raise Wrong("a file that is not the listed one")
+    ledger.begin()
+    ledger.clear()
+    outside = [folder / "out", store / "out"]
+    if any(not path.is_file() or path.read_bytes() != b"keep" for path in outside) or (folder / "linked" / "out").exists():
+        raise Wrong("files outside of the checkpoint were changed")

@@ -21,8 +21,9 @@ from flytune.recipe import Recipe
 from flytune.sweeps import grid as grids
 from tests.fuzz.isolation import Wrong
 from tests.fuzz.kinds import Samples, kind
-from tests.fuzz.mutations import damaged, documents, scalars
+from tests.fuzz.mutations import ENCODINGS, damaged, documents, json_bytes, scalars
 from tests.support.paths import ROOT
+from workflows import inputs
 
 _SHIPPED = ROOT / "recipes"
 
@@ -139,6 +140,24 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
         with contextlib.suppress(FlytuneError):
             made = planner.make(recipe, shapes, geometry, samples=20, cluster=cluster)
             table.show(made, tables.console())
+
+
+@kind("inputs", lambda samples: st.tuples(st.sampled_from(["yaml", "json", "text"]), _inputs(samples)))
+def check_inputs(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
+    """A recipe of `pyflyte run` is read as `flytune plan` reads it, from a file or from the command line."""
+    suffix, content = given
+    file = folder / f"recipe.{suffix}"
+    file.write_bytes(content)
+    value = content.decode("utf-8", "surrogateescape") if suffix == "text" else str(file)
+    recipe = Recipe.model_validate(inputs._content(value, "--recipe", Recipe))
+    if suffix != "text" and recipe != Recipe.from_yaml(file):
+        raise Wrong("`pyflyte run` reads another recipe")
+
+
+def _inputs(samples: Samples) -> st.SearchStrategy[bytes]:
+    text = json.dumps(samples.recipe()).encode()
+    coded = st.sampled_from([text.decode().encode(name) for name in ENCODINGS])
+    return st.one_of(coded, damaged(text), documents(samples.recipe()).map(json_bytes), _recipes(samples))
 
 
 _FIELDS = [

@@ -4,8 +4,9 @@ import pytest
 
 from flytune.errors import TrainingError
 from flytune.records import StoredFile
+from flytune.storage import Storage
 from flytune.training.checkpoints import find, paths
-from flytune.training.checkpoints.ledger import Checkpoint
+from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 from tests.support.plans import recipe_of
 
 DATA, OTHER = "1" * 64, "2" * 64
@@ -68,3 +69,17 @@ def test_a_storage_that_cannot_be_read_is_reported(tmp_path):
     assert "(checkpoints.save_steps is not set): the next run starts at step 0" in find.described(recipe_of())
     away = recipe_of(checkpoints={"folder": "nosuch://x", "save_steps": 1})
     assert "It is unknown whether there is a checkpoint: checkpoints.folder: nosuch://x" in find.described(away)
+
+
+def test_a_manifest_that_names_a_folder_is_a_fault_and_links_nothing(tmp_path):
+    folder = tmp_path / "ledger" / "3-0001-abcdef"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "weights.bin").write_bytes(b"keep")
+    listed = StoredFile(file="model", size=4, sha256="0" * 64)
+    fields = {"decisions": "x", "sharding": "none", "world_size": 1, "flytune": "0", "files": [listed]}
+    Checkpoint(step=3, attempt="0001-abcdef", **fields).sealed().write(folder / "manifest.json")
+    ledger = Ledger(Storage(str(tmp_path / "ledger")), limit=1)
+    (found,) = ledger.checkpoints()
+    ledger.link(found, tmp_path / "linked")
+    assert "model" in ledger.fault(found)
+    assert not (tmp_path / "linked" / "model").exists()

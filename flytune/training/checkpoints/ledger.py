@@ -146,8 +146,8 @@ class Ledger:
                 return  # `fault` will report it
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
-            if not source.exists():
-                return  # `fault` will report it
+            if not source.is_file():
+                return  # missing, or a folder: `fault` will report it
             try:
                 target.hardlink_to(source)
             except OSError:  # no links on this file system, or across file systems; or the file was deleted meanwhile
