@@ -205,7 +205,7 @@ def test_what_is_too_large_is_refused_and_the_variable_raises_the_limit(remote, 
     ):
         submitted(remote, cluster_recipe(base, rows))
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "many")
-    with pytest.raises(RecipeError, match="FLYTUNE_UPLOAD_GIB=many: give a number of GiB"):
+    with pytest.raises(RecipeError, match="FLYTUNE_UPLOAD_GIB=many: give a positive number of GiB"):
         submitted(remote, cluster_recipe(base, rows))
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "1")
     with (
