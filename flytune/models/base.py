@@ -4,6 +4,7 @@ A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec ad
 `local_name`; records keep the recipe's name.
 """
 
+import functools
 import hashlib
 import logging
 import os
@@ -20,6 +21,7 @@ from flytune.errors import RecipeError
 from flytune.models import remote
 from flytune.models.remote import INDEX, TEXTS, files_to_fetch
 from flytune.recipe import Model
+from flytune.records import contents
 from flytune.schema import Record
 
 log = logging.getLogger(__name__)
@@ -156,6 +158,7 @@ def local_name(model: Model, weights: bool = True) -> str:
 
     Raises:
         RecipeError: the folder is not on this machine, or the address cannot be read or has no model.
+        ExportError: the folder is an artifact, and a file of it was changed.
         StorageError: the address's storage is away.
     """
     name = model.name_or_path
@@ -163,6 +166,8 @@ def local_name(model: Model, weights: bool = True) -> str:
         return str(remote.fetch_model(name, weights, model.trust_remote_code))
     folder = Path(name).expanduser()
     if folder.is_dir():
+        if weights:
+            _verify(folder)
         return str(folder)
     if is_path(name):
         raise RecipeError(
@@ -170,6 +175,13 @@ def local_name(model: Model, weights: bool = True) -> str:
             "owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
         )
     return name
+
+
+@functools.cache
+def _verify(folder: Path) -> None:
+    """Compare the files of a folder that is an artifact with its hashes, once on each node; another folder has none."""
+    if (folder / contents.CONTENTS).is_file() and os.environ.get("LOCAL_RANK", "0") == "0":
+        contents.verify(folder)
 
 
 def cached_name(name: str) -> str:
