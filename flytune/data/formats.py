@@ -78,6 +78,11 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         return form
     for name, needed in REQUIRED.items():
         if all(columns.get(column, column) in row for column in needed):
+            if name == "prompt_completion" and isinstance(row.get("label"), bool):
+                raise DataError(
+                    f"{where}: the column label says which answers are undesirable, and objective: sft would train them too; "
+                    "write objective: kto, or data.format: prompt_completion to train all of them"
+                )
             return name
     if all(columns.get(column, column) in row for column in PAIR):
         raise DataError(

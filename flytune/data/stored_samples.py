@@ -27,6 +27,8 @@ class Part:
     """int64 [samples]: the row of the file that a sample is in."""
     inconsistent: int
     """Rows whose seq_lengths do not add up to their tokens."""
+    desirable: Any = None
+    """bool [samples]: the label of each answer; None where answers have none."""
 
     @cached_property
     def starts(self) -> Any:
@@ -88,4 +90,5 @@ def part_of(file: str, table: Any, first_row: int) -> Part:
         rows = rows[numbers[order]]
     labels = columns["labels"].flatten().to_numpy()
     ids, has_tokens = columns["input_ids"].flatten().to_numpy(), lengths > 0
-    return Part(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent)
+    desirable = columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
+    return Part(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable)

@@ -12,7 +12,6 @@ from flytune import data
 from flytune.data import Part
 from flytune.data.contract import CONTRACT, Contract, check
 from flytune.data.formats import CHATS
-from flytune.data.pairs import PREFERENCE
 from flytune.data.readers import read_heldout, strict
 from flytune.data.stored_samples import parts
 from flytune.errors import DataError
@@ -141,7 +140,7 @@ def sample_views(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -
     found: dict[str, tuple[Part, int]] = {}
     seen = longest = 0
     # A pair is two samples, one after the other.
-    each, name = (2, "Pair") if _has_pairs(manifest) else (1, "Sample")
+    each, name = (2, "Pair") if manifest.pairs else (1, "Sample")
     for part in parts(folder, manifest.train):
         lengths = part.lengths.tolist()
         for sample in range(0, len(lengths), each):
@@ -167,10 +166,6 @@ def sample_views(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -
         for title, (part, sample) in found.items()
         if titles[id(part), sample] == title
     ]
-
-
-def _has_pairs(manifest: Manifest) -> bool:
-    return PREFERENCE in manifest.format.split(", ")
 
 
 def _may_be_cut(part: Part, sample: int, manifest: Manifest) -> bool:
@@ -206,6 +201,8 @@ def _view(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: An
     start, length = int(part.starts[sample]), int(part.lengths[sample])
     ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
     note = f"{part.where(sample)}: {length:,} tokens, {sum(trained):,} trained"
+    if part.desirable is not None:
+        note += ", desirable" if part.desirable[sample] else ", undesirable"
     pieces = _shortened(ids, trained, tokenizer)
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):

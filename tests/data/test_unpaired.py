@@ -14,6 +14,7 @@ from flytune.data.formats import Chat, Plain
 from flytune.data.unpaired import labelled_of
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Recipe
+from flytune.report import xray
 from tests.support.preferences import prepare_rows, rows_of, write_labelled, write_preferences
 from tests.support.tiny import tiny_base, tiny_recipe
 
@@ -187,3 +188,20 @@ def test_contradictions_are_refused_with_the_recipe(changes, said):
 def test_a_step_of_one_row_is_enough_without_the_divergence():
     changes = {"objective": {"name": "kto", "loss_type": "apo_zero_unpaired"}, "training.global_batch_size": 1}
     assert Recipe.model_validate(tiny_recipe(Path("base"), Path("rows.jsonl"), changes)).objective.beta == 0.1
+
+
+def test_sft_does_not_train_undesirable_answers_by_mistake(base, tmp_path):
+    rows = rows_of(write_labelled(tmp_path / "rows.jsonl", 8))
+    with pytest.raises(DataError, match="the column label says which answers are undesirable, .*write objective: kto"):
+        prepared(base, rows, tmp_path / "a", {"objective": "sft"})
+    manifest, _, _ = prepared(base, rows, tmp_path / "b", {"objective": "sft", "data.format": "prompt_completion"})
+    assert manifest.rows == 8
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_xray_shows_single_answers_with_their_labels(paired, base, tmp_path):
+    rows = write_preferences(tmp_path / "rows.jsonl", 24) if paired else write_labelled(tmp_path / "rows.jsonl", 24)
+    _, folder, recipe = prepared(base, rows_of(rows), tmp_path / "a")
+    text = xray.page(folder, recipe, tmp_path / "page.html").read_text()
+    assert "Pair 1" not in text
+    assert {"trained, desirable", "trained, undesirable"} == set(re.findall(r"trained, (?:un)?desirable", text))
