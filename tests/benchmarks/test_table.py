@@ -11,7 +11,7 @@ from benchmarks import __main__ as bench
 from tests.support.paths import ROOT
 
 # Run by benchmarks, in other processes.
-PARTS = {"preparers", "__main__"}
+PARTS = {"plain_script", "preparers", "__main__"}
 
 
 def mains():
