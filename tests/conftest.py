@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -74,7 +73,10 @@ def hub(hub_cache, monkeypatch):
 @pytest.fixture
 def untrained(monkeypatch):
     """Mark this process as one that has not trained, so that evaluation loads models in it and not in subprocesses."""
-    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    from flytune.models import clean_process
+
+    for name, value in {"has_trained": False, "pool": None}.items():
+        monkeypatch.setattr(clean_process._State, name, value)
 
 
 @pytest.fixture

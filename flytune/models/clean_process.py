@@ -6,6 +6,7 @@ It is forked before this process computes, so that it imports nothing again; oth
 import ctypes
 import gc
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -79,3 +80,11 @@ def _free_gpu_memory() -> None:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _forget_pool() -> None:
+    # Its threads run in the parent only: a forked process would wait for them without end.
+    _State.pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)

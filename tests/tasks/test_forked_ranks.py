@@ -104,3 +104,12 @@ def test_the_clean_process_is_the_same_until_it_ends(clean):
     with pytest.raises(ExportError, match="the process that evaluates ended without an error message"):
         clean_process.run(end_at_once)
     assert clean_process.run(os.getpid) not in (first, os.getpid())
+
+
+def test_a_forked_process_does_not_wait_for_the_clean_process_of_its_parent(clean):
+    def run():
+        signal.alarm(30)
+        return clean_process.run(os.getpid) == os.getpid()
+
+    clean_process.fork()
+    assert in_fork(run)
