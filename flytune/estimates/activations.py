@@ -130,7 +130,8 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
     # float32 adapters: without autocast a float32 copy; with it 16 bits. And the mask of dropout: a byte on a GPU, on a CPU a
     # number of the copy's dtype (ATen/native/Dropout.cpp).
     copy = 4 if workload.precision == "pure" else compute
-    return float(sum(rows * (copy + (copy if workload.on_cpu else 1)) for rows in inputs.values()))
+    mask = 0 if not workload.adapter_dropout else copy if workload.on_cpu else 1
+    return float(sum(rows * (copy + mask) for rows in inputs.values()))
 
 
 def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, float]:

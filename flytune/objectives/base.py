@@ -23,9 +23,16 @@ class ObjectiveBase:
     can_precompute: ClassVar[bool] = False
     """True if rows can have the log-probabilities of the reference, computed before training."""
 
+    head_outputs: ClassVar[tuple[str, ...]] = ()
+    """What TRL's chunked loss computes of each token; none where the model has no head of the vocabulary."""
+
     def frozen_passes(self, recipe: Recipe) -> int:
         """Return the forward passes of a row without gradients, beside that of training."""
         return int(self.reference(recipe) not in ("none", "precomputed"))
+
+    def frozen_passes_first(self, recipe: Recipe) -> bool:
+        """Return whether those passes come before the one of training, and not between its forward and backward pass."""
+        return False
 
     def problems(self, recipe: Recipe) -> list[str]:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line each."""

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flytune.models import Row
 from flytune.models.scoring import IGNORED, padded, sequences_of
@@ -24,6 +24,7 @@ class DirectPreference(ObjectiveBase):
     name = "dpo"
     sequences_per_row = 2
     can_precompute = True
+    head_outputs: ClassVar[tuple[str, ...]] = ("log_probs", "entropy", "mean_logits", "is_top1")
 
     def problems(self, recipe: Recipe) -> list[str]:
         method, sharding, found = recipe.method, sharding_of(recipe), []

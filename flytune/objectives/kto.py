@@ -29,9 +29,13 @@ class UnpairedPreference(DirectPreference):
     name = "kto"
     sequences_per_row = 1
     can_precompute = False
+    head_outputs = ("log_probs", "entropy", "mean_logits")
 
     def frozen_passes(self, recipe: Recipe) -> int:
         return 3 if recipe.objective.estimates_kl else 1
+
+    def frozen_passes_first(self, recipe: Recipe) -> bool:
+        return recipe.objective.estimates_kl
 
     def cost(self, recipe: Recipe) -> str:
         if not recipe.objective.estimates_kl:

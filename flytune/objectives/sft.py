@@ -12,6 +12,7 @@ class Supervised(ObjectiveBase):
     """TRL's SFTTrainer; the weight of a row is its number of trained tokens."""
 
     name = "sft"
+    head_outputs = ("log_probs", "entropy", "is_top1")
 
     def arguments_class(self) -> Any:
         from trl import SFTConfig

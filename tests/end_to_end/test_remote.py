@@ -108,7 +108,7 @@ OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET", "PYTHONPATH"}
 def test_a_condition_leads_to_each_task_or_to_our_error(registered):
     nodes = registered.workflows["workflows.finetune.finetune"].spec.template.nodes
     branches = {node.id: node.branch_node.if_else for node in nodes if node.HasField("branch_node")}
-    assert len(branches) == 3
+    assert len(branches) == 4
     for branch in branches.values():
         cases = [branch.case, *branch.other]
         values = [case.condition.comparison.right_value.primitive.string_value for case in cases]

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from flytune.estimates import model_states
 from flytune.estimates.communication import link_rate
 from flytune.hardware import accelerator_named, load_shapes, shape_named
 from flytune.hardware.networks import NETWORKS, NetworkName
@@ -27,7 +28,7 @@ def test_tcp_is_slower_than_the_fabric_of_the_accelerator(name):
     gpu = accelerator_named(shape.accelerator)
     assert link_rate(over_fabric, gpu) == 0.8e9 * gpu.network_gbs
     assert link_rate(over_tcp, gpu) == 0.8e9 * 12.5
-    slow, fast = (workloads.time_of(work, shape) for work in (over_tcp, over_fabric))
+    slow, fast = (workloads.time_of(work, shape, model_states.of(work)) for work in (over_tcp, over_fabric))
     assert slow.communication > fast.communication
     assert slow.tokens_per_second < fast.tokens_per_second
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flytune.errors import FlytuneError, RecipeError
-from flytune.estimates import activations
+from flytune.estimates import activations, model_states
 from flytune.hardware import shape_named
 from flytune.planning import planner, workloads
 from flytune.training import trainer
@@ -12,18 +12,20 @@ from tests.support.plans import GEOMETRY, SMALL, TRAINING, plan_of, recipe_of, w
 LIGER = TRAINING | {"use_liger_kernel": True}
 
 
+def time_of(work):
+    return workloads.time_of(work, shape_named("h100-8"), model_states.of(work))
+
+
 def test_the_plan_counts_fused_norms_and_less_time():
     plain, fused = (workload_of(recipe_of(training=training, method="lora")) for training in (TRAINING, LIGER))
     hidden, layers = GEOMETRY.hidden_size, 2 * plain.tokens
     assert activations.count(plain).kept - activations.count(fused).kept == layers * (4 - 2) * hidden
-    shape = shape_named("h100-8")
-    assert workloads.time_of(fused, shape).kernels < workloads.time_of(plain, shape).kernels
+    assert time_of(fused).kernels < time_of(plain).kernels
 
 
 def test_adapters_are_not_fused():
     plain, fused = (workload_of(recipe_of(training=training, method="lora")) for training in (TRAINING, LIGER))
-    shape = shape_named("h100-8")
-    assert workloads.time_of(fused, shape).adapters == workloads.time_of(plain, shape).adapters > 0
+    assert time_of(fused).adapters == time_of(plain).adapters > 0
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_bug_keeps_its_traceback(pyflyte):
     [
         (None, "recipe.yaml: no such file; there are: "),
         ("name: [", "recipe.yaml: not YAML: "),
-        pytest.param("just text", "(top): input should be a valid dictionary", marks=pytest.mark.slow),
+        pytest.param("just text", "must be a mapping; found 'just text'", marks=pytest.mark.slow),
         pytest.param("{name: x", "recipe.yaml: not YAML: ", marks=pytest.mark.slow),
         ("name: x\ntraining: {learning_rat: 1}", "training.learning_rat: unknown key; did you mean learning_rate?"),
     ],

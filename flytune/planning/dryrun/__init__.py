@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from flytune.errors import RecipeError
-from flytune.objectives import objective_of
 from flytune.planning.dryrun.case import Case, DryRun, Profile, Storage
 from flytune.recipe import Recipe
 from flytune.sharding import SHARDINGS, sharding_of
@@ -30,11 +29,6 @@ def refusal(recipe: Recipe) -> str | None:
     if recipe.method.name == "qlora" and recipe.method.use_dora:
         return "DoRA reads the values of 4-bit weights, which fake tensors do not have"
     sharding = sharding_of(recipe)
-    if objective_of(recipe).reference(recipe) != "none":
-        return (
-            f"objective: {recipe.objective.name}: the dry run traces one sequence of each row, and no reference model; the "
-            "closed form counts all"
-        )
     if not sharding.traceable:
         able = " and ".join(name for name, other in SHARDINGS.items() if other.traceable)
         return f"sharding {sharding.name} does not run on fake tensors; {able} do"

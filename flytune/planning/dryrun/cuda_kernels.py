@@ -27,7 +27,8 @@ def any_dtype() -> Iterator[None]:
 
 @contextmanager
 def cuda() -> Iterator[None]:
-    """Replace attention without a mask by FlashAttention's allocations, and TRL's loss by those of its Triton kernels."""
+    """Replace attention without a mask by FlashAttention's allocations, TRL's loss by its Triton kernels', and dropout."""
+    import torch
     from transformers.integrations import sdpa_attention
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from trl.kernels import chunked_logprob
@@ -53,6 +54,10 @@ def cuda() -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        """Drop out as one kernel does (ATen/native/cuda/Dropout.cu): its mask has a byte for each number."""
+        return torch.native_dropout(input, p, True)[0] if training and p else input
+
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
@@ -62,6 +67,7 @@ def cuda() -> Iterator[None]:
             mock.patch.object(chunked_logprob, "_backward_tile", nothing),
             mock.patch.object(chunked_logprob, "_addmm_fp32", nothing),
             mock.patch.object(utils, "_ChunkedLogProbFunction", Compact),
+            mock.patch.object(torch.nn.functional, "dropout", dropout),
         ):
             yield
     finally:

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from flytune.data import Collator
-from flytune.models import host_memory, loading, sharded_loading, vocabulary
-from flytune.planning.dryrun import allocator, cuda_kernels, layers, quantized
+from flytune.models import loading, sharded_loading, vocabulary
+from flytune.objectives import objective_of
+from flytune.planning.dryrun import allocator, cuda_kernels, layers, passes, quantized
 from flytune.planning.dryrun.allocations import (
     COMMUNICATION,
-    FORWARD,
     GRADIENTS,
     KINDS,
     OPTIMIZER,
@@ -53,6 +52,8 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
 
 def _few_layers(case: Case) -> Ledger | None:
     """Return the ledger of a step of which few layers are traced; None where layers do not repeat."""
+    if _has_copy(case):
+        return None  # a layer of the one model has no part in the passes of the other
     larger = _adapted(case)
     if (repetition := layers.find(larger)) is None:
         return None
@@ -61,15 +62,15 @@ def _few_layers(case: Case) -> Ledger | None:
     for model, units in ((larger, repetition.units - 1), (smaller, repetition.units)):
         count = layers.leave_out(model, repetition, units)
         model, ledger = _shard(case, model), _ledger(case)
-        passes = layers.Trace(ledger, repetition, count)
-        with ledger.watch(fake=True), passes.noted(model):
+        traced = layers.Trace(ledger, repetition, count)
+        with ledger.watch(fake=True), traced.noted(model):
             _passes(case, model, ledger)
-            traces.append(passes)
+            traces.append(traced)
             if len(traces) == 1:
                 continue
-            if not passes.predicts(traces[0]):
+            if not traced.predicts(traces[0]):
                 return None
-            copies = passes.extend(repetition.units)
+            copies = traced.extend(repetition.units)
             _update(case, _with_copies(_trained(model), copies, ledger), ledger, _embeddings(model))
             model.zero_grad()
     return ledger
@@ -131,9 +132,9 @@ def _masks(case: Case) -> Iterator[None]:
     """Give attention the masks that it gets in training: masks of fake tensors cannot depend on values."""
     from transformers import masking_utils
 
-    if case.recipe.data.packing and not _is_flash(case):
+    if case.recipe.data.packing and not passes.is_flash(case):
         yield
-    elif _is_flash(case):
+    elif passes.is_flash(case):
         # It gets the borders of samples, and makes no mask of them.
         with mock.patch.dict(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, sdpa=lambda *_, **__: None):
             yield
@@ -143,16 +144,36 @@ def _masks(case: Case) -> Iterator[None]:
             yield
 
 
-def _is_flash(case: Case) -> bool:
-    return case.recipe.model.attn_implementation.startswith("flash")
-
-
 def _local_model(case: Case) -> Any:
     # FlashAttention's package is not needed: cuda_kernels.cuda() replaces sdpa by its buffers.
-    sdpa = {"attn_implementation": "sdpa"} if _is_flash(case) else {}
+    sdpa = {"attn_implementation": "sdpa"} if passes.is_flash(case) else {}
     # Its folder has no tokenizer.
     added: dict[str, Any] = {"extra_special_tokens": []}
     return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa | added)
+
+
+def _base(case: Case) -> Any:
+    """Return the base model on the meta device; a reward model with its head."""
+    recipe = case.recipe
+    dtype = case.profile.weight_dtype or sharding_of(recipe).load_dtype(recipe)
+    model = sharded_loading.meta_model(_local_model(case), dtype, 0 if recipe.objective.is_reward_model else None)
+    model.config.use_cache = False
+    if recipe.objective.is_reward_model:
+        model.config.pad_token_id = 0
+    return model
+
+
+def _has_copy(case: Case) -> bool:
+    return objective_of(case.recipe).reference(case.recipe) == "copy"
+
+
+def _reference_model(case: Case) -> Any:
+    """Return the second, frozen model; None if the objective has none."""
+    if not _has_copy(case):
+        return None
+    model = _base(case).requires_grad_(False).eval()
+    passes.prepare(case, model)
+    return model
 
 
 def _adapted(case: Case) -> Any:
@@ -161,8 +182,7 @@ def _adapted(case: Case) -> Any:
     from peft import get_peft_model
 
     recipe, sharding = case.recipe, sharding_of(case.recipe)
-    model = sharded_loading.meta_model(_local_model(case), case.profile.weight_dtype or sharding.load_dtype(recipe))
-    model.config.use_cache = False
+    model = _base(case)
     if recipe.method.name == "qlora":
         model = quantized.replace_layers(model, recipe, sharding.quant_storage(recipe))
     if recipe.method.name != "full":
@@ -181,16 +201,11 @@ def _adapted(case: Case) -> Any:
 def _shard(case: Case, model: Any) -> Any:
     """Set checkpointing, loss and sharding as flytune.training.trainer.build does."""
     import torch
-    from trl.trainer.utils import add_fused_lm_head
 
     recipe, sharding = case.recipe, sharding_of(case.recipe)
     if recipe.method.name == "qlora":
         quantized.pack(model)
-    base = model.get_base_model() if recipe.method.name != "full" else model
-    if case.profile.loss == "chunked":
-        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
-        if case.profile.kernels == "cpu":
-            host_memory.use_small_loss_tiles()
+    passes.prepare(case, model)
     if recipe.training.activation_checkpointing:
         if recipe.method.name != "full":
             model.enable_input_require_grads()
@@ -204,9 +219,11 @@ def _passes(case: Case, model: Any, ledger: Ledger) -> None:
     import torch
 
     ledger.stage("load")
-    sharded_loading.allocate(model, "cpu")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        _loaded(ledger, tensor, name.rpartition(".")[0])
+    reference = _reference_model(case)
+    for one in (model, reference) if reference is not None else (model,):
+        sharded_loading.allocate(one, "cpu")
+        for name, tensor in (*one.named_parameters(), *one.named_buffers()):
+            _loaded(ledger, tensor, name.rpartition(".")[0])
     if case.recipe.method.name == "qlora":
         model.table_of_scales = quantized.make_table()  # kept as long as the model
         for name, layer in quantized.layers(model).items():
@@ -219,8 +236,7 @@ def _passes(case: Case, model: Any, ledger: Ledger) -> None:
                 parameter.bucket = torch.empty_like(parameter)
                 _loaded(ledger, parameter.bucket, name.rpartition(".")[0], COMMUNICATION)
     with ledger.paths(model):
-        ledger.stage(FORWARD)
-        loss = _loss(case, model, _batch(case))
+        loss = passes.forward(case, model, reference, ledger)
         ledger.stage("backward")
         loss.backward()
         del loss
@@ -282,36 +298,6 @@ def _optimizer(name: str, parameters: list[Any], on_cuda: bool) -> Any:
         return torch.optim.SGD(parameters, foreach=on_cuda)
     fused = "fused" in name
     return torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else on_cuda)
-
-
-def _batch(case: Case) -> dict[str, Any]:
-    data, flash = case.recipe.data, _is_flash(case)
-    row: dict[str, list[int]] = {"input_ids": [1] * data.max_length, "labels": [1] * data.max_length}
-    if data.packing:
-        row["seq_lengths"] = [data.max_length]
-    batch = Collator(0, data.max_length, flatten=flash)([row] * case.micro_batch)
-    if flash or (case.profile.fixed_length and not data.packing):
-        kept = {"input_ids", "labels"}
-        return {key: value for key, value in batch.items() if key in kept}
-    return batch
-
-
-def _loss(case: Case, model: Any, batch: dict[str, Any]) -> Any:
-    """Return the loss as TRL's compute_loss computes it, or as the model does."""
-    import torch
-    from accelerate.utils.operations import convert_to_fp32
-
-    dtype, fused = case.recipe.model.dtype, case.profile.loss == "chunked"
-    autocast = case.profile.autocast and dtype != "float32"
-    with torch.autocast("cpu", dtype=getattr(torch, dtype)) if autocast else nullcontext():
-        outputs = model(**batch, use_cache=False, **({"fused_lm_head": True} if fused else {}))
-    if autocast:
-        outputs = convert_to_fp32(outputs)
-    if not fused:
-        return outputs.loss
-    loss = (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
-    outputs.entropy.detach().sum(), outputs.is_top1.sum()
-    return loss
 
 
 def _result(case: Case, ledger: Ledger, seconds: float) -> DryRun:
