@@ -13,6 +13,16 @@ FILLER = "filler"
 """Key of a row that `measure` gets only to make as many forward passes as the other processes."""
 
 
+def tables_beside_adapter(recipe: Recipe) -> list[str]:
+    """Return the keys by which a recipe trains rows of tables beside an adapter."""
+    tables = {
+        "model.extra_special_tokens": recipe.model.extra_special_tokens,
+        "method.modules_to_save": recipe.method.modules_to_save,
+        "method.trainable_token_indices": recipe.method.trainable_token_indices,
+    }
+    return [] if recipe.method.name == "full" else [name for name, value in tables.items() if value]
+
+
 class ObjectiveBase:
     """One goal of training. Subclasses contain only what differs."""
 
@@ -53,6 +63,12 @@ class ObjectiveBase:
     def reasons(self, recipe: Recipe) -> list[str]:
         """List what the plan says about its cost, a line each."""
         return []
+
+    def dropout_reasons(self, recipe: Recipe) -> list[str]:
+        """List the line of the plan about an adapter's dropout that is switched off."""
+        if recipe.method.name == "full" or not recipe.method.lora_dropout or not self.switches_dropout_off(recipe):
+            return []
+        return ["objective.disable_dropout: method.lora_dropout has no effect in training"]
 
     def arguments_class(self) -> Any:
         """Return TRL's class of training arguments."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from flytune.models import Row
 from flytune.models.scoring import IGNORED, padded, sequences_of
-from flytune.objectives.base import ObjectiveBase, ReferenceKind
+from flytune.objectives.base import ObjectiveBase, ReferenceKind, tables_beside_adapter
 from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 
@@ -47,12 +47,7 @@ class DirectPreference(ObjectiveBase):
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the model lacks its "
                 "largest singular values, and is no reference; leave init_lora_weights out"
             )
-        tables = {
-            "model.extra_special_tokens": recipe.model.extra_special_tokens,
-            "method.modules_to_save": method.modules_to_save,
-            "method.trainable_token_indices": method.trainable_token_indices,
-        }
-        if method.name != "full" and (named := [name for name, value in tables.items() if value]):
+        if named := tables_beside_adapter(recipe):
             found.append(
                 f"{where} with {', '.join(named)}: TRL's loss reads the head outside of the adapter, so the reference would "
                 "have the trained rows; train them with objective sft first, and merge that adapter"
@@ -86,9 +81,7 @@ class DirectPreference(ObjectiveBase):
             "precomputed": "run once, before training: a step has no pass of it",
         }
         found = [f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"]
-        if self.switches_dropout_off(recipe) and recipe.method.name != "full" and recipe.method.lora_dropout:
-            found.append("objective.disable_dropout: method.lora_dropout has no effect in training")
-        return found
+        return found + self.dropout_reasons(recipe)
 
     def arguments_class(self) -> Any:
         from trl import DPOConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from flytune.models import Row, reward_head
 from flytune.models.scoring import padded, sequences_of
-from flytune.objectives.base import ObjectiveBase
+from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
 from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 
@@ -33,12 +33,7 @@ class Reward(ObjectiveBase):
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is not tested with a "
                 "head of rewards; leave init_lora_weights out"
             )
-        tables = {
-            "model.extra_special_tokens": recipe.model.extra_special_tokens,
-            "method.modules_to_save": method.modules_to_save,
-            "method.trainable_token_indices": method.trainable_token_indices,
-        }
-        if method.name != "full" and (named := [name for name, value in tables.items() if value]):
+        if named := tables_beside_adapter(recipe):
             found.append(
                 f"{where} with {', '.join(named)}: tables of tokens beside the head of rewards are not tested; use "
                 "method full, or remove them"
@@ -88,9 +83,7 @@ class Reward(ObjectiveBase):
         ]
         if recipe.evaluation.sample_answers:
             found.append("evaluation.sample_answers: a reward model answers nothing, so none are sampled")
-        if self.switches_dropout_off(recipe) and recipe.method.name != "full" and recipe.method.lora_dropout:
-            found.append("objective.disable_dropout: method.lora_dropout has no effect in training")
-        return found
+        return found + self.dropout_reasons(recipe)
 
     def arguments_class(self) -> Any:
         from trl import RewardConfig

@@ -90,38 +90,6 @@ class LabelReward(Strict):
     moved_high: float
 
 
-class Preference(Strict):
-    """Preferences of both models between the answers of the held-out pairs, with 95 % intervals over the pairs.
-
-    Of answers with labels, a pair is any desirable answer with any undesirable one, whose log-probabilities are compared for
-    each token; read chosen as desirable, and rejected as undesirable. The intervals are over the answers.
-
-    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
-    the base is the reference, whose own rewards are all 0.
-    """
-
-    pairs: int
-    beta: float
-    accuracy: float
-    """Share of pairs whose chosen answer has the larger reward."""
-    accuracy_low: float
-    accuracy_high: float
-    margin: float
-    """Mean reward of the chosen answer less that of the rejected one."""
-    margin_low: float
-    margin_high: float
-    base: float
-    """Share of pairs whose chosen answer is more probable than the rejected one to the base model."""
-    base_low: float
-    base_high: float
-    tuned: float
-    """The same share of the tuned model."""
-    tuned_low: float
-    tuned_high: float
-    labels: list[LabelReward] = Field(default=[], exclude_if=lambda labels: not labels)
-    """Rewards of desirable and of undesirable answers; empty for pairs."""
-
-
 class RewardScore(Strict):
     """Rewards that a reward model gives to the answers of the held-out pairs, with 95 % intervals over the pairs."""
 
@@ -134,6 +102,29 @@ class RewardScore(Strict):
     """Mean reward of the chosen answer less that of the rejected one."""
     margin_low: float
     margin_high: float
+
+
+class Preference(RewardScore):
+    """Preferences of both models between the answers of the held-out pairs, with 95 % intervals over the pairs.
+
+    Of answers with labels, a pair is any desirable answer with any undesirable one, whose log-probabilities are compared for
+    each token; read chosen as desirable, and rejected as undesirable. The intervals are over the answers.
+
+    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
+    the base is the reference, whose own rewards are all 0.
+    """
+
+    beta: float
+    base: float
+    """Share of pairs whose chosen answer is more probable than the rejected one to the base model."""
+    base_low: float
+    base_high: float
+    tuned: float
+    """The same share of the tuned model."""
+    tuned_low: float
+    tuned_high: float
+    labels: list[LabelReward] = Field(default=[], exclude_if=lambda labels: not labels)
+    """Rewards of desirable and of undesirable answers; empty for pairs."""
 
 
 class Metrics(Record):

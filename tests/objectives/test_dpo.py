@@ -1,6 +1,5 @@
 """Preference tuning of a tiny model: equal to TRL's own trainer, exact after a kill, and evaluated as pairs."""
 
-import json
 import math
 import os
 
@@ -26,18 +25,11 @@ NEVER = {"name": "dpo", "precompute_ref_log_probs": False}
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("preferences")
-    base, rows = tiny_base(folder), write_preferences(folder / "pairs.jsonl", 64)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": "dpo"}))
-    data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
-    return folder
+    return objective_runs.prepare(tmp_path_factory.mktemp("preferences"), "dpo", write_preferences)
 
 
-def recipe_for(inputs, method="full", sharding="none", **changes):
-    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
-    changes = {"objective": "dpo", "method": method, "sharding": sharding} | changes
-    changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
-    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
+def recipe_for(inputs, *arguments, **changes):
+    return objective_runs.recipe_for(inputs, "dpo", *arguments, **changes)
 
 
 def fit(recipe, inputs, out):
@@ -50,44 +42,14 @@ def fit(recipe, inputs, out):
 
 
 def losses_of_trl(recipe, rows, out):
-    """Return the losses of TRL's own trainer, which tokenizes the texts itself, on the same rows in the same order."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
     from trl import DPOConfig, DPOTrainer
 
-    torch.set_num_threads(1)
-    training, objective, folder = recipe.training, recipe.objective, recipe.model.name_or_path
-    args = DPOConfig(
-        output_dir=str(out), per_device_train_batch_size=4, max_steps=3, learning_rate=training.learning_rate,
-        lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps, logging_steps=1, bf16=False,
-        gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", train_sampling_strategy="sequential",
-        max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None, seed=training.seed,
-        loss_type=objective.loss_type, loss_weights=objective.loss_weights or None, beta=objective.beta,
-        label_smoothing=objective.label_smoothing, disable_tqdm=True,
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    set_seed(training.seed)
-    from flytune.models import loading
+    def config(objective, **arguments):
+        names = ("loss_type", "beta", "label_smoothing")
+        own = {name: getattr(objective, name) for name in names} | {"loss_weights": objective.loss_weights or None}
+        return DPOConfig(**own, **arguments)
 
-    trainer = DPOTrainer(
-        model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
-        peft_config=loading.peft_config(recipe, model),
-    )  # fmt: skip
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def in_order_of_training(recipe, inputs):
-    """Return the rows of text in the order in which a run trains them, found by their tokens."""
-    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, pairs=True)
-    tokenizer = data.load_tokenizer(recipe.model, recipe.data)
-    texts = [json.loads(line) for line in (inputs / "pairs.jsonl").read_text().splitlines()]
-    by_tokens = {}
-    for row in texts:
-        both = [tokenizer(row["prompt"] + row[name] + tokenizer.eos_token)["input_ids"] for name in ("chosen", "rejected")]
-        by_tokens[tuple(both[0] + both[1])] = row
-    return [by_tokens[tuple(stored[place]["input_ids"])] for place in range(len(stored))]
+    return [entry["loss"] for entry in objective_runs.logs_of_trl(config, DPOTrainer, recipe, rows, out)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +66,7 @@ def in_order_of_training(recipe, inputs):
 )
 def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     recipe = recipe_for(inputs, method, objective={"name": "dpo", **objective})
-    rows = in_order_of_training(recipe, inputs)
+    rows = objective_runs.pairs_in_order_of_training(recipe, inputs)
     ours = ranks.run(1, fit, recipe, inputs, tmp_path / "ours")
     theirs = ranks.run(1, losses_of_trl, recipe, rows, tmp_path / "theirs")
     assert len(theirs) == len(ours.steps) == 3

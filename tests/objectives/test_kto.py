@@ -39,7 +39,7 @@ def losses_of_trl(recipe, rows, out):
 
     def config(objective, **arguments):
         weights = {"desirable_weight": objective.desirable_weight, "undesirable_weight": objective.undesirable_weight}
-        return KTOConfig(loss_type=objective.loss_type[0], **weights, **arguments)
+        return KTOConfig(loss_type=objective.loss_type[0], beta=objective.beta, **weights, **arguments)
 
     logs = objective_runs.logs_of_trl(config, KTOTrainer, recipe, rows, out)
     return [entry["loss"] for entry in logs], [entry["kl"] for entry in logs]

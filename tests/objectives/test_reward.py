@@ -12,92 +12,54 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.evaluation import score
 from flytune.export import gate
 from flytune.files import sha256_of
-from flytune.hardware import shape_named
 from flytune.models import loading, read_geometry, reward_head
 from flytune.objectives import objective_of
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.records import Metrics
 from flytune.report import model_card
-from flytune.training import loop
-from tests.support import ranks, saved_runs
+from tests.support import objective_runs, ranks
+from tests.support.objective_runs import fit
 from tests.support.preferences import write_preferences
-from tests.support.tiny import tiny_base, tiny_recipe
+from tests.support.tiny import tiny_recipe
 
 SAME = 1e-5
 
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rewards")
-    base, rows = tiny_base(folder), write_preferences(folder / "pairs.jsonl", 64)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": "reward"}))
-    data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
-    return folder
+    return objective_runs.prepare(tmp_path_factory.mktemp("rewards"), "reward", write_preferences)
 
 
-def recipe_for(inputs, method="full", sharding="none", **changes):
-    method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
-    changes = {"objective": "reward", "method": method, "sharding": sharding} | changes
-    changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
-    return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
-
-
-def fit(recipe, inputs, out):
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+def recipe_for(inputs, *arguments, **changes):
+    return objective_runs.recipe_for(inputs, "reward", *arguments, **changes)
 
 
 def losses_of_trl(recipe, rows, out):
-    """Return the losses of TRL's own trainer, which reads the same texts itself, and the first rewards of its model."""
-    import torch
-    from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+    from transformers import AutoModelForSequenceClassification
     from trl import RewardConfig, RewardTrainer
 
-    torch.set_num_threads(1)
-    training, folder = recipe.training, recipe.model.name_or_path
-    args = RewardConfig(
-        output_dir=str(out), per_device_train_batch_size=4, max_steps=3, learning_rate=training.learning_rate,
-        lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps, logging_steps=1, bf16=False,
-        gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", train_sampling_strategy="sequential",
-        max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None, seed=training.seed,
-        center_rewards_coefficient=recipe.objective.center_rewards_coefficient, disable_tqdm=True,
-    )  # fmt: skip
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", num_labels=1)
-    # TRL leaves the head to the random numbers of loading; both start with the same one here.
-    model.score.weight.data = reward_head.first_values(model.config, training.seed)
-    adapter = None
-    if recipe.method.name == "lora":
-        adapter = LoraConfig(
-            r=recipe.method.r, lora_alpha=recipe.method.lora_alpha, lora_dropout=0.0, target_modules="all-linear",
-            task_type="SEQ_CLS", modules_to_save=["score"],
-        )  # fmt: skip
-    set_seed(training.seed)
-    trainer = RewardTrainer(
-        model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
-        peft_config=adapter,
-    )  # fmt: skip
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    def config(objective, **arguments):
+        return RewardConfig(center_rewards_coefficient=objective.center_rewards_coefficient, **arguments)
 
+    def load(recipe):
+        folder, method = recipe.model.name_or_path, recipe.method
+        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", num_labels=1)
+        # TRL leaves the head to the random numbers of loading; both start with the same one here.
+        model.score.weight.data = reward_head.first_values(model.config, recipe.training.seed)
+        if method.name == "full":
+            return model, None
+        own = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+        return model, LoraConfig(r=method.r, lora_alpha=method.lora_alpha, lora_dropout=0.0, **own)
 
-def in_order_of_training(recipe, inputs):
-    """Return the rows of text in the order in which a run trains them, found by their tokens."""
-    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, pairs=True)
-    tokenizer = data.load_tokenizer(recipe.model, recipe.data)
-    by_tokens = {}
-    for row in map(json.loads, (inputs / "pairs.jsonl").read_text().splitlines()):
-        both = [tokenizer(row["prompt"] + row[name] + tokenizer.eos_token)["input_ids"] for name in ("chosen", "rejected")]
-        by_tokens[tuple(both[0] + both[1])] = row
-    return [by_tokens[tuple(stored[place]["input_ids"])] for place in range(len(stored))]
+    return [entry["loss"] for entry in objective_runs.logs_of_trl(config, RewardTrainer, recipe, rows, out, load)]
 
 
 @pytest.mark.parametrize(("method", "objective"), [("full", {}), ("lora", {}), ("lora", {"center_rewards_coefficient": 0.01})])
 def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     recipe = recipe_for(inputs, method, objective={"name": "reward", **objective})
-    rows = in_order_of_training(recipe, inputs)
+    rows = objective_runs.pairs_in_order_of_training(recipe, inputs)
     ours = ranks.run(1, fit, recipe, inputs, tmp_path / "ours")
     theirs = ranks.run(1, losses_of_trl, recipe, rows, tmp_path / "theirs")
     assert len(theirs) == len(ours.steps) == 3
@@ -109,18 +71,8 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     ("method", "sharding"), [("full", "none"), pytest.param("lora", "fsdp", marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
-    changes = {"objective": "reward", "method": method if method == "full" else {"name": method}, "evaluation.eval_steps": 2}
-    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
-    world_size = planner.make(recipe).world_size
-    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
-    never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
-    with pytest.raises(ranks.RankFailed, match="signal 9"):
-        ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
-    resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
-    assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
-    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss
-    assert resumed.heldout_loss == never.heldout_loss
+    changes = {"objective": "reward", "method": method if method == "full" else {"name": method}}
+    objective_runs.check_resume(inputs, sharding, tmp_path, **changes)
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])

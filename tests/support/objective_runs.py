@@ -36,13 +36,21 @@ def fit(recipe, inputs, out, layout=None):
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
-def logs_of_trl(make_config, make_trainer, recipe, rows, out):
+def causal(recipe):
+    """Return the base model, and the adapter's configuration, as TRL's own trainer gets them."""
+    from transformers import AutoModelForCausalLM
+
+    from flytune.models import loading
+
+    model = AutoModelForCausalLM.from_pretrained(recipe.model.name_or_path, dtype="float32")
+    return model, loading.peft_config(recipe, model)
+
+
+def logs_of_trl(make_config, make_trainer, recipe, rows, out, load=causal):
     """Return the logs of three steps of TRL's own trainer, which tokenizes the texts itself, with the rows in their order."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
-
-    from flytune.models import loading
+    from transformers import AutoTokenizer, set_seed
 
     torch.set_num_threads(1)
     training, objective, folder = recipe.training, recipe.objective, recipe.model.name_or_path
@@ -51,13 +59,13 @@ def logs_of_trl(make_config, make_trainer, recipe, rows, out):
         learning_rate=training.learning_rate, lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps,
         bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
         train_sampling_strategy="sequential", max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None,
-        seed=training.seed, beta=objective.beta,
+        seed=training.seed,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    model, adapter = load(recipe)
     set_seed(training.seed)
     trainer = make_trainer(
         model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
-        peft_config=loading.peft_config(recipe, model),
+        peft_config=adapter,
     )  # fmt: skip
     trainer.train()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -89,3 +97,12 @@ def check_resume(inputs, sharding, tmp_path, **changes):
     assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
     assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
     assert resumed.heldout_loss == never.heldout_loss
+
+
+def pairs_in_order_of_training(recipe, inputs):
+    """Return the pairs of text in the order in which a run trains them."""
+
+    def key(text, ids):
+        return tuple(ids(text["prompt"] + text["chosen"]) + ids(text["prompt"] + text["rejected"]))
+
+    return in_order_of_training(recipe, inputs, key, lambda row: tuple(row["input_ids"]), pairs=True)

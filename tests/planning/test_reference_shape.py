@@ -1,0 +1,64 @@
+"""Where the reference's log-probabilities are computed, and which kind of reference is told as the cheaper one."""
+
+import re
+
+import pytest
+
+from flytune.errors import DoesNotFit
+from flytune.hardware import shape_named
+from flytune.models.geometry import geometry
+from flytune.planning import candidates, reference_shape
+from tests.support.plans import GEOMETRY, LLAMA_8B, plan_of, recipe_of
+
+DPO = {"objective": "dpo", "method": "lora", "sharding": "ddp", "hardware": {"shape": "a100-80gb-8"}}
+
+
+def prices(recipe, samples, steps):
+    """Return the hours and prices that are told, and the kind that is told to be cheaper."""
+    fit = candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1]
+    (line,) = reference_shape.reasons(fit, samples, steps)
+    found = re.fullmatch(
+        r"reference: computed once on (\S+) it takes (\S+) h, \$(\S+); in each step (\S+) h, \$(\S+): cheaper (.*) "
+        r"\(objective.precompute_ref_log_probs\)",
+        line,
+    )
+    return found[1], *map(float, found.group(2, 3, 4, 5)), found[6]
+
+
+def test_each_pair_is_run_once_before_training_and_once_in_each_epoch():
+    recipe = recipe_of(**DPO)
+    batch = recipe.training.global_batch_size
+    task, before, once, in_steps, each, cheaper = prices(recipe, 1000 * batch, 3000)
+    assert cheaper == "before training"
+    # One GPU at a time, against eight in each of three epochs.
+    assert before / in_steps == pytest.approx(8 / 3, rel=0.05)
+    assert task == "a100-80gb-1"
+    assert once / each == pytest.approx(8 / 3 * 3.673 / 27.45, rel=0.05)
+    *_, more, _ = prices(recipe, 1000 * batch, 6000)
+    assert more == pytest.approx(2 * each, rel=0.01)
+
+
+def test_a_run_that_sees_few_of_its_pairs_computes_them_in_its_steps():
+    recipe = recipe_of(**DPO)
+    *_, cheaper = prices(recipe, 1_000_000 * recipe.training.global_batch_size, 1000)
+    assert cheaper == "in each step"
+
+
+@pytest.mark.parametrize(("changes", "samples"), [({"objective": "sft"}, 1000), ({"objective": "kto"}, 1000), ({}, None)])
+def test_nothing_is_compared_where_there_is_no_choice(changes, samples):
+    fit = candidates.each(recipe_of(**DPO | changes), shape_named("a100-80gb-8"), GEOMETRY)[-1]
+    assert reference_shape.reasons(fit, samples, 100) == []
+
+
+def deep(layers):
+    return geometry(LLAMA_8B | {"num_hidden_layers": layers}, "a/b")
+
+
+def test_the_task_gets_the_cheapest_machine_of_the_same_gpu_that_holds_the_model():
+    recipe = recipe_of(**DPO)
+    plan = plan_of(**DPO)
+    assert plan.shape == "a100-80gb-8"
+    assert reference_shape.shape_for(recipe, plan, GEOMETRY).name == "a100-80gb-1"
+    assert reference_shape.shape_for(recipe, plan, deep(320)).name == "a100-80gb-8"
+    with pytest.raises(DoesNotFit, match="no node with A100-80GB in shapes.yaml holds the reference model"):
+        reference_shape.shape_for(recipe, plan, deep(2000))
