@@ -33,7 +33,7 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     """
     shape = shape_named(recipe.evaluation.shape or plan.shape)
     needed = weights(recipe, read_geometry(recipe.model) if geometry is None else geometry)
-    room = _room(shape)
+    room = room_of(shape)
     if needed > usable(recipe, shape):
         others = [one.name for one in load_shapes() if needed <= usable(recipe, one)]
         raise DoesNotFit(
@@ -61,10 +61,11 @@ def weights(recipe: Recipe, geometry: Geometry) -> float:
 
 def usable(recipe: Recipe, shape: Shape) -> float:
     """Return the bytes that one node of a shape has for the weights of a recipe's model."""
-    room = _room(shape)
+    room = room_of(shape)
     return room.gpus if shape.is_gpu and recipe.method.name == "qlora" else sum(room)
 
 
-def _room(shape: Shape) -> Room:
+def room_of(shape: Shape) -> Room:
+    """Return the memory for weights of one node of a shape."""
     gpus = shape.processes * shape.gpu_memory_gib if shape.is_gpu else 0.0
     return Room(SHARE * gpus * GIB, SHARE * (shape.memory_gib - shape.shared_memory_gib) * GIB)

@@ -15,7 +15,9 @@ from flytune.records import Plan
 
 
 def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
-    """Return the cheapest row with the plan's accelerator of which one node holds the model; it has no optimizer.
+    """Return the cheapest row with the plan's accelerator of which one node holds the model, if possible on its GPUs.
+
+    There is no optimizer.
 
     Raises:
         DoesNotFit: there is none.
@@ -37,7 +39,13 @@ def _cheapest(recipe: Recipe, planned: Shape, geometry: Geometry) -> Shape | Non
         for shape in load_shapes()
         if shape.accelerator == planned.accelerator and needed <= evaluation_shape.usable(recipe, shape)
     ]
-    return min(fits, key=lambda shape: (shape.price_per_hour, shape.name != planned.name), default=None)
+
+    def order(shape: Shape) -> tuple[bool, float, bool]:
+        # Weights in host memory are moved to the GPU for each batch, which costs more than a larger machine.
+        is_offloaded = shape.is_gpu and needed > evaluation_shape.room_of(shape).gpus
+        return is_offloaded, shape.price_per_hour, shape.name != planned.name
+
+    return min(fits, key=order, default=None)
 
 
 def reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:

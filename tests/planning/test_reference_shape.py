@@ -50,8 +50,8 @@ def test_nothing_is_compared_where_there_is_no_choice(changes, samples):
     assert reference_shape.reasons(fit, samples, 100) == []
 
 
-def deep(layers):
-    return geometry(LLAMA_8B | {"num_hidden_layers": layers}, "a/b")
+def deep(layers, **sizes):
+    return geometry(LLAMA_8B | {"num_hidden_layers": layers} | sizes, "a/b")
 
 
 def test_the_task_gets_the_cheapest_machine_of_the_same_gpu_that_holds_the_model():
@@ -61,4 +61,4 @@ def test_the_task_gets_the_cheapest_machine_of_the_same_gpu_that_holds_the_model
     assert reference_shape.shape_for(recipe, plan, GEOMETRY).name == "a100-80gb-1"
     assert reference_shape.shape_for(recipe, plan, deep(320)).name == "a100-80gb-8"
     with pytest.raises(DoesNotFit, match="no node with A100-80GB in shapes.yaml holds the reference model"):
-        reference_shape.shape_for(recipe, plan, deep(2000))
+        reference_shape.shape_for(recipe, plan, deep(2000, intermediate_size=65536))
