@@ -4,8 +4,9 @@ Four tables: what a laptop and a light pod wait for (help, reading a recipe, pla
 peer is what a training script pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on one process,
 from the command to the artifact, compared with a plain script (benchmarks/plain_script.py); `pyflyte run` on two processes, to
 the first step; and `pyflyte run --remote`, to submitted, with the pods that it leads to (plan, prepare, train), cold, from the
-uploaded code, without cluster (tests/support/propeller.py). benchmarks/spans.py finds causes. Ratios are of processor seconds,
-which other processes on the machine disturb less.
+uploaded code, without cluster (tests/support/propeller.py). Light pods hide the packages that requirements-light.lock does not
+list. `--light CHECKOUT` compares light pods with those of another version. benchmarks/spans.py finds causes. Ratios are of
+processor seconds, which other processes on the machine disturb less.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from rich.table import Table
 
 from tests.support.flyteadmin import flyteadmin
 from tests.support.laptop import checkout, pyflyte, submit
+from tests.support.paths import ROOT
 from tests.support.propeller import Run
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
@@ -45,6 +48,10 @@ RUN = ("run", "workflows/finetune.py", "finetune", "--recipe")
 BUSY = "processor seconds, to the end"
 SPANS = Path(__file__).with_name("spans.py")
 REST = "the rest"
+LIGHT_ROUNDS = 3
+LIGHT_LOCK = ROOT / "requirements-light.lock"
+HIDE = 'import os, sys\nsys.modules.update(dict.fromkeys(os.environ["MISSING"].split()))\n'
+"""Code of a pod that runs before all other: the packages that MISSING names appear as not installed."""
 # As in tests and pods: no hub, no GPU.
 LAPTOP = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
 
@@ -53,7 +60,14 @@ def main() -> None:
     """Measure, and show the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the first table, one round")
-    quick = parser.parse_args().quick
+    parser.add_argument(
+        "--light", metavar="CHECKOUT", type=Path, help="only the light pods, with the code of another version too"
+    )
+    arguments = parser.parse_args()
+    if arguments.light:
+        show_light_pods(arguments.light)
+        return
+    quick = arguments.quick
     show_laptop(1 if quick else ROUNDS)
     if quick:
         return
@@ -121,6 +135,49 @@ def show_complete_runs(folder: Path) -> None:
     show_medians(f"From command to artifact, median of {COMPLETE_RUNS}", median, "peer: plain TRL script")
 
 
+def missing_in_light_image() -> str:
+    """Return the top-level names of the packages here that the light image lacks; pods hide them (HIDE)."""
+    locked = {_plain(line.split("==")[0]) for line in LIGHT_LOCK.read_text().split()}
+    own = {"flytune", "tasks", "workflows", "images", "flytekitplugins", "google"}
+    found = metadata.packages_distributions()
+    return " ".join(
+        name for name, made_by in found.items() if name not in own and not {_plain(one) for one in made_by} & locked
+    )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-").replace(".", "-").lower()
+
+
+def show_light_pods(other: Path) -> None:
+    """Alternate the light pods of two versions, cold, without what the light image lacks; show the median of each."""
+    taken = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="flytune-startup-") as name, flyteadmin(Path(name, "cluster")) as (admin, storage):
+        folder = Path(name)
+        (folder / "site.py").write_text(HIDE)
+        recipe = cluster_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64))
+        executions = {}
+        for version, root in {"before": other, "after": ROOT}.items():
+            laptop = checkout(folder / version, root)
+            executions[version] = submit(laptop, folder / "cluster", admin, recipe, **LAPTOP)
+        variables = storage | {"SITE": str(folder / "site.py"), "MISSING": missing_in_light_image()}
+        for number in range(LIGHT_ROUNDS):
+            for version, execution in executions.items():
+                run = Run(admin, execution, folder / f"{version}-{number}", variables)
+                for task in ("make_plan", "fetch_base_model", "prepare_data"):
+                    busy, started = _busy(), time.perf_counter()
+                    run.until(task)
+                    taken[f"{task}, {version}"].append((time.perf_counter() - started, _busy() - busy))
+    table = Table(title=f"Light pods, start to end, median of {LIGHT_ROUNDS}", title_justify="left")
+    for column in ("pod", "seconds", "processor seconds", "of those before"):
+        table.add_column(column, justify="left" if column == "pod" else "right")
+    median = {name: [sorted(kind)[LIGHT_ROUNDS // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
+    for name, (seconds, busy) in median.items():
+        before = median[name.replace(", after", ", before")][1]
+        table.add_row(name, f"{seconds:.2f}", f"{busy:.2f}", f"{busy / before:.2f}")
+    Console().print(table)
+
+
 def show_causes(folder: Path) -> None:
     """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end of the pod."""
     recipe = cluster_recipe(
@@ -162,8 +219,10 @@ def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, flo
         busy = _busy()
         name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
         found["run --remote"] = by_cause(folder / "submit") | {BUSY: _busy() - busy}
-        run = Run(admin, name, folder / "pods", storage | {"SITE": str(SPANS)})
+        (folder / "site.py").write_text(HIDE + SPANS.read_text())
+        run = Run(admin, name, folder / "pods", storage | {"SITE": str(folder / "site.py")})
         for task in ("make_plan", "prepare_data", "train"):
+            run.environment["MISSING"] = "" if task == "train" else missing_in_light_image()
             run.environment["SPANS"], busy = str(folder / task), _busy()
             run.until(task)
             found[f"{task} pod"] = by_cause(folder / task) | {BUSY: _busy() - busy}

@@ -139,12 +139,12 @@ class SplitWriter:
         columns = []
         for column in zip(*self._pending, strict=True):
             if isinstance(column[0], int):
-                columns.append(pyarrow.array(column, pyarrow.int32()))
+                columns.append(_as_arrow(numpy.array(column, dtype=numpy.int32)))
                 continue
             values = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
             offsets = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
-            columns.append(pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values)))
-        self._trained += int((columns[1].values.to_numpy() != IGNORED).sum())
+            columns.append(pyarrow.ListArray.from_arrays(_as_arrow(offsets), _as_arrow(values)))
+        self._trained += int((numbers_of(columns[1].values) != IGNORED).sum())
         if self._desirable is not None:
             self._desirable += sum(row[2] for row in self._pending)
         table = pyarrow.Table.from_arrays(columns, schema=self._schema)
@@ -154,6 +154,20 @@ class SplitWriter:
         self._rows += len(table)
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
+
+
+def numbers_of(array: Any) -> Any:
+    """Return an Arrow array of int32 without nulls as a NumPy array of the same memory; its to_numpy would import pandas."""
+    import numpy
+
+    return numpy.from_dlpack(array) if len(array) else numpy.zeros(0, numpy.int32)
+
+
+def _as_arrow(numbers: Any) -> Any:
+    """Return a NumPy array of int32 as an Arrow array of the same memory; pyarrow.array would import pandas."""
+    import pyarrow
+
+    return pyarrow.Array.from_buffers(pyarrow.int32(), len(numbers), [None, pyarrow.py_buffer(numbers)])
 
 
 def load(folder: Path, split: str) -> Any:

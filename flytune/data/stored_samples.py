@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.data.contract.duplicates import fingerprints
+from flytune.data.shards import numbers_of
 from flytune.models.scoring import IGNORED
 from flytune.records import SplitCounts
 
@@ -74,11 +75,11 @@ def part_of(file: str, table: Any, first_row: int) -> Part:
     import numpy
 
     columns = {name: table[name].combine_chunks() for name in table.column_names}
-    row_lengths = columns["input_ids"].value_lengths().to_numpy().astype(numpy.int64)
+    row_lengths = numbers_of(columns["input_ids"].value_lengths()).astype(numpy.int64)
     lengths, rows, inconsistent = row_lengths, numpy.arange(first_row, first_row + len(row_lengths)), 0
     if "seq_lengths" in columns:
-        samples = columns["seq_lengths"].value_lengths().to_numpy()
-        packed = columns["seq_lengths"].flatten().to_numpy().astype(numpy.int64)
+        samples = numbers_of(columns["seq_lengths"].value_lengths())
+        packed = numbers_of(columns["seq_lengths"].flatten()).astype(numpy.int64)
         numbers = numpy.repeat(numpy.arange(len(row_lengths)), samples)
         is_inconsistent = numpy.bincount(numbers, packed, len(row_lengths)) != row_lengths
         # An inconsistent row is treated as one sample.
@@ -88,7 +89,7 @@ def part_of(file: str, table: Any, first_row: int) -> Part:
         order = numpy.argsort(numbers, kind="stable")
         lengths = numpy.concatenate([packed[kept], row_lengths[is_inconsistent]])[order]
         rows = rows[numbers[order]]
-    labels = columns["labels"].flatten().to_numpy()
-    ids, has_tokens = columns["input_ids"].flatten().to_numpy(), lengths > 0
+    labels = numbers_of(columns["labels"].flatten())
+    ids, has_tokens = numbers_of(columns["input_ids"].flatten()), lengths > 0
     desirable = columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
     return Part(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable)

@@ -1,6 +1,5 @@
 """The training loop, its callbacks, and checkpoints."""
 
-from flytune.training.loop import fit
 from flytune.training.phase_notes import PhaseNote, PhaseNotes
 
-__all__ = ["PhaseNote", "PhaseNotes", "attempt_notes", "checkpoints", "fit", "loop", "phase_notes", "preemption"]
+__all__ = ["PhaseNote", "PhaseNotes", "attempt_notes", "checkpoints", "loop", "phase_notes", "preemption"]

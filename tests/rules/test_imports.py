@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flytune.recipe import Recipe
+from flytune.recipe import DataRequest, Recipe
 from tests.support.paths import ROOT
 from tests.support.pods import pod
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -16,12 +16,15 @@ TABLES = {"datasets", "pandas", "pyarrow", "numpy", "scipy", "sklearn", "matplot
 FLYTE = {"flytekit", "flyteidl", "grpc", "kubernetes", "docker", "requests", "fsspec", "aiohttp"}
 STORES = {"s3fs", "botocore", "gcsfs", "huggingface_hub"}
 # Python imports it first; at its exit it writes the names of the modules that were loaded. flytekit's lazy modules are in
-# sys.modules before that; to look at one of their attributes would load them.
+# sys.modules before that; to look at one of their attributes would load them. MISSING names packages
+# that appear as not installed.
 SITE = """
 import atexit, os, sys
+sys.modules.update(dict.fromkeys(os.environ.get("MISSING", "").split()))
 def write():
+    loaded = [name for name, module in sys.modules.items() if type(module).__name__ not in ("_LazyModule", "NoneType")]
     with open(os.environ["LOADED"], "a") as file:
-        file.write("".join(name + chr(10) for name, module in sys.modules.items() if type(module).__name__ != "_LazyModule"))
+        file.write("".join(name + chr(10) for name in loaded))
 atexit.register(write)
 """
 
@@ -99,6 +102,30 @@ def test_the_execution_of_a_light_pod(loaded, tmp_path):
     planned = pod(make_plan, tmp_path / "pod", seen=loaded.variables, recipe=recipe)
     assert planned["route"] == recipe.hardware.shape
     assert loaded.names() & (MODELS | TABLES | STORES | {"kubernetes", "lm_eval"}) == set()
+
+
+def test_the_check_of_no_harness_tasks(loaded):
+    """A plan pod on a cluster names a folder for the tasks' data, and has none to download."""
+    code = (
+        "from pathlib import Path; from flytune.evaluation.harness import data; from flytune.recipe import Recipe\n"
+        "recipe = Recipe.from_yaml('recipes/demo-qlora.yaml')\n"
+        "recipe.evaluation.__dict__['tasks'] = []\n"
+        "data.download(recipe.model_copy(update={'guards': []}), Path('/nowhere'))"
+    )
+    assert loaded.of(code) & (MODELS | TABLES | FLYTE | STORES) == set()
+
+
+def test_the_execution_of_a_prepare_pod(loaded, tmp_path):
+    """The light image has no torch. Only what tokenizes and writes shards is imported."""
+    from tasks.prepare import prepare_data
+
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)))
+    request = DataRequest(model=recipe.model, data=recipe.data, fingerprint="0", tokenizer="0")
+    seen = loaded.variables | {"MISSING": "torch trl peft accelerate deepspeed bitsandbytes"}
+    dataset = pod(prepare_data, tmp_path / "pod", seen=seen, request=request, scratch_folder=str(tmp_path / "scratch"))
+    assert isinstance(dataset, dict), dataset
+    assert loaded.names() & (MODELS | TABLES) == {"transformers", "tokenizers", "pyarrow", "numpy"}
+    assert loaded.names() & {"kubernetes", "lm_eval"} == set()
 
 
 def test_registration(loaded):

@@ -18,15 +18,15 @@ VOLUME = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt
 WHERE = ["-p", "flytesnacks", "-d", "development"]
 
 
-def checkout(folder):
-    """Copy this project; add a shape of two nodes without GPUs, a volume, and secrets in files and in the remote's URL."""
+def checkout(folder, root=ROOT):
+    """Copy the project in `root`; add a shape of two nodes without GPUs, a volume, secrets in files and in the remote's URL."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
     )
     for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():  # else a link, or deleted
+        if (root / name).is_file():  # else a link, or deleted
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(root / name, folder / name)
     with (folder / "shapes.yaml").open("a") as shapes:
         shapes.write(yaml.safe_dump([TWO_NODES | {"disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}]))
     with (folder / "cluster.yaml").open("a") as cluster:

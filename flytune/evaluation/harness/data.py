@@ -19,7 +19,7 @@ def download(recipe: Recipe, folder: Path | None) -> None:
     if recipe.evaluation.tasks and recipe.evaluation.apply_chat_template:
         require_chat_template(load_tokenizer(recipe.model, recipe.data), recipe.model, "of evaluation.apply_chat_template")
     measured: dict[str, list[str] | None] = {}
-    with tasks.data_in(folder):
+    with tasks.data_in(folder if recipe.evaluation.tasks else None):
         for task in recipe.evaluation.tasks:
             with tasks.quiet(f"{task.name}: data"):
                 loaded = tasks.load(recipe, task)
