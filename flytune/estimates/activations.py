@@ -55,8 +55,10 @@ def count(workload: Workload) -> Activations:
     sizes, tokens = workload.geometry, workload.tokens
     stream = stream_bytes(workload)
     compute = BYTES[workload.compute_dtype] if workload.precision != "pure" else BYTES[workload.weight_dtype]
+    # Quantized layers have results in the dtype of their inputs: float32 behind float32 norms.
+    inside = stream if workload.kbit_float32 else compute
     kept, working = _attention(workload, compute)
-    for part in (_norms(workload, compute, stream), _mlp(workload, compute)):
+    for part in (_norms(workload, compute, stream), _mlp(workload, inside)):
         kept, working = kept + part[0], max(working, part[1])
     inputs, products = _eight_bits(workload, compute, stream)
     kept, working = kept + inputs, max(working, products)

@@ -58,15 +58,15 @@ def meta_model(model: Model, dtype: str, reward_seed: int | None = None) -> Any:
             config, dtype=dtype, attn_implementation=model.attn_implementation, trust_remote_code=model.trust_remote_code
         )
     for module in built.modules():
-        for name, parameter in module._parameters.items():
+        for key, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:
                 # meta_device_safe_creation_ops makes what a model draws itself (DiffLlama's lambdas) on the CPU, and
                 # load_weights reads meta parameters only.
-                module._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                module._parameters[key] = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
     if plan := built._get_dtype_plan(getattr(torch, dtype)):
         kept = re.compile("|".join(pattern.replace("*", ".*") for pattern in plan))
-        for name, parameter in built.named_parameters():
-            if kept.search(name):
+        for key, parameter in built.named_parameters():
+            if kept.search(key):
                 parameter.data = parameter.data.float()
     _compute_buffers(built)
     # Before fully_shard, which changes the model's classes that they are found by.

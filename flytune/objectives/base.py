@@ -24,7 +24,7 @@ class ObjectiveBase:
     """True if rows can have the log-probabilities of the reference, computed before training."""
 
     head_outputs: ClassVar[tuple[str, ...]] = ()
-    """What TRL's chunked loss computes of each token; none where the model has no head of the vocabulary."""
+    """Results of TRL's chunked loss for each token; none where the model has no head of the vocabulary."""
 
     def frozen_passes(self, recipe: Recipe) -> int:
         """Return the forward passes of a row without gradients, beside that of training."""

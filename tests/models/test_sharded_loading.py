@@ -47,6 +47,7 @@ def saved(folder, name):
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.normal_()
+    model.generation_config.max_new_tokens = 7
     model.save_pretrained(folder / name, max_shard_size=size)
     return folder / name
 
