@@ -255,8 +255,8 @@ def _zero(workload: Workload) -> States:
     resident["buckets"] = parts.bucket_bytes
     table = workload.geometry.vocab_size * workload.geometry.hidden_size
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
-    update = 4.0 * parts.updated if on_device else 0.0
-    update *= 2 if workload.optimizer.implementation == "foreach" else 1
+    lists = 2 if workload.optimizer.implementation == "foreach" else 1
+    update = max(4.0 * parts.updated * lists, parts.update_bytes) if on_device else 0.0
     # The moments are float32 like the master copies that they belong to; under offload they are those of DeepSpeed's Adam.
     moments = (state_bytes(workload, 4) if on_device else zero.MOMENTS * trained) / shards
     paged = moments if workload.optimizer.paged and on_device else 0.0

@@ -51,6 +51,11 @@ class Zero:
         size = self.layout.bucket if whole else min(self.layout.bucket, self.trained)
         return (2.0 if self.layout.overlaps else 1.0) * size * self.width
 
+    @property
+    def update_bytes(self) -> float:
+        """Bytes beside the gradients when they are cast for the update: flattened, and the same in float32."""
+        return MASTER * self.updated + (self.width * self.updated if self.width < MASTER else 0)
+
     def live_bytes(self, base: float, table: float) -> float:
         """Return the bytes of parameters that stage 3 holds gathered: of `base` bytes, with embedding and head of `table`.
 

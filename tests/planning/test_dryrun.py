@@ -154,8 +154,9 @@ ZERO = {
 def test_zeros_partitions_are_counted_beside_the_trace(name, tmp_path, monkeypatch):
     """DeepSpeed updates at the end of backward, so that a step has one peak.
 
-    The partition of gradients is counted from the first time that a bucket may be reduced, which is before it must be. What stage 3 may hold gathered is here all of the model, and is counted from the first layer to the last: DeepSpeed, which
-    does not reuse anything in its first step, then gathers less.
+    The partition of gradients is counted from the first time that a bucket may be reduced, which is before it must be. What
+    stage 3 may hold gathered is here all of the model, and is counted from the first layer to the last: DeepSpeed, which does
+    not reuse anything in its first step, then gathers less.
     """
     from trl.trainer import utils
 
