@@ -6,6 +6,7 @@ layers spread over GPUs; differences between frameworks are the fields of framew
 
 from dataclasses import dataclass
 
+from flytune.estimates import zero
 from flytune.estimates.activations import stream_bytes
 from flytune.estimates.workload import BYTES, Workload
 from flytune.models import Geometry
@@ -20,8 +21,6 @@ SCALES = {"nf4": 4 / 64, "nf4_double": _DOUBLE, "fp4": 4 / 64, "fp4_double": _DO
 ROW_SCALE = 4
 # Bytes of an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype), others in the dtype of the base.
 ADAPTER = 4
-# Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
-ZERO_MASTER, ZERO_MOMENTS = 4, 8
 # Layers whose parameters FSDP holds gathered: in forward the one that computes and one in flight (limit_all_gathers), in
 # backward the one that computes and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
 UNITS_AT_WORK = 2
@@ -240,6 +239,7 @@ def _adapter_bytes(workload: Workload) -> float:
 def _zero(workload: Workload) -> States:
     layout, shards, width = workload.layout, workload.gpus, BYTES[workload.compute_dtype]
     full, trained = workload.method == "full", float(workload.trained)
+    parts = zero.Zero(layout, shards, trained, width, resident_only=workload.on_cpu)
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)
     adapters = 0.0 if full else trained * width
     part = shards if layout.shards_parameters else 1
@@ -251,24 +251,21 @@ def _zero(workload: Workload) -> States:
     if layout.shards_parameters and layout.persistent:
         resident["parameters that are not sharded"] = _persistent(workload) * width * (1 - 1 / shards)
     if on_device:
-        resident["master copies"] = ZERO_MASTER * trained / shards
-    resident["buckets"] = (2.0 if layout.overlaps else 1.0) * min(layout.bucket, trained) * width
-    gradients = trained * width / (shards if layout.shards_gradients else 1)
-    # Embedding and head are gathered completely, whatever their size.
+        resident["master copies"] = parts.master_bytes
+    resident["buckets"] = parts.bucket_bytes
     table = workload.geometry.vocab_size * workload.geometry.hidden_size
-    live = min(max(layout.live, 2 * table) * width, base) if layout.shards_parameters else 0.0
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
-    update = 4.0 * min(trained / shards, layout.sub_group if layout.shards_parameters else trained) if on_device else 0.0
-    update *= 2 if workload.optimizer.implementation == "foreach" else 1
+    lists = 2 if workload.optimizer.implementation == "foreach" else 1
+    update = max(4.0 * parts.updated * lists, parts.update_bytes) if on_device else 0.0
     # The moments are float32 like the master copies that they belong to; under offload they are those of DeepSpeed's Adam.
-    moments = (state_bytes(workload, 4) if on_device else ZERO_MOMENTS * trained) / shards
+    moments = (state_bytes(workload, 4) if on_device else zero.MOMENTS * trained) / shards
     paged = moments if workload.optimizer.paged and on_device else 0.0
     if paged:
         # A partition (stage 3: a sub group) is one tensor, whose states are fetched together.
         update += paged * min(1.0, layout.sub_group * shards / trained) if layout.shards_parameters else paged
     # Gradients wait for the optimizer where its states are; parameters are sharded under stage 3 alone.
     away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
-    away[workload.optimizer_on] += trained * (width + ZERO_MASTER) / shards + moments
+    away[workload.optimizer_on] += trained * (width + zero.MASTER) / shards + moments
     away[workload.parameters_on] += base / part
     buffers = 4.0 * layout.optimizer_buffers * min(layout.sub_group, trained / shards)
     if workload.parameters_on == "nvme":
@@ -276,9 +273,9 @@ def _zero(workload: Workload) -> States:
     return States(
         resident=resident,
         optimizer={"optimizer": moments - paged if on_device else 0.0},
-        gradients=gradients if on_device or not layout.shards_parameters else 0.0,
+        gradients=parts.gradient_bytes if on_device or not layout.shards_parameters else 0.0,
         root=0.0,
-        units=live,
+        units=parts.live_bytes(base, table),
         unit_gradients=0.0,
         update=update,
         load=(base - whole) * (1 - 1 / part) if workload.quantization != "none" else 0.0,

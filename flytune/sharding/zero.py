@@ -27,6 +27,7 @@ class Zero(ShardingBase):
     no_reference_copy = "each process would hold a second model that is not sharded (a sharded copy is not built)"
     float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
+    traceable = True
 
     def problems(self, recipe: Recipe) -> list[str]:
         if recipe.sharding.config is None:

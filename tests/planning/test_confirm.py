@@ -11,7 +11,7 @@ from flytune.hardware.shapes import GIB
 from flytune.models import read_geometry
 from flytune.planning import planner
 from flytune.planning.dryrun import DryRun, confirm
-from flytune.recipe import Sharding
+from flytune.recipe import Method, Sharding
 from tests.support.plans import SMALL, recipe_of
 
 UNKNOWN = "multi-head latent attention (new_type)"
@@ -89,8 +89,8 @@ def test_without_torch_it_is_refused_with_the_way_on(recipe, monkeypatch):
 
 
 def test_a_recipe_that_cannot_be_traced_is_refused_with_the_reason(recipe):
-    other = recipe.model_copy(update={"sharding": Sharding(name="zero3")})
-    with pytest.raises(RecipeError, match=r"cannot trace this recipe: sharding zero3"):
+    other = recipe.model_copy(update={"sharding": Sharding(name="device_map"), "method": Method(name="qlora")})
+    with pytest.raises(RecipeError, match=r"cannot trace this recipe: sharding device_map"):
         planner.make(other)
 
 

@@ -20,6 +20,7 @@ SIZES |= {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}
 NOT_TRACED = ("CUDA context", "NCCL", "fragmentation")
 CASES = [("full", "none", "sft"), ("lora", "none", "sft"), ("qlora", "none", "sft"), ("lora", "fsdp", "sft")]
 CASES += [("full", "none", "dpo"), ("qlora", "none", "dpo"), ("lora", "none", "kto"), ("lora", "none", "reward")]
+CASES += [("full", "zero1", "sft"), ("full", "zero2", "sft"), ("full", "zero3", "sft")]
 
 
 @pytest.mark.slow

@@ -213,8 +213,14 @@ def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeyp
 
 
 def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):
-    recipe = recipe_of(model=small_model, sharding="zero3", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
-    with pytest.raises(RecipeError, match="no dry run: sharding zero3 does not run on fake tensors"):
+    recipe = recipe_of(
+        model=small_model,
+        method="qlora",
+        sharding="device_map",
+        hardware={"shape": "a10g-8"},
+        data={"path": "x", "max_length": 256},
+    )
+    with pytest.raises(RecipeError, match="no dry run: sharding device_map does not run on fake tensors"):
         confirm.confirmed(recipe, planner.make(recipe))
     on_cpu = recipe_of(model=small_model, sharding="none", hardware={"shape": "cpu-1"}, data={"path": "x", "max_length": 256})
     with pytest.raises(RecipeError, match="--dry-run: cpu-1 has no GPU"):

@@ -12,8 +12,8 @@ from typing import Any
 from unittest import mock
 
 PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer states"
-ACTIVATIONS, TEMPORARIES, COMMUNICATION = "activations", "temporaries", "communication buffers"
-KINDS = [PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, TEMPORARIES]
+MASTERS, ACTIVATIONS, TEMPORARIES, COMMUNICATION = "master copies", "activations", "temporaries", "communication buffers"
+KINDS = [PARAMETERS, GATHERED, MASTERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, TEMPORARIES]
 FORWARD = "forward"
 
 _COLLECTIVES = {"c10d", "_c10d_functional", "fsdp"}

@@ -8,6 +8,7 @@ from flytune.models import host_memory
 from flytune.objectives import objective_of
 from flytune.planning.dryrun.allocations import FORWARD, Ledger
 from flytune.planning.dryrun.case import Case
+from flytune.sharding import sharding_of
 
 REFERENCE = "reference"
 """Stage of the passes without gradients, of which one is traced."""
@@ -95,7 +96,7 @@ def _outputs(case: Case, model: Any, batch: dict[str, Any]) -> Any:
     from accelerate.utils.operations import convert_to_fp32
 
     dtype, fused = case.recipe.model.dtype, case.profile.loss == "chunked" and objective_of(case.recipe).head_outputs
-    autocast = case.profile.autocast and dtype != "float32"
+    autocast = case.profile.autocast and dtype != "float32" and sharding_of(case.recipe).precision(case.recipe) != "pure"
     with torch.autocast("cpu", dtype=getattr(torch, dtype)) if autocast else nullcontext():
         outputs = model(**batch, use_cache=False, **({"fused_lm_head": True} if fused else {}))
     return convert_to_fp32(outputs) if autocast else outputs

@@ -12,11 +12,13 @@ from unittest import mock
 
 from flytune.models import loading, sharded_loading, vocabulary
 from flytune.objectives import objective_of
-from flytune.planning.dryrun import allocator, cuda_kernels, layers, passes, quantized
+from flytune.planning.dryrun import allocator, cuda_kernels, layers, partitions, passes, quantized
 from flytune.planning.dryrun.allocations import (
     COMMUNICATION,
+    GATHERED,
     GRADIENTS,
     KINDS,
+    MASTERS,
     OPTIMIZER,
     PARAMETERS,
     Ledger,
@@ -24,6 +26,7 @@ from flytune.planning.dryrun.allocations import (
     local,
 )
 from flytune.planning.dryrun.case import Case, DryRun, Storage
+from flytune.planning.dryrun.partitions import Partitions
 from flytune.recipe import OPTIMIZERS
 from flytune.sharding import sharding_of
 
@@ -42,11 +45,12 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
     with _fake_group(case.world_size), _masks(case), cuda_kernels.any_dtype(), _four_bits(case), kernels:
         ledger = None if every_layer else _few_layers(case)
         if ledger is None:
-            ledger, model = _ledger(case), _shard(case, _adapted(case))
+            model = _adapted(case)
+            zero = partitions.of(case, model)
+            ledger, model = _ledger(case), _shard(case, model, zero)
             with ledger.watch(fake=True):
-                _passes(case, model, ledger)
-                _update(case, _trained(model), ledger, _embeddings(model))
-                model.zero_grad()
+                _passes(case, model, ledger, zero)
+                _finish(case, model, _trained(model), ledger, zero)
     return _result(case, ledger, time.monotonic() - started)
 
 
@@ -57,22 +61,22 @@ def _few_layers(case: Case) -> Ledger | None:
     larger = _adapted(case)
     if (repetition := layers.find(larger)) is None:
         return None
-    smaller = _adapted(case)
+    smaller, complete = _adapted(case), partitions.of(case, larger)
     traces = []
     for model, units in ((larger, repetition.units - 1), (smaller, repetition.units)):
         count = layers.leave_out(model, repetition, units)
-        model, ledger = _shard(case, model), _ledger(case)
+        zero = complete and complete.again()
+        model, ledger = _shard(case, model, zero), _ledger(case)
         traced = layers.Trace(ledger, repetition, count)
         with ledger.watch(fake=True), traced.noted(model):
-            _passes(case, model, ledger)
+            _passes(case, model, ledger, zero)
             traces.append(traced)
             if len(traces) == 1:
                 continue
             if not traced.predicts(traces[0]):
                 return None
             copies = traced.extend(repetition.units)
-            _update(case, _with_copies(_trained(model), copies, ledger), ledger, _embeddings(model))
-            model.zero_grad()
+            _finish(case, model, _with_copies(_trained(model), copies, ledger), ledger, zero)
     return ledger
 
 
@@ -198,13 +202,15 @@ def _adapted(case: Case) -> Any:
     return model
 
 
-def _shard(case: Case, model: Any) -> Any:
+def _shard(case: Case, model: Any, zero: Partitions | None) -> Any:
     """Set checkpointing, loss and sharding as flytune.training.trainer.build does."""
     import torch
 
     recipe, sharding = case.recipe, sharding_of(case.recipe)
     if recipe.method.name == "qlora":
         quantized.pack(model)
+    if zero is not None:
+        zero.cast(model)
     passes.prepare(case, model)
     if recipe.training.activation_checkpointing:
         if recipe.method.name != "full":
@@ -214,7 +220,7 @@ def _shard(case: Case, model: Any) -> Any:
     return model.train()
 
 
-def _passes(case: Case, model: Any, ledger: Ledger) -> None:
+def _passes(case: Case, model: Any, ledger: Ledger, zero: Partitions | None) -> None:
     """Load the model, and run forward and backward."""
     import torch
 
@@ -235,11 +241,16 @@ def _passes(case: Case, model: Any, ledger: Ledger) -> None:
             if parameter.requires_grad:
                 parameter.bucket = torch.empty_like(parameter)
                 _loaded(ledger, parameter.bucket, name.rpartition(".")[0], COMMUNICATION)
+    if zero is not None:
+        zero.load(model, ledger)
+        zero.before_forward(ledger)
     with ledger.paths(model):
         loss = passes.forward(case, model, reference, ledger)
         ledger.stage("backward")
         loss.backward()
         del loss
+    if zero is not None:
+        zero.after_backward()
     ledger.mark((parameter.grad for parameter in model.parameters() if parameter.grad is not None), GRADIENTS)
 
 
@@ -262,6 +273,30 @@ def _embeddings(model: Any) -> set[int]:
     return {local(table.detach()).untyped_storage()._cdata for table in tables}
 
 
+def _finish(case: Case, model: Any, trained: list[_Pair], ledger: Ledger, zero: Partitions | None) -> None:
+    """Update the trained parameters, and free their gradients."""
+    import torch
+
+    if zero is None:
+        _update(case, trained, ledger, _embeddings(model))
+        model.zero_grad()
+        return
+    ledger.stage("optimizer")
+    ledger.module = "optimizer"
+    zero.before_update(ledger)
+    weights = [weight for weight, _ in trained]  # those of layers that were left out have no other reference
+    trained.clear()
+    model.zero_grad()
+    masters = [torch.nn.Parameter(master) for master in zero.held[MASTERS]]
+    if OPTIMIZER in partitions.on_host(case):
+        # DeepSpeed's own Adam updates them there.
+        ledger.mark([copy for master in masters for copy in (master.clone(), master.clone())], OPTIMIZER)
+    else:
+        _step(case, masters, ledger, set(), zero)
+    zero.after_update()
+    del weights
+
+
 def _update(case: Case, trained: list[_Pair], ledger: Ledger, embeddings: set[int]) -> None:
     """Clip gradients and run the optimizer's step as the Trainer does: fused, or torch's default on the device (CUDA: foreach).
 
@@ -276,12 +311,25 @@ def _update(case: Case, trained: list[_Pair], ledger: Ledger, embeddings: set[in
         parameters.append(torch.nn.Parameter(weights))
         parameters[-1].grad = gradient
     torch.nn.utils.clip_grad_norm_(parameters, case.recipe.training.max_grad_norm, foreach=_on_cuda(case))
+    _step(case, parameters, ledger, embeddings)
+
+
+def _step(case: Case, parameters: list[Any], ledger: Ledger, embeddings: set[int], zero: Partitions | None = None) -> None:
+    """Run the optimizer's step; under ZeRO, one part of the master copies after the other has gradients."""
+    import torch
+
     name = sharding_of(case.recipe).optimizer(case.recipe)
     if OPTIMIZERS[name].library == "bitsandbytes":
         ledger.mark(quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case), embeddings), OPTIMIZER)
         return
     optimizer = _optimizer(name, parameters, _on_cuda(case))
-    optimizer.step()
+    if zero is None:
+        optimizer.step()
+    else:
+        for part in parameters:
+            part.grad = zero.gradient_of(part)
+            optimizer.step()
+            part.grad = None
     states = [value for state in optimizer.state.values() for value in state.values()]
     ledger.mark((value for value in states if isinstance(value, torch.Tensor)), OPTIMIZER)
 
@@ -303,18 +351,20 @@ def _optimizer(name: str, parameters: list[Any], on_cuda: bool) -> Any:
 def _result(case: Case, ledger: Ledger, seconds: float) -> DryRun:
     """Return the peaks of the step that ran, and of the next, which is the same but has optimizer states from the start."""
     ledger.assign_kinds()
-    host = {PARAMETERS, GRADIENTS, OPTIMIZER} if case.recipe.sharding.offload == "cpu" else set[str]()
-    states = 0 if host else sum(life.bytes for life in ledger.lives if life.kind == OPTIMIZER)
+    host = partitions.on_host(case)
+    states = 0 if OPTIMIZER in host else sum(life.bytes for life in ledger.lives if life.kind == OPTIMIZER)
     first, steady = ledger.totals(host), [total + states for total in ledger.totals(host | {OPTIMIZER})]
     spans = {name: (start, end) for name, start, end in ledger.spans()}
     loaded = spans.pop("load")[1]
-    # Buckets are allocated after loading.
-    phases = {"load": first[loaded] - sum(life.bytes for life in ledger.alive(loaded) if life.kind == COMMUNICATION)}
+    # Buckets are allocated after loading; ZeRO-3 gathers parameters for the forward pass.
+    phases = {
+        "load": first[loaded] - sum(life.bytes for life in ledger.alive(loaded) if life.kind in (COMMUNICATION, GATHERED))
+    }
     for step, totals in (("first step", first), ("steady step", steady)):
         phases |= {f"{step}, {name}": max(totals[start : end + 1]) for name, (start, end) in spans.items()}
     last = max(spans, key=lambda name: phases[f"steady step, {name}"])
     peak = steady.index(phases[f"steady step, {last}"], spans[last][0])
-    alive = [life for life in ledger.lives if life.kind == OPTIMIZER and not host]
+    alive = [life for life in ledger.lives if life.kind == OPTIMIZER and OPTIMIZER not in host]
     alive += [life for life in ledger.alive(peak) if life.kind not in host | {OPTIMIZER}]
     kinds = {kind: sum(life.bytes for life in alive if life.kind == kind) for kind in KINDS}
     largest = sorted(alive, key=lambda life: -life.bytes)[:LARGEST]
