@@ -69,6 +69,12 @@ def test_a_laptop_keeps_its_caches_where_they_are(tmp_path):
     assert logged == ""
 
 
+@pytest.mark.parametrize(("before", "after"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_leave_their_cores_to_others(before, after, tmp_path):
+    (found,), _ = ran("import tasks, os; print(os.environ['OMP_WAIT_POLICY'])", tmp_path, HOME=str(tmp_path), **before)
+    assert found == after
+
+
 def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
     code = "import tasks, os, deepspeed; print(*sorted(os.environ))"
     found, logged = ran(code, tmp_path, HOME=NOWHERE)
