@@ -92,7 +92,7 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
     """Return the plan with the dry run's GPU memory, at its micro batch or the largest smaller one that fits.
 
     Raises:
-        RecipeError: the recipe has no dry run; the message says why (quantized layers, DeepSpeed).
+        RecipeError: the recipe has no dry run; the message says why (8-bit layers, device_map).
         DoesNotFit: not even one sample at a time fits by the dry run.
     """
     shape = shape_named(plan.shape)
