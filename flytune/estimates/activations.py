@@ -131,7 +131,8 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
     # float32 adapters: without autocast a float32 copy; with it 16 bits. And the mask of dropout: a byte on a GPU, on a CPU a
     # number of the copy's dtype (ATen/native/Dropout.cpp).
-    copy = 4 if workload.precision == "pure" else compute
+    # DeepSpeed has adapters in 16 bits too.
+    copy = 4 if workload.precision == "pure" and not workload.layout.deepspeed else compute
     mask = 0 if not workload.adapter_dropout else copy if workload.on_cpu else 1
     return float(sum(rows * (copy + mask) for rows in inputs.values()))
 

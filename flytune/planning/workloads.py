@@ -62,7 +62,8 @@ def workload(
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
         framework=replace(FLYTUNE, fused_kernels=recipe.training.use_liger_kernel),
-        kbit_float32=method == "qlora" and sharding.prepares_kbit,
+        # DeepSpeed casts norms and embeddings back to 16 bits.
+        kbit_float32=method == "qlora" and sharding.prepares_kbit and not sharding.layout(recipe).deepspeed,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
     )

@@ -20,7 +20,7 @@ SIZES |= {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}
 NOT_TRACED = ("CUDA context", "NCCL", "fragmentation")
 CASES = [("full", "none", "sft"), ("lora", "none", "sft"), ("qlora", "none", "sft"), ("lora", "fsdp", "sft")]
 CASES += [("full", "none", "dpo"), ("qlora", "none", "dpo"), ("lora", "none", "kto"), ("lora", "none", "reward")]
-CASES += [("full", "zero1", "sft"), ("full", "zero2", "sft"), ("full", "zero3", "sft")]
+CASES += [("full", "zero1", "sft"), ("full", "zero3", "sft"), ("lora", "zero3", "sft"), ("qlora", "zero2", "sft")]
 
 
 @pytest.mark.slow
