@@ -1,0 +1,46 @@
+"""Tokenizers that cannot train are refused before anything is prepared, with the reason and what to do."""
+
+import json
+import re
+
+import pytest
+
+from flytune import data
+from flytune.data import load_tokenizer
+from flytune.errors import DataError
+from flytune.recipe import DataRequest, Recipe
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+def recipe_for(tmp_path, change=None, **changes):
+    """Return a recipe whose tokenizer.json `change` has edited."""
+    base = tiny_base(tmp_path)
+    if change is not None:
+        content = json.loads((base / "tokenizer.json").read_text())
+        change(content)
+        (base / "tokenizer.json").write_text(json.dumps(content))
+    return Recipe.model_validate(tiny_recipe(base, write_pairs(tmp_path / "pairs.jsonl", 8), changes))
+
+
+def test_a_tokenizer_that_encodes_no_text_is_damaged(tmp_path):
+    def no_token_is_unknown(content):
+        content["model"] = {"type": "WordLevel", "vocab": {"a": 4}, "unk_token": "[UNK]"}
+
+    recipe = recipe_for(tmp_path, no_token_is_unknown)
+    with pytest.raises(DataError, match=r"is damaged: it encodes no text"):
+        load_tokenizer(recipe.model, recipe.data)
+
+
+@pytest.mark.parametrize(("field", "token"), [("pad_token", "<|pad|>"), ("eos_token", "<|im_end|>")])
+def test_a_token_without_a_row_in_the_embedding_is_refused_before_training(field, token, tmp_path):
+    recipe = recipe_for(tmp_path)
+    # The pad token has the last of the ids 0 to 3, the end token the one before.
+    rows = {"pad_token": 3, "eos_token": 2}[field]
+    changes = {"eos_token": {"pad_token": "<|endoftext|>"}, "pad_token": {}}[field]
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
+    said = f"data.{field}: {token!r} has the id {rows}, and the embedding of {tmp_path / 'tiny'} has {rows} rows; set a token"
+    with pytest.raises(DataError, match=re.escape(said)):
+        data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
+    assert not (tmp_path / "dataset" / "manifest.json").exists()
