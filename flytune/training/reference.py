@@ -22,6 +22,8 @@ from flytune.sharding import sharding_of
 MANIFEST = "reference.json"
 COLUMN = "ref_logps"
 """Column of the rows: log-probabilities of the chosen and of the rejected answer, each summed over its trained tokens."""
+ROWS_AT_A_TIME = 4096
+"""Pairs that are held in memory, and sorted by length, at a time."""
 _SPLITS = ("train", "heldout")
 
 
@@ -90,10 +92,15 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
     device = next(model.parameters()).device.type
     for split in _SPLITS:
         rows = data.load(dataset, split)
-        pairs = [rows[place] for place in range(len(rows))]
-        with torch.autocast(device, getattr(torch, recipe.model.dtype), enabled=uses_autocast):
-            nll, _ = finite_loss(model, sequences_of(pairs), pad, recipe.evaluation.batch_size, "reference")
-        save_file({COLUMN: numpy.ascontiguousarray(-nll.reshape(2, -1).T)}, out / _file(split))
+        column = numpy.empty((len(rows), 2))
+        for start in range(0, len(rows), ROWS_AT_A_TIME):
+            places = range(start, min(start + ROWS_AT_A_TIME, len(rows)))
+            label = f"reference, {split}: pairs {start + 1:,} to {places.stop:,} of {len(rows):,}"
+            with torch.autocast(device, getattr(torch, recipe.model.dtype), enabled=uses_autocast):
+                sequences = sequences_of([rows[place] for place in places])
+                nll, _ = finite_loss(model, sequences, pad, recipe.evaluation.batch_size, label)
+            column[start : places.stop] = -nll.reshape(2, -1).T
+        save_file({COLUMN: column}, out / _file(split))
     files = {_file(split): sha256_of(out / _file(split)) for split in _SPLITS}
     ReferenceManifest(key=_key(recipe, manifest.content_sha256), files=files).write(out / MANIFEST)
 
