@@ -25,13 +25,14 @@ _IN_QUERY = re.compile(rf"{_START}({_PARAMETER})(?:=|%3D)(?!\[hidden\])[^&\s\"'#
 _CONNECTION = re.compile(
     r"\b((?:AccountKey|SharedAccessKey|SharedAccessSignature)\s*=\s*)(?!\[hidden\])[^;\s\"']+", re.IGNORECASE
 )
-# What is before the last @ and after ://, also with slashes.
+# What is before the last @ and after ://, also with slashes. Bounded: a text of megabytes must not take minutes.
 _USER_INFO = re.compile(
-    r"(?P<scheme>[\w+.-]*)://(?P<user>[^\s@/:?#\"'<>]*(?::|%3A)[^\s\"'<>]*|[^\s@/?#\"'<>]+)@(?P<host>[^\s/?#\"'<>]*)",
+    r"(?<![\w+.-])(?P<scheme>[\w+.-]*)://"
+    r"(?P<user>[^\s@/:?#\"'<>]{0,4096}(?::|%3A)[^\s\"'<>]{0,4096}|[^\s@/?#\"'<>]{1,4096})@(?P<host>[^\s/?#\"'<>]*)",
     re.IGNORECASE,
 )
 _ENCODED = re.compile(r"(%3A%2F%2F)[^\s\"'<>]*%3A[^\s\"'<>]*?%40", re.IGNORECASE)
-_PORT = re.compile(r"[^:]+:\d{1,5}[/?#]")
+_PORT = re.compile(r"[^:]{1,255}:\d{1,5}[/?#]")
 # In these, a name before the @ is no secret: the container of Azure, and the user of a file server.
 _NAMED = ("abfs", "abfss", "wasb", "wasbs", "az", "adl", "ssh", "sftp", "git+ssh", "smb", "hdfs", "webhdfs")
 _HOOK = re.compile(r"(hooks\.slack\.com/|discord(?:app)?\.com/api/webhooks/)(?!\[hidden\])[\w/+-]+", re.IGNORECASE)

@@ -213,3 +213,8 @@ def test_a_storage_that_fails_does_not_log_one(caplog, monkeypatch):
     with caplog.at_level(logging.DEBUG), pytest.raises(StorageError) as error:
         storage.read("a")
     assert SECRET not in caplog.text + str(error.value)
+
+
+def test_a_token_of_thousands_of_characters_is_hidden_as_a_password():
+    token = "e" * 4000
+    assert token not in addresses.redact(f"{'word' * 20_000} https://oauth2:{token}@host/x")
