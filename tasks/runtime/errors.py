@@ -4,14 +4,17 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from flytune.cli import print_error
-from flytune.errors import FlytuneError
+from flytune.errors import DataError, FlytuneError
 from tasks.runtime.retries import RunFailed
 
 _PYFLYTE = "flytekit.clis.sdk_in_container.utils"
 # flytekit's prefix of the message of an error that a task raises on this machine, once for each enclosing task.
 _PREFIX = re.compile(r"\A(?:Error encountered while [^\n]*:\n\s*)+")
+
+_LOCAL_FOLDER = re.compile(r'uri: "(/[^"]+)"')
 
 
 def install() -> None:
@@ -36,11 +39,26 @@ def install() -> None:
 
 
 def own_error(error: BaseException) -> FlytuneError | RunFailed | None:
-    """Return Flytune's error that `error` is or was raised from, without flytekit's prefix; None if there is none."""
+    """Return Flytune's error that `error` is or was raised from, without flytekit's prefix; None if there is none.
+
+    flytekit's own error about a cached local result whose folder is gone becomes one of Flytune's.
+    """
     found = next((link for link in _links(error) if isinstance(link, FlytuneError | RunFailed)), None)
     if found is not None:
         found.args = (_PREFIX.sub("", str(found)),)
-    return found
+    return found or next((gone for link in _links(error) if (gone := _gone(link))), None)
+
+
+def _gone(error: BaseException) -> DataError | None:
+    if type(error).__name__ != "TypeTransformerFailedError":
+        return None
+    path = next((path for path in _LOCAL_FOLDER.findall(str(error)) if not Path(path).exists()), None)
+    if path is None:
+        return None
+    return DataError(
+        f"{path}: the folder of a cached local result is gone, as temporary folders are after a restart of the machine; clear "
+        "the cache with `pyflyte local-cache clear` and run again"
+    )
 
 
 def _links(error: BaseException | None) -> Iterator[BaseException]:

@@ -114,3 +114,15 @@ def test_a_bug_is_not_our_error_even_if_one_was_handled():
         except RecipeError:
             raise KeyError("a bug")  # noqa: B904
     assert own_error(caught.value) is None
+
+
+def test_a_cached_result_whose_folder_is_gone_is_our_error(tmp_path):
+    from flytekit.core.type_engine import TypeTransformerFailedError
+
+    def error(folder):
+        return TypeTransformerFailedError(f'Cannot convert from scalar {{\n  blob {{\n    uri: "{folder}"\n  }}\n}}')
+
+    assert own_error(error(tmp_path)) is None
+    own = own_error(error(tmp_path / "gone"))
+    assert str(own).startswith(f"{tmp_path}/gone: the folder of a cached local result is gone")
+    assert "pyflyte local-cache clear" in str(own)
