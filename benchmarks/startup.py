@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -156,14 +157,15 @@ def show_light_pods(other: Path) -> None:
         folder = Path(name)
         (folder / "site.py").write_text(HIDE)
         recipe = cluster_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64))
-        executions = {}
+        executions, paths = {}, {}
         for version, root in {"before": other, "after": ROOT}.items():
             laptop = checkout(folder / version, root)
             executions[version] = submit(laptop, folder / "cluster", admin, recipe, **LAPTOP)
+            paths[version] = _light_path(folder / f"{version}-bin", root)
         variables = storage | {"SITE": str(folder / "site.py"), "MISSING": missing_in_light_image()}
         for number in range(LIGHT_ROUNDS):
             for version, execution in executions.items():
-                run = Run(admin, execution, folder / f"{version}-{number}", variables)
+                run = Run(admin, execution, folder / f"{version}-{number}", variables | {"PATH": paths[version]})
                 for task in ("make_plan", "fetch_base_model", "prepare_data"):
                     busy, started = _busy(), time.perf_counter()
                     run.until(task)
@@ -176,6 +178,15 @@ def show_light_pods(other: Path) -> None:
         before = median[name.replace(", after", ", before")][1]
         table.add_row(name, f"{seconds:.2f}", f"{busy:.2f}", f"{busy / before:.2f}")
     Console().print(table)
+
+
+def _light_path(folder: Path, root: Path) -> str:
+    """Return PATH of a checkout's light image, and write its script into `folder`."""
+    folder.mkdir()
+    if (script := root / "images" / "fast_execute.py").exists():
+        shutil.copy(script, folder / "pyflyte-fast-execute")
+        (folder / "pyflyte-fast-execute").chmod(0o755)
+    return f"{folder}:{Path(sys.executable).parent}:/usr/bin:/bin"
 
 
 def show_causes(folder: Path) -> None:
@@ -220,9 +231,11 @@ def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, flo
         name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
         found["run --remote"] = by_cause(folder / "submit") | {BUSY: _busy() - busy}
         (folder / "site.py").write_text(HIDE + SPANS.read_text())
-        run = Run(admin, name, folder / "pods", storage | {"SITE": str(folder / "site.py")})
+        light = {"MISSING": missing_in_light_image(), "PATH": _light_path(folder / "bin", ROOT)}
+        run = Run(admin, name, folder / "pods", storage | {"SITE": str(folder / "site.py")} | light)
         for task in ("make_plan", "prepare_data", "train"):
-            run.environment["MISSING"] = "" if task == "train" else missing_in_light_image()
+            if task == "train":
+                run.environment = storage | {"SITE": str(folder / "site.py"), "MISSING": ""}
             run.environment["SPANS"], busy = str(folder / task), _busy()
             run.until(task)
             found[f"{task} pod"] = by_cause(folder / task) | {BUSY: _busy() - busy}

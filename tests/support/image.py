@@ -53,13 +53,17 @@ class Image:
     """Image with `venv`, the packages of its lock, and `app`, the files that COPY takes."""
 
     def __init__(self, folder, lock):
-        self.app, self.venv, self.site = folder / "app", folder / "venv", folder / "site"
+        self.app, self.venv, self.site, self.bin = (folder / name for name in ("app", "venv", "site", "bin"))
         self.takes_code = True
         """True if pods unpack code of fast registration; False as after `pyflyte register --copy none`."""
         _copy_code(self.app)
         _link_packages(self.venv, lock)
         self.site.mkdir()
         shutil.copy(self.app / "images" / "sitecustomize.py", self.site)
+        self.bin.mkdir()
+        if "light" in lock:
+            shutil.copy(self.app / "images" / "fast_execute.py", self.bin / "pyflyte-fast-execute")
+            (self.bin / "pyflyte-fast-execute").chmod(0o755)
         folder.chmod(0o755)
 
     def command(self, command, folder, environment, volumes, where):
@@ -70,7 +74,7 @@ class Image:
             volumes: the paths that the pod mounts.
             where: the container's working directory.
         """
-        own = {"PATH": f"{self.venv}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/home/flytune"}
+        own = {"PATH": f"{self.bin}:{self.venv}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/home/flytune"}
         places = {path: folder / "volumes" / path.strip("/").replace("/", "-") for path in volumes}
         for place in places.values():
             place.mkdir(parents=True)
@@ -85,7 +89,7 @@ class Image:
         mounts.append(("/dev", "/dev", "device"))
         # Mounted first: /tmp has the tests' own folders, which are mounted below it.
         mounts += [(place, path, "memory" if path == "/dev/shm" else "write") for path, place in places.items()]
-        mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv)]
+        mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv, self.bin)]
         mounts += [(self.app, "/app", "read"), (self.site, "/opt/site", "read")]
         lines = "\n".join("\t".join(map(str, mount)) for mount in mounts)
         start = ["unshare", "--mount", "--propagation", "private", "bash", "-euc", MOUNT, "pod", str(folder / "root"), lines]
