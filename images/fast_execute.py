@@ -5,6 +5,7 @@ flytekit's own starts a second process for the task, because the first may have 
 imports flytekit again, which takes as long as some light tasks. Here nothing of the project is imported before it is fetched.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -31,6 +32,8 @@ def execute(command: list[str], environment: dict[str, str]) -> int:
     if task is None or not finds_code or any(name in sys.modules for name in PROJECT):
         return int(start_process(command, environment))
     os.environ.update(environment)
+    # A light task mostly imports, and the objects of libraries are no garbage.
+    gc.set_threshold(100_000)
     # The folder of the code was empty when Python first looked into it.
     importlib.invalidate_caches()
     task.main(command[1:], prog_name=command[0])

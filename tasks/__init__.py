@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from flytune import caches
+from flytune import caches, garbage_collection
 
 # Set here because libraries read these variables when they are imported. Flyte sets the variable in every container.
 if not caches.set_up(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from tasks.runtime import console, errors, termination
 
+garbage_collection.skip_at_exit()
 # Runs before the exit functions of `atexit`, which stop the loops that the connections are closed on.
 threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]
 errors.install()

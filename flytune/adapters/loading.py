@@ -109,13 +109,13 @@ def load(addresses: Mapping[str, str | Path], consent: Consent = opening.NONE) -
 
 def load_adapters(adapters: Mapping[str, Adapter]) -> Any:
     """Do the same as `load` for adapters that are on this machine already."""
-    from peft import PeftModel
-
     bases = {name: adapter.base for name, adapter in adapters.items()}
     if len(set(bases.values())) > 1:
         lines = [f"  {name}: {base} at revision {revision}, {precision}" for name, (base, revision, precision) in bases.items()]
         raise ExportError("\n".join(["adapters of different bases cannot share one; load them separately:", *lines]))
-    loading.quiet()
+    loading.import_libraries()
+    from peft import PeftModel
+
     model: Any = None
     for name, adapter in adapters.items():
         with as_export_error(f"adapter {name} on base model {adapter.base[0]}: cannot be loaded"):

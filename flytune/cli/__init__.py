@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from flytune import addresses, caches
+from flytune import addresses, caches, garbage_collection
 from flytune.cli import arguments
 from flytune.errors import FlytuneError, RecipeError, printable
 
@@ -102,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     commands.add_parser("schema", help="print the JSON schema of recipe files")
     options = parser.parse_args(argv)
+    garbage_collection.skip_at_exit()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8
             stream.reconfigure(errors="backslashreplace")

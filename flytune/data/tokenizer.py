@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flytune import garbage_collection
 from flytune.data.hub import advice
 from flytune.data.sources import read_chat_template
 from flytune.errors import DataError, RecipeError
@@ -100,7 +101,8 @@ def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
 
 
 def _from_pretrained(model: Model) -> Any:
-    from transformers import AutoTokenizer
+    with garbage_collection.paused():
+        from transformers import AutoTokenizer
 
     where = f"model.name_or_path: {model.name_or_path}"
     try:

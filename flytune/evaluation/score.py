@@ -49,7 +49,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
 
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
-    loading.quiet()
+    loading.import_libraries()
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
     if recipe.objective.is_reward_model:
         return reward_metrics(recipe, model, rows, _tokenizer(dataset).pad_token_id, started)

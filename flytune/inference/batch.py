@@ -74,7 +74,7 @@ class InferenceModel:
             ExportError: an artifact cannot be read or loaded, was changed, or has code without consent; adapters are given for
                 a complete model, or have different bases.
         """
-        loading.quiet()
+        loading.import_libraries()
         self.is_adapter = loading.is_adapter(artifact)
         folders = {_OWN: artifact, **others}
         consent = opening.Consent(trust_remote_code, base_at_address=True)

@@ -1,11 +1,13 @@
 """Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
 
+import importlib
 import logging
 import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flytune import garbage_collection
 from flytune.models import adapted_layers, base, host_memory, reward_head, vocabulary
 from flytune.recipe import Model, Recipe
 
@@ -195,10 +197,16 @@ def device_map() -> str | dict[str, str | int]:
     return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
 
 
-def quiet() -> None:
-    """Keep the tokenizers' notice about forks out of the log and freed tensors out of the heap; call it before imports."""
+def import_libraries(*names: str) -> None:
+    """Import transformers and other libraries that load models, and set up this process for them.
+
+    Keeps freed tensors out of the heap, and the tokenizers' notice about forks out of the log.
+    """
     host_memory.return_freed_blocks()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with garbage_collection.paused():
+        for name in ("transformers.modeling_utils", *names):
+            importlib.import_module(name)
 
 
 def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> Any:

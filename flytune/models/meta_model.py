@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from flytune import garbage_collection
 from flytune.errors import RecipeError
 from flytune.models import adapted_layers
 from flytune.models.config_json import shown
@@ -60,9 +61,10 @@ def build(config: dict[str, Any], name: str) -> Built:
     Raises:
         RecipeError: transformers does not have its type as a causal language model, or refuses the config.
     """
-    import torch
-    import transformers
-    from transformers import AutoModelForCausalLM
+    with garbage_collection.paused():
+        import torch
+        import transformers
+        from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

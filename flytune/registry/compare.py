@@ -47,7 +47,7 @@ def compare_with_base(metrics: Metrics) -> ModelComparison:
 def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, against: str) -> ModelComparison:
     import numpy
 
-    loading.quiet()
+    loading.import_libraries()
     # Code of the champion runs if the person's own recipe allows code.
     consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
     recipes = [opening.open_artifact(folder, consent).recipe for folder in (champion, challenger)]

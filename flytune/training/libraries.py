@@ -4,7 +4,6 @@ A process that has used CUDA cannot be forked, so nothing is computed here. bits
 itself: with GPUs, only libraries that do not import it are imported.
 """
 
-import importlib
 import os
 import sys
 import warnings
@@ -19,15 +18,13 @@ _OTHERS = ("transformers.integrations.deepspeed", "deepspeed")
 
 def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
     """Import the libraries of training with the objectives; with a GPU, only those that do not use it."""
-    loading.quiet()
     names = list(_WITHOUT_GPU)
     if not has_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
         names += [*_OTHERS, *(f"trl.trainer.{objective}_trainer" for objective in objectives)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in names:
-            importlib.import_module(name)
+        loading.import_libraries(*names)
 
 
 def can_fork() -> bool:

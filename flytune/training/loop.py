@@ -51,14 +51,14 @@ def fit(
 
 
 def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
-    import torch
-
     recipe, shape, saver, stopper, recorder = run.recipe, run.shape, run.saver, run.stopper, run.recorder
-    loading.quiet()
     devices.configure_allocator()
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    elif recipe.sharding.offload != "none":
+    loading.import_libraries(f"trl.trainer.{recipe.objective.name}_trainer")
+    import torch
+
+    if shape.is_gpu and recipe.sharding.offload != "none":
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
     notes = attempt_notes.read(saver.address)

@@ -77,12 +77,12 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
         ExportError: a log-probability is not finite.
         TrainingError: the adapter cannot be loaded.
     """
+    loading.import_libraries()
     import numpy
     import torch
     from safetensors.numpy import save_file
     from transformers import AutoTokenizer
 
-    loading.quiet()
     out.mkdir(parents=True)
     manifest = data.read_manifest(dataset)
     model, uses_autocast = _model(recipe)

@@ -285,7 +285,7 @@ def test_the_card(hub, base, dataset, tmp_path):
 LOAD = """
 import os, re, sys, torch
 from flytune.models import loading
-loading.quiet()
+loading.import_libraries()
 for folder, text, out in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
     os.chdir(folder)
     card, = re.findall(r"## Use it.*?```python\\n(.*?)```", open(text).read(), flags=re.DOTALL)

@@ -27,7 +27,7 @@ from flytune.data.heldout import heldout_rows
 from flytune.export import gate
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe
-loading.quiet()
+loading.import_libraries()
 recipe, dataset, trained = Recipe.from_yaml(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
 rows = heldout_rows(dataset, 8)
 gate.check(recipe, trained, dataset, rows, lambda: loading.exported_model(recipe, trained, device_map={"": "cpu"}))

@@ -27,7 +27,7 @@ def free_every_second_tensor():
     """Return the bytes of the process before and after."""
     import torch
 
-    loading.quiet()
+    loading.import_libraries()
     # By default glibc's threshold rises to the size of what is freed.
     large = torch.ones(30 * MIB, dtype=torch.uint8)
     del large

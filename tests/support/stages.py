@@ -91,7 +91,7 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     from transformers import AutoTokenizer
 
     torch.manual_seed(0)
-    loading.quiet()
+    loading.import_libraries()
     model = loading.base_model(recipe, recipe.model.dtype)
     if recipe.method.name != "full":
         from peft import LoraConfig, get_peft_model

@@ -84,9 +84,9 @@ def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> Jo
     Raises:
         RecipeError: the task cannot be loaded.
     """
+    loading.import_libraries()
     from transformers import AutoTokenizer
 
-    loading.quiet()
     with harness_tasks.quiet(f"{job.task.name}: data"), harness_tasks.data_in(data):
         tasks = harness_tasks.load(recipe, job.task)["tasks"]
     folder = str(loading.weights_folder(trained))
