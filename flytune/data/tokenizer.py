@@ -1,5 +1,6 @@
 """The base model's tokenizer, with a pad token and the recipe's chat template."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,14 @@ def load_tokenizer(model: Model, data: Data) -> Any:
             )
         if token is not None:
             setattr(tokenizer, field, token)
-    if tokenizer.eos_token is None:
+    # The id, because an empty token has none.
+    if tokenizer.eos_token_id is None:
         raise DataError(
             f"model.name_or_path: {name} has no EOS token, so no answer could end; set data.eos_token to one of its tokens"
         )
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")
-    if tokenizer.pad_token is None:
+    if tokenizer.pad_token_id is None:
         raise DataError(f"data.pad_token: {name} has no pad token; set one of its own tokens{_candidates(tokenizer)}")
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template)
@@ -131,6 +133,13 @@ def _try(tokenizer: Any, name: str) -> None:
         raise DataError(
             f"model.name_or_path: {name} is damaged: it encodes no text ({reason}); copy its files again"
         ) from error
+    try:
+        json.dumps([tokenizer.init_kwargs, tokenizer.chat_template], default=str, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"model.name_or_path: {name} has text that is no Unicode ({error.reason}: {error.object[error.start]!a}) and could "
+            "not be stored with the data; remove it from tokenizer_config.json"
+        ) from None
 
 
 def _candidates(tokenizer: Any) -> str:

@@ -44,3 +44,23 @@ def test_a_token_without_a_row_in_the_embedding_is_refused_before_training(field
     with pytest.raises(DataError, match=re.escape(said)):
         data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
     assert not (tmp_path / "dataset" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("field", "advice"), [("eos_token", "set data.eos_token"), ("pad_token", "data.pad_token: ")])
+def test_an_empty_token_is_none(field, advice, tmp_path):
+    recipe = recipe_for(tmp_path)
+    settings = json.loads((tmp_path / "tiny" / "tokenizer_config.json").read_text())
+    (tmp_path / "tiny" / "tokenizer_config.json").write_text(json.dumps(settings | {field: ""}))
+    with pytest.raises(DataError, match=rf"has no {'EOS' if field == 'eos_token' else 'pad'} token") as refused:
+        load_tokenizer(recipe.model, recipe.data)
+    assert advice in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [{"backend": ["\ud800"]}, {"chat_template": "{{ messages }}\udfff"}])
+def test_a_tokenizer_that_could_not_be_stored_is_refused_before_the_rows_are_read(text, tmp_path):
+    recipe = recipe_for(tmp_path)
+    (tmp_path / "tiny" / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((tmp_path / "tiny" / "tokenizer_config.json").read_text())
+    (tmp_path / "tiny" / "tokenizer_config.json").write_text(json.dumps(settings | text))
+    with pytest.raises(DataError, match=r"has text that is no Unicode \(surrogates not allowed: '\\ud[8f][0f][0f]'\)"):
+        load_tokenizer(recipe.model, recipe.data)

@@ -117,7 +117,7 @@ def test_every_allowed_import_is_used(package):
 
 
 def test_few_modules_are_in_no_package():
-    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 10
+    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 11
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

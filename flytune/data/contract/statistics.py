@@ -103,9 +103,7 @@ class Statistics:
         """True if answers end with the marks of the chat template."""
         marks = ChatTemplate(tokenizer).marks if self.is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
-        # An end marker that the vocabulary lacks has no number; in_pieces has it then.
-        if tokenizer.eos_token_id is not None:
-            self._marks[tokenizer.eos_token_id] = self.eos
+        self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if self.is_chat else set()
         # A token may begin with a mark: <|im_start|>user.
         written -= {mark for mark in written for token in special.values() if token != mark and token.startswith(mark)}
@@ -175,7 +173,7 @@ class Statistics:
         """Count the ends of answers, which are runs of trained tokens; white space after an end marker is ignored."""
         import numpy
 
-        marks = numpy.asarray(sorted(self._marks), dtype=numpy.int64)
+        marks = numpy.asarray(sorted(self._marks))
         is_end = part.trained.copy()
         is_end[:-1] &= ~part.trained[1:] | (owners[1:] != owners[:-1])
         ends = numpy.flatnonzero(is_end)
