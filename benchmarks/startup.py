@@ -11,6 +11,7 @@ processor seconds, which other processes on the machine disturb less.
 
 import argparse
 import json
+import logging
 import os
 import resource
 import shutil
@@ -65,6 +66,8 @@ def main() -> None:
         "--light", metavar="CHECKOUT", type=Path, help="only the light pods, with the code of another version too"
     )
     arguments = parser.parse_args()
+    # Its server of objects prints each request.
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     if arguments.light:
         show_light_pods(arguments.light)
         return
