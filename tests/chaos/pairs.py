@@ -20,7 +20,7 @@ from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import tiny_model
 from flytune.selftest.matrix import all_pairs
-from flytune.selftest.runs import Pair, Rows
+from flytune.selftest.runs import OBJECTIVE_ROWS, Pair, Rows
 from flytune.sharding import pair_problem, sharding_of
 from flytune.training import reference
 from tasks.train import TRAIN
@@ -32,7 +32,12 @@ from tests.chaos.pods import write_inputs
 
 STEPS, ROWS = 14, 40
 # Kinds of rows that are trained, and the functions that write them.
-_WRITERS: dict[Rows, Callable[..., None]] = {"chats": selftest_dataset.write, "dpo": selftest_dataset.write_pairs}
+_WRITERS: dict[Rows, Callable[..., None]] = {
+    "chats": selftest_dataset.write,
+    "dpo": selftest_dataset.write_pairs,
+    "kto": selftest_dataset.write_labelled,
+    "reward": selftest_dataset.write_pairs,
+}
 
 
 class Report(Record):
@@ -71,7 +76,7 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
             "data": {"path": str(folder / f"{pair.rows}.jsonl"), "heldout_path": str(folder / f"{pair.rows}-heldout.jsonl")},
             "method": {"name": pair.method} | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
             "sharding": {"name": pair.sharding},
-            "objective": {"name": "dpo", "disable_dropout": False} if pair.rows == "dpo" else {"name": "sft"},
+            "objective": {"name": pair.rows, "disable_dropout": False} if pair.rows in OBJECTIVE_ROWS else {"name": "sft"},
             "training": {
                 "learning_rate": 1e-3,
                 "global_batch_size": 4,
@@ -94,8 +99,7 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
     for pair in all_pairs():
         if pair.offload == "none" and pair.rows in _WRITERS:
             recipe = recipe_for(pair, folder, str(folder), 1)
-            # Pods of a run with references would need those as well.
-            refused = pair_problem(recipe) or objective_of(recipe).problems(recipe) or reference.is_needed(recipe)
+            refused = pair_problem(recipe) or objective_of(recipe).problems(recipe)
             if not refused and not sharding_of(recipe).misfit(recipe, shape_named(recipe.hardware.shape)):
                 found.append(pair)
     return found
@@ -146,7 +150,10 @@ class DisturbedPair:
         recipe = recipe_for(self.pair, self.inputs, checkpoints, save_steps)
         self.recipe, plan = recipe, planner.make(recipe)
         self.task = TRAIN[plan.shape]
-        selftest_processes.run(1, _write, self.task, folder / "inputs.pb", recipe, plan, self.dataset)
+        known = [self.folder / "reference"] * reference.is_needed(recipe)
+        if known and not known[0].exists():
+            selftest_processes.run(1, reference.compute, recipe, self.dataset, known[0])
+        selftest_processes.run(1, _write, self.task, folder / "inputs.pb", recipe, plan, self.dataset, known)
         self.runs.append(
             DisturbedRun(self.task, folder / "inputs.pb", folder, f"{checkpoints}/chaos", bucket, self.draw, self.cold)
         )
@@ -204,5 +211,6 @@ def _raise_exit() -> None:
     raise SystemExit(1)
 
 
-def _write(task: Any, file: Path, recipe: Recipe, plan: Any, dataset: Path) -> None:
-    write_inputs(task, file, {"recipe": recipe, "plan": plan, "dataset": FlyteDirectory(str(dataset))})
+def _write(task: Any, file: Path, recipe: Recipe, plan: Any, dataset: Path, known: list[Path]) -> None:
+    folders = {"dataset": FlyteDirectory(str(dataset)), "references": [FlyteDirectory(str(folder)) for folder in known]}
+    write_inputs(task, file, {"recipe": recipe, "plan": plan} | folders)

@@ -61,7 +61,7 @@ def job(cluster, tmp_path):
 
 
 def sigterm(admin, phase, index, then=None):
-    """Return a function that deletes the pod of that index in that phase, and sets the upload rate to `then` afterwards."""
+    """Return a function that deletes the pod of that index in that phase; later uploads have the rate `then`."""
     words = {"import": "", "training": "step 2", "export": "export begins"}
 
     def is_there(pods):
@@ -76,7 +76,7 @@ def sigterm(admin, phase, index, then=None):
     def strike(pods):
         if is_there(pods):
             pods[index].delete()
-            admin.bytes_per_second = then or admin.bytes_per_second
+            admin.bytes_per_second = then
 
     return strike
 
@@ -104,6 +104,7 @@ def test_a_waiting_pod_that_is_killed_fails(job, cluster):
     def strike(pods):
         if cluster[0].arriving:
             pods[1].kill()
+            cluster[0].bytes_per_second = None
 
     first, second = job("cpu-1x2", size=3 * MB, rate=0.2 * MB, strike=strike)
     assert (first.condition, first.pods[1].code) == ("Failed", -9)
