@@ -96,7 +96,7 @@ def load_weights(model: Any, method: Method) -> None:
     """Load the weights of method.adapter into the new adapter of a PEFT model that is not sharded yet, in each process.
 
     Raises:
-        TrainingError: they are missing or truncated, or belong to other layers.
+        TrainingError: they are missing, truncated or not finite, or belong to other layers.
     """
     import torch
     from peft import get_peft_model_state_dict
@@ -119,6 +119,12 @@ def load_weights(model: Any, method: Method) -> None:
             f"{where}: {wrong[0]} and {len(wrong) - 1} others are missing on one side, or have another shape: its layers are "
             "not those that method.target_modules names in this model; the run stops"
         )
+    for name in sorted(state):
+        if not state[name].is_floating_point() or not state[name].isfinite().all():
+            raise TrainingError(
+                f"{where}: {name} in {WEIGHTS} has values that are not finite, or no floating-point numbers; the run stops: "
+                "start from another adapter"
+            )
     names: dict[int, list[str]] = {}
     for name, parameter in trained.items():
         names.setdefault(id(parameter), []).append(name)

@@ -7,10 +7,12 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import safetensors.numpy
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -18,7 +20,7 @@ from flytune import data
 from flytune.adapters.loading import Adapter
 from flytune.artifacts import catalog, fetch
 from flytune.data import load_tokenizer
-from flytune.errors import DataError
+from flytune.errors import DataError, ExportError
 from flytune.inference import prompts
 from flytune.models import Generation, initial_adapter, read_geometry
 from flytune.models.geometry import table_rows
@@ -203,23 +205,58 @@ def check_artifact(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
 
 @kind(
     "adapter",
-    lambda samples: st.tuples(
-        st.sampled_from(["adapter_config.json"]),
-        documents(_ADAPTER).map(json_bytes).flatmap(lambda text: damaged(text, often=0.25)),
+    lambda samples: st.one_of(
+        st.tuples(
+            st.just(initial_adapter.CONFIG),
+            documents(_ADAPTER).map(json_bytes).flatmap(lambda text: damaged(text, often=0.25)),
+        ),
+        st.tuples(st.just(initial_adapter.WEIGHTS), damaged(_adapter_weights(samples.base), often=0.9)),
     ),
 )
 def check_adapter(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """An adapter that a recipe trains further is compared with the recipe before anything is allocated."""
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / given[0]).write_bytes(given[1])
-    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"")
-    recipe = Recipe.model_validate(
-        samples.recipe(method={"name": "lora", "r": 8, "lora_alpha": 16, "adapter": str(folder / "adapter")})
-    )
-    initial_adapter.problems(recipe)
+    """An adapter that a recipe trains further is compared with the recipe before anything is allocated, and loaded as it is."""
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    (adapter / initial_adapter.CONFIG).write_bytes(json_bytes(_ADAPTER))
+    (adapter / initial_adapter.WEIGHTS).write_bytes(_adapter_weights(samples.base))
+    (adapter / given[0]).write_bytes(given[1])
+    method = {"name": "lora", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "adapter": str(adapter)}
+    recipe = Recipe.model_validate(samples.recipe(method=method))
     planner.make(recipe, samples=20)
-    (folder / "adapter" / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    _ = Adapter.of(folder / "adapter").base
+    with suppress(ExportError):
+        # Refused without artifact.json, whatever the files are.
+        (adapter / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        _ = Adapter.of(adapter).base
+    if given[0] == initial_adapter.WEIGHTS:
+        model = _new_adapter(samples.base)
+        initial_adapter.load_weights(model, recipe.method)
+        stored, loaded = safetensors.numpy.load(given[1]), safetensors.numpy.load(_weights_of(model))
+        if any(not (loaded[name] == stored[name]).all() for name in loaded):
+            raise Wrong("the model has other weights than the file")
+
+
+@cache
+def _new_adapter(base: Path) -> Any:
+    """Return the base model with a new adapter; each check loads its weights into the same."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+
+
+def _weights_of(model: Any) -> bytes:
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save
+
+    return save(get_peft_model_state_dict(model))
+
+
+@cache
+def _adapter_weights(base: Path) -> bytes:
+    return _weights_of(_new_adapter(base))
 
 
 _ADAPTER = {

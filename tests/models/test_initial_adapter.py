@@ -1,6 +1,7 @@
 """Runs that start from an adapter: refusals at plan time, and the model that training starts with."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -151,6 +152,23 @@ def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained,
     (folder / initial_adapter.WEIGHTS).write_bytes(b"cut")
     with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run stops"):
         initial_adapter.load_weights(None, recipe.method)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "integers"])
+def test_an_adapter_with_values_that_are_not_finite_stops_the_load(bad, inputs, trained, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "adapter"
+    recipe = recipe_for(inputs, "none", adapter=changed(trained("lora")[0], folder))
+    state = load_file(folder / initial_adapter.WEIGHTS)
+    name = sorted(state)[-1]
+    if bad == "integers":
+        state[name] = state[name].int()
+    else:
+        state[name].view(-1)[-1] = float(bad)
+    save_file(state, folder / initial_adapter.WEIGHTS)
+    with pytest.raises(ranks.RankFailed, match=f"{re.escape(name)} in .* has values that are not finite"):
+        ranks.run(1, fit, recipe, inputs, tmp_path / "out")
 
 
 def test_full_training_takes_no_adapter(inputs):
