@@ -55,7 +55,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     devices.configure_allocator()
     if shape.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    loading.import_libraries(f"trl.trainer.{recipe.objective.name}_trainer")
+    loading.import_libraries()
     import torch
 
     if shape.is_gpu and recipe.sharding.offload != "none":

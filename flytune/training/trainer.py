@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data
+from flytune import data, garbage_collection
 from flytune.data import Collator, order
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
@@ -26,10 +26,13 @@ from flytune.training.run_state import RunState
 @functools.cache
 def trainer_class(objective: str) -> Any:
     """Return RunTrainer, TRL's trainer of an objective with what Flytune changes in it. TRL is imported here."""
-    from transformers import PrinterCallback
-    from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+    with garbage_collection.paused():
+        from transformers import PrinterCallback
+        from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-    class RunTrainer(OBJECTIVES[objective]().trainer_class()):  # type: ignore[misc]
+        trl_trainer = OBJECTIVES[objective]().trainer_class()
+
+    class RunTrainer(trl_trainer):  # type: ignore[misc, valid-type]
         """TRL's trainer of one run.
 
         The parts of a step are measured in its methods. transformers' Trainer fetches all micro batches of an optimizer step in

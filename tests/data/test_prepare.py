@@ -169,6 +169,7 @@ def test_a_killed_preparation_goes_on_to_the_same_bytes(
     assert content(tmp_path / "out") == whole
 
 
+@pytest.mark.slow
 def test_a_kill_that_nobody_can_catch_leaves_no_process_and_nothing_lost(
     asked: DataRequest, whole: dict[str, bytes], tmp_path: Path
 ) -> None:

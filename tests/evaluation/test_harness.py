@@ -279,6 +279,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_data_of_the_hub_reaches_pods_that_see_none(hub, base, trained, tmp_path):
     task = {"task": "pairs", "dataset_path": "owner/pairs", "test_split": "train", "output_type": "multiple_choice"}
     task |= {"doc_to_text": "{{instruction}}", "doc_to_choice": ["{{output}}", "none"], "doc_to_target": 0}
@@ -355,6 +356,7 @@ def test_chats_without_a_template_are_refused_before_training(base, own, tmp_pat
     harness_data.download(asking(base, own, ["both"], apply_chat_template=True), None)
 
 
+@pytest.mark.slow
 def test_tasks_of_one_s_own_are_read_by_yaml_1_2_and_the_harness_s_own_as_it_does(base, own, tmp_path):
     from lm_eval.tasks import _yaml_loader
 

@@ -189,6 +189,7 @@ def kind_when_the_peer(does):
     return reports.of_error(raised(lambda: torch.distributed.all_reduce(torch.ones(1))), rank=0).kind
 
 
+@pytest.mark.slow
 def test_a_late_peer_is_a_timeout():
     assert ranks.run(2, kind_when_the_peer, "sleep") == "collective timeout"
 

@@ -85,6 +85,7 @@ SHARDINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_scoring_in_mid_training_changes_no_gradient(sharding, inputs, tmp_path):
     def norms(**changes):

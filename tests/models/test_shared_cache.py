@@ -55,6 +55,7 @@ def result(process):
     return out.strip()
 
 
+@pytest.mark.slow
 def test_concurrent_runs_fill_one_cache_and_pods_load_from_it_offline(folder, tmp_path):
     cache = tmp_path / "volume" / "hub"
     snapshot = cache / FOLDER / "snapshots" / FIRST

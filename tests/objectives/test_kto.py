@@ -138,6 +138,7 @@ def test_preferences_between_labels():
     assert preferences.preference_of_labels(base, tuned, numpy.ones(5), 4, beta=0.5).margin_high > 1e300, "one is no evidence"
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_margin_covers_the_truth():
     import numpy
 

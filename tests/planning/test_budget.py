@@ -124,6 +124,7 @@ def reloaded_loss(recipe, inputs, out):
     return float(nll.sum() / tokens.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "sharding"), [("full", "fsdp"), ("lora", "zero2")])
 def test_a_run_whose_budget_is_used_up_exports_what_there_is(method, sharding, inputs, tmp_path):
     changes = {"method": method, "sharding": sharding, "training.max_steps": 6, "training.logging_steps": 4}

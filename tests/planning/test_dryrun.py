@@ -150,6 +150,7 @@ ZERO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZERO)
 def test_zeros_partitions_are_counted_beside_the_trace(name, tmp_path, monkeypatch):
     """DeepSpeed updates at the end of backward, so that a step has one peak.
@@ -298,6 +299,7 @@ def both(case):
     return trace.trace(case).model_dump(), trace.trace(case, every_layer=True).model_dump(), any(extended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_few_layers_are_traced_as_all(name, tmp_path):
     config, changes, world_size = REPEATED[name]

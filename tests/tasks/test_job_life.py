@@ -89,6 +89,7 @@ def explain(attempts):
     ]
 
 
+@pytest.mark.slow
 def test_pods_without_rank_0_wait_for_a_slow_upload(job):
     (only,) = job("cpu-1x2", size=3 * MB, rate=0.3 * MB)
     assert only.condition == "Succeeded"

@@ -79,6 +79,7 @@ def test_optimizers_resume_with_their_states(sharding, optim, inputs, tmp_path):
     assert [step.loss for step in resumed.steps] == losses[2:]
 
 
+@pytest.mark.slow
 def test_nodes_without_a_common_disk_resume_from_s3(inputs, tmp_path, bucket):
     import boto3
     import s3fs
@@ -223,6 +224,7 @@ def offline(recipe, inputs, out, die_at=None):
     fit(recipe, inputs, out, 1, die_at)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_tracker_resumes_the_same_run(inputs, tmp_path):
     pytest.importorskip("wandb")

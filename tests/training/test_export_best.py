@@ -48,6 +48,7 @@ def reloaded_loss(recipe, inputs, out):
     return float(nll.sum() / tokens.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sharding"), [("full", "fsdp"), ("full", "zero3"), ("lora", "fsdp"), ("qlora", "device_map")]
 )

@@ -271,6 +271,7 @@ def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp
     assert bool(found) == (method == "lora")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 def test_fsdp_resumes_without_reading_the_base_model_again(offload, inputs, tmp_path):
     shutil.copytree(inputs / "tiny", tmp_path / "tiny")
