@@ -59,7 +59,9 @@ def in_rank(function: Callable[..., Any]) -> Callable[..., Any]:
         # flytekit's generator, which names folders: ranks would draw the same names.
         random.seed()
         # In a local run the parent has loaded torch with more threads.
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        # OpenMP's variable may be a list, of which the first number counts here; it ignores what it cannot read.
+        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else torch.get_num_threads())
         atexit._clear()
         try:
             return function(**inputs)

@@ -73,6 +73,12 @@ def test_a_rank_has_the_threads_of_torchrun(monkeypatch):
     assert in_fork(forked_ranks.in_rank(torch.get_num_threads)) == torch.get_num_threads()
 
 
+@pytest.mark.parametrize(("value", "threads"), [("1,2", 1), (" 1 ", 1), ("", None), ("0", None), ("many", None), ("-1", None)])
+def test_a_rank_reads_the_number_of_threads_as_openmp_does(value, threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert in_fork(forked_ranks.in_rank(torch.get_num_threads)) == (threads or torch.get_num_threads())
+
+
 def test_a_process_that_has_computed_forks_no_ranks(clean):
     clean_process.note_training()
     assert forked_ranks.prepare(lambda: None, None, None) is False
