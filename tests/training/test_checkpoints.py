@@ -418,6 +418,23 @@ def killed(*arguments, **named):
     raise Killed
 
 
+@pytest.mark.parametrize("gone", ["attempt-0001-aaaaaa", "attempt-0001-aaaaaa/node-0", "."])
+def test_a_folder_that_another_process_removes_during_a_sweep_is_passed_over(gone, tmp_path, monkeypatch):
+    home, list_folder = tmp_path / "run", os.scandir
+    for attempt in ("0001-aaaaaa", "0002-bbbbbb"):
+        (home / f"attempt-{attempt}" / "node-0" / "checkpoint").mkdir(parents=True)
+
+    def listed(path="."):
+        if not isinstance(path, int) and Path(path) == home / gone and (home / gone).exists():
+            staging.shutil.rmtree(path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    staging.sweep(home)
+    monkeypatch.undo()
+    assert not home.exists()
+
+
 def test_a_folder_that_a_sweep_removes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
     lock, home = staging.fcntl.flock, tmp_path / "run"
     sweeps = iter([True])

@@ -1,6 +1,7 @@
 """Folders on this node's file systems that attempts write into before they store."""
 
 import fcntl
+import glob
 import logging
 import os
 import shutil
@@ -43,7 +44,8 @@ def _hold(folder: Path) -> None:
 
 def sweep(home: Path) -> None:
     """Remove the folders of attempts that have ended, and `home` itself when nothing is left."""
-    for folder in home.glob("attempt-*/node-*"):
+    # pathlib's glob ends with an error where another node's process removes a folder in between.
+    for folder in map(home.joinpath, glob.glob("attempt-*/node-*", root_dir=home)):
         if folder not in _held and (descriptor := _taken(folder)) is not None:
             try:
                 remove(folder)
@@ -78,7 +80,7 @@ def close_folder(folder: Path) -> None:
 def remove(folder: Path) -> None:
     """Remove a node's folder, and its parents that hold nothing else: the attempt's, the run's."""
     # The lock last, so that the next sweep can complete an interrupted removal.
-    for inside in folder.glob("*"):
+    for inside in map(folder.joinpath, glob.glob("*", root_dir=folder, include_hidden=True)):
         if inside.is_dir():
             shutil.rmtree(inside, ignore_errors=True)
         elif inside.name != _LOCK:
