@@ -90,6 +90,7 @@ LORA, TABLES = {"name": "lora"}, {"name": "lora", "modules_to_save": ["embed_tok
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "base", "sharding"),
     [
