@@ -1,5 +1,6 @@
 """Flyte tasks, with the resources and images of each stage. Imports no task: CPU pods import theirs without torch."""
 
+import atexit
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from tasks.runtime import console, errors, termination
 
 garbage_collection.skip_at_exit()
+atexit.register(termination.close_local_cache)
 # Runs before the exit functions of `atexit`, which stop the loops that the connections are closed on.
 threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]
 errors.install()

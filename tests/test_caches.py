@@ -83,7 +83,8 @@ def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
     assert f"HOME={NOWHERE} cannot be written; caches are in {tmp_path}/flytune-caches-" in logged
 
 
-def test_a_cached_task_runs_on_a_laptop_without_a_home(tmp_path):
+@pytest.mark.parametrize("home", [NOWHERE, "home"], ids=["no home", "a home"])
+def test_a_cached_task_runs_on_a_laptop_and_its_cache_is_closed(home, tmp_path):
     base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 16)
     code = (
         "from flytune.recipe.recipe import DataRequest, Recipe; from tasks.prepare import prepare_data\n"
@@ -91,8 +92,12 @@ def test_a_cached_task_runs_on_a_laptop_without_a_home(tmp_path):
         "request = DataRequest(model=recipe.model, data=recipe.data, fingerprint='x')\n"
         f"print(prepare_data(request=request, scratch_folder={str(tmp_path / 'keep')!r}).path)"
     )
-    (folder,), _ = ran(code, tmp_path, HOME=NOWHERE)
+    (tmp_path / "home").mkdir()
+    (folder,), _ = ran(code, tmp_path, HOME=home if home == NOWHERE else str(tmp_path / home))
     assert folder
+    # An open database has a journal beside it.
+    cache = tmp_path / "home" / ".flyte" / "local-cache"
+    assert sorted(path.name for path in cache.glob("cache.db*")) == ([] if home == NOWHERE else ["cache.db"])
 
 
 def test_a_folder_for_models_that_cannot_be_made_is_our_error(monkeypatch):

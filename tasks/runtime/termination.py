@@ -139,6 +139,13 @@ def close_file_systems() -> None:
         kind.clear_instance_cache()
 
 
+def close_local_cache() -> None:
+    """Close the database of flytekit's cache of local runs, which flytekit does not: its journal becomes part of the file."""
+    module = sys.modules.get("flytekit.core.local_cache")
+    if module is not None and module.LocalTaskCache._initialized:
+        module.LocalTaskCache._cache.close()
+
+
 async def _close(files: Any) -> None:
     """Close the client session of s3fs, gcsfs or fsspec's HTTP file system."""
     for name in ("_s3creator", "_session"):
