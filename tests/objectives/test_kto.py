@@ -22,7 +22,7 @@ from tests.support.objective_runs import fit
 from tests.support.preferences import write_labelled
 from tests.support.tiny import tiny_recipe
 
-SAME = 1e-5
+SAME = objective_runs.SAME
 
 
 @pytest.fixture(scope="session")

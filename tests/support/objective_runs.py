@@ -12,6 +12,9 @@ from flytune.training import loop
 from tests.support import ranks, saved_runs
 from tests.support.tiny import tiny_base, tiny_recipe
 
+SAME = 1e-5
+"""Relative difference of losses that are computed in the same order."""
+
 
 def prepare(folder, objective, write):
     """Make a tiny base model, 64 rows with `write`, and the prepared data of an objective, all in `folder`."""
@@ -82,6 +85,16 @@ def in_order_of_training(recipe, inputs, key_of_text, key_of_row, pairs=False):
     texts = [json.loads(line) for line in (inputs / "pairs.jsonl").read_text().splitlines()]
     by_key = {key_of_text(row, ids): row for row in texts}
     return [by_key[key_of_row(stored[place])] for place in range(len(stored))]
+
+
+def check_losses(recipe, inputs, tmp_path, fit, losses_of_trl):
+    """Check that a run on pairs has the losses of TRL's own trainer on the same pairs, and that they fall."""
+    rows = pairs_in_order_of_training(recipe, inputs)
+    ours = ranks.run(1, fit, recipe, inputs, tmp_path / "ours")
+    theirs = ranks.run(1, losses_of_trl, recipe, rows, tmp_path / "theirs")
+    assert len(theirs) == len(ours.steps) == 3
+    assert [step.loss for step in ours.steps] == pytest.approx(theirs, rel=SAME)
+    assert ours.steps[2].loss != pytest.approx(ours.steps[0].loss, rel=1e-3), "it learned"
 
 
 def check_resume(inputs, sharding, tmp_path, **changes):
