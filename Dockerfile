@@ -2,9 +2,10 @@
 # Two images (images/__init__.py says which task runs in which):
 #   docker build --target light --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-light:TAG .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-train:TAG .
+#   ... --build-arg FLYTE2=2.12.1 puts in Flyte 2's SDK, for flyte2/ (docs/flyte2.md).
 #   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour or more); --build-arg EFA=1.47.0 puts AWS's network in.
 # No stage gets a secret. Both images work in /app and import the project from there. In pods fast registration unpacks newer code in
-# /code, which comes first (tasks/runtime/pod_security.py); where pods have a writable root, over /app.
+# /code, which comes first (flytune/pods/security.py); where pods have a writable root, over /app.
 # images/__init__.py has the same versions; a test compares them.
 ARG CUDA=13.0.1
 ARG PYTHON=3.11
@@ -17,6 +18,10 @@ FROM python:${PYTHON}-slim-bookworm AS light
 RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 COPY requirements-light.lock /tmp/
 RUN pip install --no-cache-dir --requirement /tmp/requirements-light.lock
+# Flyte 2's SDK, which pins another rich-click than flytekit takes by itself: its packages are of the lock that has both.
+ARG FLYTE2=
+COPY requirements-dev.lock /tmp/
+RUN test -z "${FLYTE2}" || pip install --no-cache-dir --constraint /tmp/requirements-dev.lock "flyte==${FLYTE2}"
 # Bytecode of the standard library, which this base leaves out, and of packages: a pod's user cannot store it, and would compile
 # what it imports in every process. Some files are for other versions of Python.
 RUN python -m compileall -qq -j 0 /usr/local/lib || true
@@ -72,6 +77,9 @@ RUN find /tmp/wheels -name '*.whl' -exec python -m pip install --no-cache-dir --
 # Without dependencies: they are torch and its Triton.
 ARG LIGER_KERNEL
 RUN python -m pip install --no-cache-dir --no-deps liger-kernel==${LIGER_KERNEL}
+ARG FLYTE2=
+COPY requirements-dev.lock /tmp/
+RUN test -z "${FLYTE2}" || python -m pip install --no-cache-dir --constraint /tmp/requirements-dev.lock "flyte==${FLYTE2}"
 # As in the light image.
 RUN python -m compileall -qq -j 0 /opt/python /opt/venv || true
 

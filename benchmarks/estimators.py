@@ -56,7 +56,7 @@ def accelerate(workload: Workload) -> float | None:
 
 def eleuther(workload: Workload) -> float | None:
     """Return bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full fine-tunes."""
-    if workload.method != "full" or workload.layout.pipelined:
+    if workload.method != "full" or workload.degrees.gpus_per_process > 1:
         return None
     sizes, gpus = workload.geometry, workload.gpus
     hidden, layers = sizes.hidden_size, sizes.num_hidden_layers

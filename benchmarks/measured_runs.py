@@ -25,8 +25,9 @@ from benchmarks import frameworks
 from benchmarks.frameworks import LAYOUTS
 from flytune.errors import DataError, FlytuneError
 from flytune.estimates import Framework, Optimizer, Workload
-from flytune.models import Geometry
-from flytune.models.geometry import geometry, shipped
+from flytune.estimates.config_sizes import geometry
+from flytune.models.config_files import shipped
+from flytune.records import Geometry
 from flytune.sharding import Layout
 
 TABLE = Path(__file__).with_name("measurements.csv")

@@ -2,11 +2,16 @@
 
     python -m benchmarks.model_types llama mamba      # prints the rows of these types
     python -m benchmarks.model_types --write          # all types, into flytune/models/model_types.json
+    python -m benchmarks.model_types --write --training    # the same without packing, which is kept as it is there
+    python -m benchmarks.model_types --write --experts    # adapters on experts alone; all else is kept as it is there
 
 A type is packable under a kind of attention if packed samples have the losses and gradients of samples alone, and other
 neighbors change nothing. It is trained if Flytune's training loop lowers the loss on a CPU, the gate accepts the reloaded
 export, and no prediction sees a later token. Slices are right, which fsdp reads, if the weights are those that transformers
-loads. FlashAttention is computed by a stand-in for its kernels, which run on GPUs only.
+loads. FlashAttention is computed by a stand-in for its kernels, which run on GPUs only. The loss that is trained is compared
+with the model's own, with every field of the configuration changed once. Adapters on experts are trained where a type has some,
+and PEFT alone must reload and merge the model that was trained. Training has the recipe's defaults (activation
+checkpointing, sdpa), as far as the type has them, in float32; products in bfloat16 are tried once.
 """
 
 import argparse
@@ -27,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.models import model_types
-from tests.support import packed_samples, trained_types
+from tests.support import model_losses, packed_samples, trained_types
 from tests.support.model_types import MODEL_TYPES, NOT_BUILT
 
 PAGE, MARKS = Path(__file__).resolve().parents[1] / "docs" / "models.md", ("<!-- model types -->", "<!-- end -->")
@@ -43,22 +48,54 @@ _CAUSES = (
 """Reasons in plain words, by a part of the error."""
 
 
-def row(model_type: str, folder: Path) -> dict[str, Any]:
+def row(model_type: str, folder: Path, packed: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the row of a model type.
 
     Args:
         folder: the folder of trained_types.inputs; receives the type's files, which are deleted.
+        packed: an earlier row, whose results of packing are kept; None to run it.
     """
     if model_type in NOT_BUILT:
         return {"packing": [], "problems": dict.fromkeys(("packing", "full", "lora"), f"not tried: {NOT_BUILT[model_type]}")}
-    ran = {attention: packed_samples.problem_of(model_type, attention) for attention in packed_samples.ATTENTIONS}
-    packing = [attention for attention, found in ran.items() if found is None]
-    wrong = [found for found in ran.values() if found and found != packed_samples.NONE_SUCH]
-    problems = {"packing": wrong[0]} if wrong else {}
-    problems |= _training(model_type, folder)
+    if packed is None:
+        ran = {attention: packed_samples.problem_of(model_type, attention) for attention in packed_samples.ATTENTIONS}
+        packing = [attention for attention, found in ran.items() if found is None]
+        wrong = [found for found in ran.values() if found and found != packed_samples.NONE_SUCH]
+        problems = {"packing": wrong[0]} if wrong else {}
+    else:
+        packing = packed["packing"]
+        problems = {name: why for name, why in packed["problems"].items() if name == "packing"}
+    defaults, losses = trained_types.defaults(model_type), dict[str, Any]()
+    if found := _failure(lambda: losses.update(model_losses.row(model_type))):
+        losses = {"problems": {"loss": found}}
+    # The training loop reads them.
+    model_types.table()[model_type] = {"packing": packing, "problems": {}} | defaults | losses
+    problems |= _training(model_type, folder) | losses.pop("problems", {})
+    if "loss" in problems:
+        problems["full"] = problems["lora"] = problems.pop("loss")
     if "full" in problems:
         packing, problems = [], problems | {"packing": problems.get("packing", "it is not trained")}
-    return {"packing": packing, "problems": dict(sorted(problems.items()))}
+    made = {"packing": packing, "problems": dict(sorted(problems.items()))} | defaults | losses
+    return with_experts(model_type, folder, made)
+
+
+def with_experts(model_type: str, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the result of adapters on experts, made anew."""
+    row = {name: value for name, value in kept.items() if name != "experts"}
+    problems = {name: why for name, why in row["problems"].items() if name != "experts"}
+    if "lora" in problems:
+        return row | {"problems": problems}
+    place = folder / model_type
+    try:
+        base = trained_types.write_base(model_type, folder / "tokenizer", place / "base")
+        if not trained_types.has_experts(base):
+            return row | {"problems": problems}
+        data = Path(shutil.copytree(folder / "dataset", place / "dataset"))
+        if found := _failure(lambda: trained_types.check_experts(base, data, place / "experts")):
+            problems["experts"] = found
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return row | {"problems": dict(sorted(problems.items())), "experts": True}
 
 
 def _training(model_type: str, folder: Path) -> dict[str, str]:
@@ -73,6 +110,7 @@ def _training(model_type: str, folder: Path) -> dict[str, str]:
         data = Path(shutil.copytree(folder / "dataset", place / "dataset"))
         checks: dict[str, Callable[[], Any]] = {
             "slices": lambda: trained_types.check_sharded_loading(base),
+            "bfloat16": lambda: trained_types.check_bfloat16(base),
             "full": lambda: trained_types.train(base, data, "full", place / "full"),
             "lora": lambda: trained_types.train(base, data, "lora", place / "lora"),
         }
@@ -99,19 +137,30 @@ def _failure(check: Callable[[], Any]) -> str | None:
     return None
 
 
-def rows(names: list[str], workers: int) -> dict[str, dict[str, Any]]:
-    """Return the rows of model types, computed by several processes."""
+def rows(names: list[str], workers: int, packed: dict[str, Any], experts: bool = False) -> dict[str, dict[str, Any]]:
+    """Return the rows of model types, computed by several processes.
+
+    Args:
+        packed: rows whose results of packing are kept.
+        experts: whether adapters on experts alone are run, and all else is kept.
+    """
+    made_by, given = (with_experts, model_types.table().get) if experts else (row, packed.get)
     folder = Path(tempfile.mkdtemp(prefix="model-types-"))
     found = {}
     try:
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet) as pool:
             pool.submit(trained_types.inputs, folder).result()
-            for name, made in zip(names, pool.map(row, names, [folder] * len(names)), strict=True):
+            for name, made in zip(names, pool.map(made_by, names, [folder] * len(names), map(given, names)), strict=True):
                 found[name] = made
                 print(name, json.dumps(made), flush=True)  # noqa: T201
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return found
+
+
+def _packed() -> dict[str, Any]:
+    """Return the rows of the types whose packing was run: those that are trained."""
+    return {name: found for name, found in model_types.table().items() if "full" not in found["problems"]}
 
 
 def summary() -> str:
@@ -121,13 +170,29 @@ def summary() -> str:
     trained = {method: [name for name, row in tried.items() if method not in row["problems"]] for method in ("full", "lora")}
     everywhere = [name for name, row in table.items() if len(row["packing"]) == len(packed_samples.ATTENTIONS)]
     some = [f"{name} ({', '.join(row['packing'])})" for name, row in table.items() if row["packing"] and name not in everywhere]
+    never = [name for name in trained["full"] if not table[name]["packing"]]
+    own = [name for name in trained["full"] if not table[name].get("chunked_loss", True)]
+    fields, terms = (_by_field(tried, key) for key in ("own_fields", "loss_fields"))
+    lacks = [name for name in trained["full"] if not table[name].get("checkpointing", True)]
+    eager = [name for name in trained["full"] if "sdpa" not in table[name]["attention"]]
+    adapted = [name for name, row in tried.items() if row.get("experts") and "experts" not in row["problems"]]
+    unable = {name: row["problems"]["experts"] for name, row in tried.items() if "experts" in row["problems"]}
+    refused_experts = "; ".join(f"{name} ({why})" for name, why in unable.items())
     parts = [
-        f"Trained, full ({len(trained['full'])} of {len(table)}): {', '.join(trained['full'])}.",
+        f"Trained, full: {len(trained['full'])} of {len(table)} types, all but those that the table below refuses.",
         f"Trained, lora and qlora ({len(trained['lora'])}): the same"
         f" without {', '.join(sorted({*trained['full']} - {*trained['lora']})) or 'exception'}.",
+        f"Trained with adapters on experts ({len(adapted)}): {', '.join(adapted)}.",
+        f"Refused with adapters on experts ({len(unable)}): {refused_experts or 'none'}.",
         f"Training not tried ({len(table) - len(tried)}): {', '.join(name for name in table if name not in tried) or 'none'}.",
-        f"Packed under every kind of attention ({len(everywhere)}): {', '.join(everywhere)}.",
+        f"Trained with the loss of their own logits ({len(own)}): {', '.join(own)}.",
+        f"The same with some configurations: {fields}.",
+        f"Refused with some configurations, for a term of the loss: {terms}.",
+        f"Trained with activation_checkpointing: false only ({len(lacks)}): {', '.join(lacks)}.",
+        f"Trained without sdpa, the default of attn_implementation ({len(eager)}): {', '.join(eager)}.",
+        f"Packed under every kind of attention: the {len(everywhere)} trained types that are in neither of the next two lists.",
         f"Packed under some ({len(some)}): {'; '.join(some)}.",
+        f"Never packed ({len(never)}): {', '.join(never)}.",
     ]
     refused: dict[str, list[str]] = {}
     for name, row in table.items():
@@ -135,6 +200,15 @@ def summary() -> str:
             refused.setdefault(why, []).append(name)
     lines = ["| refused | reason |", "|---|---|", *(f"| {', '.join(names)} | {why} |" for why, names in refused.items())]
     return "\n\n".join([*(textwrap.fill(part, 150, break_on_hyphens=False) for part in parts), "\n".join(lines)])
+
+
+def _by_field(table: dict[str, dict[str, Any]], key: str) -> str:
+    """Return the types that have fields under a key of their rows, by field and default."""
+    types: dict[str, list[str]] = {}
+    for name, found in table.items():
+        for field, default in found.get(key, {}).items():
+            types.setdefault(f"{field} not {json.dumps(default)}", []).append(name)
+    return "; ".join(f"{field} ({', '.join(names)})" for field, names in types.items())
 
 
 def _quiet() -> None:
@@ -154,11 +228,15 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="replace the rows of these types in flytune/models/model_types.json"
     )
+    parser.add_argument("--training", action="store_true", help="keep the results of packing in that file")
+    parser.add_argument("--experts", action="store_true", help="run adapters on experts alone, and keep all else in that file")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     import transformers
 
-    made = rows(given.types or sorted([*MODEL_TYPES, *NOT_BUILT]), given.workers)
+    made = rows(
+        given.types or sorted([*MODEL_TYPES, *NOT_BUILT]), given.workers, _packed() if given.training else {}, given.experts
+    )
     if given.write:
         kept = {}
         with contextlib.suppress(FileNotFoundError):

@@ -16,8 +16,8 @@ from benchmarks.throughput import accelerator
 from flytune.estimates import Memory, Workload, memory, step_time
 from flytune.estimates.memory import GIB
 from flytune.hardware import shape_named
-from flytune.models import read_geometry
 from flytune.planning import candidates
+from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
 

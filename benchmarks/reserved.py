@@ -19,11 +19,11 @@ from benchmarks import dryrun as rows_of_dryrun
 from benchmarks import estimates, measured_runs
 from benchmarks.frameworks import HF, HF_4_45
 from benchmarks.measured_runs import MeasuredRun
+from flytune import dryrun
+from flytune.dryrun import DryRun
 from flytune.errors import FlytuneError
 from flytune.estimates import Memory
 from flytune.estimates.memory import GIB
-from flytune.planning import dryrun
-from flytune.planning.dryrun import DryRun
 
 TARGETS = {name: f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 
@@ -70,7 +70,7 @@ def traced(run: MeasuredRun) -> DryRun:
     config = json.loads(measured_runs.MODELS.read_text(encoding="utf-8"))[run.model]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return dryrun.run(rows_of_dryrun.recipe(sections), Path(folder), work.gpus, work.micro_batch, profile)
+        return dryrun.run(rows_of_dryrun.recipe(sections), Path(folder), work.degrees, work.micro_batch, profile)
 
 
 def reserved(run: MeasuredRun, closed: Memory, dry: DryRun) -> float:

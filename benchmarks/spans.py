@@ -33,7 +33,7 @@ FUNCTIONS = {
     },
     "flytune.planning.planner": {"make": "plan"},
     "flytune.data.preparation": {"prepare": "prepare the data"},
-    "tasks.runtime.directories": {"fetch": "fetch the data set"},
+    "flytune.stages.stored": {"local": "fetch the data set"},
     "flytune.models.loading": {"base_model": "load the model"},
     "flytune.sharding.base": {"ShardingBase.shard": "load the model"},
     "torch.distributed.distributed_c10d": {"init_process_group": "process group"},

@@ -28,10 +28,10 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.execution import Run
 from tests.support.flyteadmin import flyteadmin
 from tests.support.laptop import checkout, pyflyte, submit
 from tests.support.paths import ROOT
-from tests.support.propeller import Run
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 CASES = {

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 from flytekit import FlyteContextManager
 from flytekit.core.data_persistence import FileAccessProvider
-from flytekit.types.directory import FlyteDirectory
 from safetensors.numpy import save_file
 
 from flytune.artifacts import build
 from flytune.export.manifest import MANIFEST, make_manifest
+from flytune.stages.orchestrator import Folder
+from flytune.stages.stored import local_without, store
 from flytune.storage import Storage
-from tasks.runtime.directories import fetch_without, upload
+from tasks.runtime.orchestrator import FLYTE
 from tests.support.reports import metrics
 from tests.support.s3 import counted_bucket
 from tests.support.stages import plan_for, recipe_for, write_dataset, write_trained
@@ -75,19 +76,17 @@ def measured(server, store):
 def all_through(folder: Path) -> None:
     """Download the trained model and upload it."""
     Storage("s3://models").filesystem.get("models/raw/trained", str(folder), recursive=True)
-    upload(folder)
+    store(FLYTE, folder)
     shutil.rmtree(folder)
 
 
 def by_store(recipe, plan, dataset, folder: Path) -> None:
     """Store the artifact as the task does."""
-    directory = FlyteDirectory(str(folder / "unused"))
-    directory._remote_source = ADDRESS
-    small, model = fetch_without(build.WEIGHTS, directory)
+    small, model = local_without(FLYTE, build.WEIGHTS, Folder(ADDRESS, folder / "unused"))
     made = build.store(recipe, plan, dataset, small, metrics(), folder / "artifact", None, model)
-    stored = upload(made, build.weight_files(made, model), model)
+    stored = store(FLYTE, made, build.weight_files(made, model), model)
     contents = build.Contents.read(made / build.CONTENTS)
-    sizes = Storage(stored.path, "").sizes("")
+    sizes = Storage(stored.address, "").sizes("")
     assert {file.file: file.size for file in contents.files} == {k: v for k, v in sizes.items() if k != build.CONTENTS}
 
 

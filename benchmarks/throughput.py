@@ -21,7 +21,8 @@ from benchmarks import measured_runs
 from benchmarks.measured_runs import MeasuredRun
 from flytune.errors import FlytuneError
 from flytune.estimates import StepTime, Workload
-from flytune.estimates.step_time import ENOUGH_TOKENS, step
+from flytune.estimates.intervals import ENOUGH_TOKENS
+from flytune.estimates.step_time import step
 from flytune.hardware import Accelerator, load_accelerators
 
 WORST = 15
@@ -188,10 +189,6 @@ def main() -> None:
         for held, which in ((True, "the third that nothing was fitted on"), (False, "the others")):
             chosen = [row for row in rows if row.enough == enough and row.held_out == held]
             console.print(errors(chosen, f"Tokens a second, {size} in a micro batch: {which}"))
-        ratios = [1 / (1 + row.error) for row in rows if row.enough == enough and row.held_out]
-        if ratios:
-            low, high = quantile(ratios, 0.1), quantile(ratios, 0.9)
-            console.print(f"measured over estimated, that third: {low:.2f} to {high:.2f} (10th to 90th percentile)\n")
     console.print(worst(rows, len(rows) if arguments.rows else min(WORST, len(rows))))
     if unknown:
         names = ", ".join(sorted({run.gpu or "(none)" for run in unknown}))

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from demo import inputs
-from flytune.recipe import Recipe
+from flytune.recipe import read_recipe
 from flytune.records import Metrics
 
 RECIPES = [Path("recipes/demo-qlora.yaml"), Path("recipes/demo-full-zero2.yaml")]
@@ -21,7 +22,7 @@ def run(recipe: Path, console: Console) -> tuple[Path, float]:
     """Run one recipe as a user would; return the folder of its artifact, and the seconds."""
     command = ["pyflyte", "run", "workflows/finetune.py", "finetune", "--recipe", str(recipe)]
     console.rule(f"[bold]{' '.join(command)}", align="left")
-    published = Path(Recipe.from_yaml(recipe).publish.address or HOME)
+    published = Path(read_recipe(recipe).publish.address or HOME)
     before = {path.name for path in published.glob("*")}
     started = time.monotonic()
     # The demo needs no files from the hub.
@@ -32,6 +33,20 @@ def run(recipe: Path, console: Console) -> tuple[Path, float]:
         sys.exit(1)
     (artifact,) = [path for path in published.glob("*") if path.name not in before]
     return artifact, seconds
+
+
+def run_one(recipe: Path, title: str, make: Callable[[Path], None], verdict: Callable[[Metrics], str]) -> Metrics:
+    """Make the inputs, run one recipe and show its result; return its metrics."""
+    console = Console()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    console.print(f"[bold]Flytune demo:[/] {title} on this machine.")
+    make(HOME)
+    artifact, seconds = run(recipe, console)
+    found = Metrics.read(artifact / "metrics.json")
+    console.rule()
+    console.print(f"{verdict(found)}; {seconds / 60:.1f} minutes", highlight=False, soft_wrap=True)
+    console.print(f"  artifact {artifact}\n  report   {artifact / 'report.html'}", highlight=False, soft_wrap=True)
+    return found
 
 
 def accuracy(metrics: Metrics) -> str:
@@ -56,11 +71,13 @@ def main() -> int:
     for path in RECIPES:
         artifact, seconds = run(path, console)
         metrics = Metrics.read(artifact / "metrics.json")
-        tuned = metrics.tuned
+        perplexity = metrics.figure("perplexity")
+        base, tuned = perplexity.base, perplexity.tuned
+        assert base is not None, "a language model has one"
         table.add_row(
             path.stem,
-            f"{metrics.base.perplexity:.1f}",
-            f"{tuned.perplexity:.1f} ({tuned.perplexity_low:.1f} to {tuned.perplexity_high:.1f})",
+            f"{base.value:.1f}",
+            f"{tuned.value:.1f} ({tuned.low:.1f} to {tuned.high:.1f})",
             accuracy(metrics),
             f"{seconds / 60:.1f}",
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from demo.chat import chatml
+from flytune.console import output
 from flytune.errors import FlytuneError
 from flytune.files import written_atomically
 
@@ -29,6 +30,7 @@ def convert(out: Path) -> Path:
     """
     if (out / "config.json").exists():
         return out
+    output.install()
     gguf = find_gguf()
     with tqdm(total=3, desc="converting SmolLM2-135M-Instruct", unit="part") as bar:
         tokenizer = _tokenizer(gguf)

@@ -1,14 +1,16 @@
-"""Inputs of the demo, made once: two base models, the docstring pairs, and the questions of its evaluation."""
+"""Inputs of the demo, made once: two base models, the docstring pairs, the questions of its evaluation; `make demo-model`."""
 
+import os
 from pathlib import Path
 
-from demo import base_model, docstrings, tiny_model
+from demo import base_model, docstrings, sums, tiny_model
 
 FOLDER = Path(".demo")
 BASE_MODEL = Path("models/smollm2-135m-instruct")
 TINY_MODEL = Path("models/tiny")
 PAIRS = Path("data/docstrings.jsonl")
 PREFERENCES = Path("data/preferences.jsonl")
+SUMS = Path("data/sums.jsonl")
 CHOICES = Path("data/modules.jsonl")
 """Questions of recipes/tasks/python_modules.yaml."""
 
@@ -37,3 +39,20 @@ def make_preferences(folder: Path = FOLDER) -> None:
     base_model.convert(folder / BASE_MODEL)
     if not (folder / PREFERENCES).exists():
         docstrings.write_preferences(folder / PREFERENCES)
+
+
+def make_sums(folder: Path = FOLDER) -> None:
+    """Make BASE_MODEL and SUMS below `folder`, except those that exist.
+
+    Raises:
+        FlytuneError: the base model's package is not installed.
+    """
+    base_model.convert(folder / BASE_MODEL)
+    if not (folder / SUMS).exists():
+        sums.write(folder / SUMS)
+
+
+if __name__ == "__main__":
+    # Without this, DeepSpeed's import prints that it has found no GPU.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    base_model.convert(FOLDER / BASE_MODEL)

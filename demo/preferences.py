@@ -1,49 +1,45 @@
 """`make demo-dpo`: preference tuning from a recipe to a stored artifact, on this machine, without a hub or a GPU."""
 
-import os
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from demo import inputs
-from demo.__main__ import HOME, run
-from flytune.records import Metrics, Preference
+from demo.__main__ import run_one
+from flytune.records import Metrics
+from flytune.sentences import counted
 
 RECIPE = Path("recipes/demo-dpo.yaml")
 
 
-def verdict(found: Preference) -> str:
+def verdict(found: Metrics) -> str:
     """Return base and tuned model's preferences of the held-out pairs as a sentence."""
+    preferred, accuracy, margin = (found.figure(name) for name in ("chosen_preferred", "reward_accuracy", "reward_margin"))
+    assert preferred.base is not None, "the base has answers"
     return (
-        f"chosen sentence of {found.pairs} held-out pairs more probable: base {found.base:.0%}, tuned {found.tuned:.0%}; "
-        f"larger reward {found.accuracy:.0%} ({found.accuracy_low:.0%} to {found.accuracy_high:.0%}), margin "
-        f"{found.margin:.3f} ({found.margin_low:.3f} to {found.margin_high:.3f})"
+        f"chosen sentence of {counted(found.samples, 'held-out pair')} more probable: base {preferred.base.value:.0%}, tuned "
+        f"{preferred.tuned.value:.0%}; larger reward {accuracy.tuned.value:.0%} ({accuracy.tuned.low:.0%} to "
+        f"{accuracy.tuned.high:.0%}), margin {margin.tuned.value:.3f} ({margin.tuned.low:.3f} to {margin.tuned.high:.3f})"
     )
 
 
-def is_better(found: Preference) -> bool:
+def is_better(found: Metrics) -> bool:
     """Return whether accuracy rose on held-out pairs: of rewards, above the half that the reference has, interval and all.
 
     The shares of more probable answers, a few pairs apart, must only not fall.
     """
-    return found.accuracy_low > 0.5 and found.margin_low > 0 and found.tuned >= found.base
+    preferred = found.figure("chosen_preferred")
+    assert preferred.difference is not None, "both models have the figure"
+    rewards = [found.figure(name).outcome for name in ("reward_accuracy", "reward_margin")]
+    return rewards == ["better", "better"] and preferred.difference.value >= 0
 
 
 def main() -> int:
     """Make the inputs, run the recipe, and show the result; return 1 if the held-out accuracy did not rise."""
-    console = Console()
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    console.print("[bold]Flytune demo:[/] one preference-tuning run on this machine.")
-    inputs.make_preferences(HOME)
-    artifact, seconds = run(RECIPE, console)
-    found = Metrics.read(artifact / "metrics.json").preference
-    assert found is not None, "its rows are pairs"
-    console.rule()
-    console.print(f"{verdict(found)}; {seconds / 60:.1f} minutes", highlight=False, soft_wrap=True)
-    console.print(f"  artifact {artifact}\n  report   {artifact / 'report.html'}", highlight=False, soft_wrap=True)
+    found = run_one(RECIPE, "one preference-tuning run", inputs.make_preferences, verdict)
     if not is_better(found):
-        console.print("[red]The held-out accuracy did not rise.")
+        Console().print("[red]The held-out accuracy did not rise.")
     return 0 if is_better(found) else 1
 
 

@@ -11,6 +11,7 @@ from flytune.errors import DataError
 from flytune.files import written_atomically
 from flytune.selftest import random_model, train_tokenizer
 from flytune.selftest.tiny_model import END_OF_TEXT
+from flytune.sentences import counted
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,9 @@ def _blocks(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> "torch.Te
     rows = tokenizer([text + END_OF_TEXT for text in texts], verbose=False)["input_ids"]
     ids = [token for row in rows for token in row]
     if len(ids) < BLOCK:
-        raise DataError(f"the corpus has {len(ids)} tokens; pre-training needs at least {BLOCK}: add text, or set steps=0")
+        raise DataError(
+            f"the corpus has {counted(len(ids), 'token')}; pre-training needs at least {BLOCK}: add text, or set steps=0"
+        )
     blocks = len(ids) // BLOCK
     return torch.tensor(ids[: blocks * BLOCK]).view(blocks, BLOCK)
 

@@ -42,6 +42,7 @@ _TEXTS = re.compile(
     re.IGNORECASE,
 )
 _TOKENS = re.compile(_TOKEN)
+_NAME = re.compile(_PARAMETER, re.IGNORECASE)
 _SECRET_NAMES = re.compile(r"token|secret|passw|credential|api_?key|access_?key|webhook|_fsec_", re.IGNORECASE)
 
 
@@ -65,6 +66,11 @@ def problem(text: str, is_address: bool = False) -> str | None:
         if _TOKENS.search(one):
             return "a token"
     return None
+
+
+def names_secret(name: str) -> bool:
+    """Return whether a parameter or key of that name holds a credential."""
+    return _NAME.fullmatch(name) is not None
 
 
 def check(address: object, where: str, error: Callable[[str], Exception]) -> str:

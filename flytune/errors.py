@@ -23,6 +23,7 @@ import re
 from collections.abc import Sequence
 
 from flytune import addresses
+from flytune.sentences import counted
 
 _LONGEST = 15_000
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -52,12 +53,16 @@ class RecipeError(FlytuneError):
     @classmethod
     def of(cls, where: str, problems: Sequence[str]) -> "RecipeError":
         """Return one error that lists all `problems` of `where`, one per line."""
-        count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        count = counted(len(problems), "mistake")
         return cls("\n".join([f"{where}: {count}", *(f"  {problem}" for problem in problems)]))
 
 
 class DataError(FlytuneError):
     """Data that cannot be used as the recipe says."""
+
+
+class RewardError(FlytuneError):
+    """Reward that raises, hangs, returns no number, or does not tell an answer from nothing."""
 
 
 class DoesNotFit(FlytuneError):

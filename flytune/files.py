@@ -1,22 +1,133 @@
-"""Hashes of files, and files and folders that appear under their names only when they are complete."""
+"""Reading of regular files only, hashes of files, and files and folders that appear when they are complete."""
 
+import errno
 import hashlib
+import io
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flytune.errors import StorageError
+
 CHUNK = 8 * 2**20
 """Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+"""Kinds of what is no file, by the bits of its mode."""
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def clone() -> Path | None:
+    """Return the clone of the project: the current folder, or the one that Flytune is imported from; None if neither is one."""
+    for root in (Path(), _PACKAGE.parent):
+        if (root / "workflows" / "finetune.py").is_file() and (root / "flytune" / "__init__.py").is_file():
+            return root.absolute()
+    return None
+
+
+_SHIPPED = _PACKAGE / "shipped"
+"""Folder in a wheel with copies of shapes.yaml and other files of the project's root (setup.py)."""
+ROOT = clone() if _SHIPPED.is_dir() else _PACKAGE.parent
+"""The project's folder: of a clone or an image; None where a wheel is used outside of a clone."""
+SETTINGS = ROOT or _SHIPPED
+"""Folder of shapes.yaml, cluster.yaml, accelerators.yaml, deepspeed_configs/ and chat_templates/."""
+
+
+class FileRefusedError(OSError):
+    """A path that is not read: no regular file, or a file that is too large."""
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        super().__init__(errno.EINVAL, problem, os.fspath(path))
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def open_regular(path: str | Path, largest: int | None = None) -> io.BufferedIOBase:
+    """Open a regular file for reading. A pipe or a device is not opened: it would block, never end, or be changed.
+
+    A file of 0 bytes is empty and is not read: files of the kernel (/proc/kmsg) have that size, and some of them block.
+
+    Args:
+        path: the file.
+        largest: number of bytes that a file may have.
+
+    Raises:
+        FileRefusedError: it is no regular file, or has more bytes than `largest`.
+        OSError: it cannot be opened.
+    """
+    # Before it is opened, which may already have an effect on a device.
+    check_regular(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if problem := _problem(found, largest):
+        os.close(descriptor)
+        raise FileRefusedError(path, problem)
+    if not found.st_size:
+        os.close(descriptor)
+        return io.BytesIO()
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: str | Path, largest: int | None = None) -> None:
+    """Check that a path is a regular file, or a link to one.
+
+    Raises: as `open_regular`.
+    """
+    if problem := _problem(os.stat(path), largest):
+        raise FileRefusedError(path, problem)
+
+
+def read_regular(path: str | Path, largest: int) -> bytes:
+    """Return the content of a regular file of `largest` bytes or fewer.
+
+    Raises: as `open_regular`.
+    """
+    with open_regular(path, largest) as file:
+        return read_within(file, largest, path)
+
+
+def read_within(file: Any, largest: int, path: str | Path) -> bytes:
+    """Return the content of an open file of `largest` bytes or fewer; `path` is its name.
+
+    Raises:
+        FileRefusedError: it has more.
+    """
+    parts, size = list[bytes](), 0
+    # In parts: Python allocates all that is asked for, however small the file is.
+    while size <= largest and (part := bytes(file.read(min(CHUNK, largest + 1 - size)))):
+        parts.append(part)
+        size += len(part)
+    if size > largest:
+        raise FileRefusedError(path, f"more than the {largest:,} bytes that are read")
+    return b"".join(parts)
+
+
+def _problem(found: os.stat_result, largest: int | None) -> str | None:
+    if stat.S_ISDIR(found.st_mode):
+        return "a folder; name a file"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{_KINDS.get(stat.S_IFMT(found.st_mode), 'no file')}, which is not read; name a regular file"
+    return _too_large(found.st_size, largest) if largest is not None and found.st_size > largest else None
+
+
+def _too_large(size: int, largest: int) -> str:
+    return f"{size:,} bytes, more than the {largest:,} that are read"
 
 
 def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file's content as 64 hex digits."""
-    with file.open("rb") as content:
+    """Return the SHA-256 of a regular file's content as 64 hex digits."""
+    with open_regular(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
@@ -55,6 +166,38 @@ def written_atomically(path: Path, *, keep_existing: bool = False) -> Iterator[P
             shutil.rmtree(temporary)
         else:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_output(path: Path) -> Iterator[Path]:
+    """Yield a temporary path as `written_atomically` does, for a file or folder that a person has named.
+
+    Raises:
+        StorageError: the disk or the quota is full; nothing is left there.
+    """
+    try:
+        with written_atomically(path) as temporary:
+            yield temporary
+    except Exception as error:
+        if (full := full_error(error)) is None:
+            raise
+        said = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
+        todo = "nothing is left there: make room, or give another path"
+        raise StorageError(f"{path}: cannot be written: {said}; {todo}") from error
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a disk, a quota or a file that can hold no more."""
+
+
+def full_error(error: BaseException | None) -> BaseException | None:
+    """Return the error among one and its causes that says that a disk can hold no more; libraries have classes of their own."""
+    while error is not None:
+        # safetensors and tokenizers end with Rust's words.
+        if getattr(error, "errno", None) in FULL or any(f"(os error {number})" in str(error) for number in FULL):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def link_or_copy(file: Path, path: Path) -> None:

@@ -50,8 +50,8 @@ def load(content: str | bytes, largest: int = LARGEST) -> Any:
         raise JSONError(_TOO_DEEP) from None
     except ValueError as error:
         raise JSONError("an integer of thousands of digits" if "integer string" in str(error) else str(error)) from None
-    if text.count("[") + text.count("{") > DEEPEST:
-        _check_depth(value)
+    if text.count("[") + text.count("{") > DEEPEST and is_deep(value):
+        raise JSONError(_TOO_DEEP)
     if _SURROGATE.search(text) and any(any("\ud800" <= letter <= "\udfff" for letter in key) for key in _keys(value)):
         raise JSONError("a key has half of a surrogate pair, which is not a character")
     return value
@@ -93,13 +93,14 @@ def _refuse_constant(name: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
 
 
-def _check_depth(value: Any) -> None:
+def is_deep(value: Any) -> bool:
+    """Return whether mappings and lists are inside each other more often than DEEPEST."""
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
         if not level:
-            return
-    raise JSONError(_TOO_DEEP)
+            return False
+    return True
 
 
 def _items(value: dict[str, Any] | list[Any]) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Largest numbers and longest texts that a person may write: what is beyond is a slip, and would cost hours or overflow.
 
-Each limit is far above anything that a run has used; a plan says what a value within it needs.
+Each limit is far above anything that a run has used; a plan says what a value within it needs. Three limits are of small
+numbers: below them a run would train without an effect.
 """
 
 COUNT = 10**9
@@ -19,8 +20,20 @@ ADDED_TOKENS = 100_000
 """Tokens that a recipe adds, or trains the rows of."""
 SHARDS = 10_000
 """Pods that one task is divided over, processes of a node, nodes."""
+RETRIES = 10
+"""Attempts of a task after the first: Flyte's own limit."""
 EPOCHS = 10**6
 LEARNING_RATE = 1000.0
+LEAST_LEARNING_RATE = 1e-12
+"""Smaller steps are lost in float32 beside weights of any size that models have."""
+LEAST_FACTOR = 1e-6
+"""Smallest factor of a loss or of its gradients (weights, beta, max_grad_norm) that is not 0: AdamW's epsilon is 1e-8."""
+DROPOUT = 0.99
+"""Largest share of an adapter's inputs that are dropped out."""
+DECAY = 0.999999
+"""Largest decay rate of a moment; float32 rounds 0.99999998 to 1, with which a moment stays 0."""
+EPSILON = 1.0
+"""Largest epsilon of AdamW, which bounds its steps to gradient / epsilon."""
 FACTOR = 1e9
 """Norms, margins, thresholds and other numbers that multiply or bound."""
 MINUTES = 10**7

@@ -8,16 +8,17 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import ErrorDetails, PydanticKnownError, core_schema
 
-from flytune import addresses, json_core, limits, yaml_core
+from flytune import addresses, files, json_core, limits, yaml_core
 from flytune.errors import RecipeError
 
+Location = tuple[int | str, ...]
 _LARGEST = 10**18
 """Largest integer of any kind: 64 bits hold it."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
@@ -40,11 +41,32 @@ Positive = Annotated[int, Field(gt=0, le=limits.COUNT)]
 """A count from 1 on."""
 
 
+def _refuse_boolean(kind: Literal["int_type", "float_type"], value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticKnownError(kind)
+    return value
+
+
+_NUMBERS: dict[Any, Any] = {"int": partial(_refuse_boolean, "int_type"), "float": partial(_refuse_boolean, "float_type")}
+
+
+def _without_booleans(schema: Any) -> Any:
+    """Return a core schema whose numbers are no booleans, which pydantic takes for 1 and 0."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_without_booleans, schema))
+    if not isinstance(schema, dict) or schema.get("metadata") == _NUMBERS:  # a section's, done before
+        return schema
+    made = {key: _without_booleans(part) for key, part in schema.items()}
+    if not isinstance(kind := made.get("type"), str) or (refuse := _NUMBERS.get(kind)) is None:
+        return made
+    return core_schema.no_info_before_validator_function(refuse, cast(core_schema.CoreSchema, made), metadata=_NUMBERS)
+
+
 class Strict(BaseModel):
     """Immutable model that refuses unknown keys."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Keys of other tools, anywhere below this model, and what to write instead."""
+    """Keys that are unknown, anywhere below this model, and what to write instead."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
@@ -60,6 +82,11 @@ class Strict(BaseModel):
                 if name in owner.__annotations__ and name in properties:
                     properties[name].setdefault("description", text)
         return made
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return the model's core schema, whose numbers are no booleans."""
+        return _without_booleans(handler(source))
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -95,7 +122,7 @@ class Record(Strict):
             RecordError: it is no such record.
             OSError: it cannot be read.
         """
-        return cls.parse(path.read_bytes())
+        return cls.parse(files.read_regular(path, _LARGEST_RECORD))
 
 
 class RecordError(ValueError):
@@ -114,8 +141,7 @@ def load_yaml(path: str | Path) -> Any:
         RecipeError: the file does not exist, is not text, is not YAML, or has an address with credentials.
     """
     try:
-        with Path(path).open("rb") as file:
-            content = yaml_core.load(file)
+        content = yaml_core.load(files.read_regular(path, yaml_core.LARGEST))
     except FileNotFoundError:
         beside = sorted(str(found) for found in Path(path).parent.glob("*.yaml"))
         hint = f"; there are: {', '.join(beside)}" if beside else ""
@@ -149,8 +175,7 @@ def load_json(content: str | bytes, where: str) -> Any:
 def refuse_credentials(content: Any, where: str) -> None:
     """Refuse a content that has addresses with credentials.
 
-    Raises:
-        RecipeError: it has some; all are named, and none is shown.
+    Raises: RecipeError with the places of all.
     """
     if secrets := [f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(content)]:
         raise RecipeError.of(where, secrets)
@@ -175,9 +200,9 @@ def validated(content: Any, model: type[Model], where: str) -> Model:
     Raises:
         RecipeError: it has mistakes, which are all listed.
     """
-    if is_deep(content):
+    if json_core.is_deep(content):
         raise RecipeError(f"{where}: mappings and lists are nested deeper than {yaml_core.DEEPEST}; flatten them")
-    wrong = list(wrong_values(content, model))
+    wrong = list(wrong_values(content))
     try:
         made = model.model_validate(content)
     except ValidationError as error:
@@ -187,21 +212,36 @@ def validated(content: Any, model: type[Model], where: str) -> Model:
     return made
 
 
-def mistakes(error: ValidationError, model: type[Strict]) -> list[str]:
-    """Return one line for each mistake that pydantic found while it read `model`, in the order of the file."""
-    return [f"{dotted(item['loc'])}: {_describe(item, model)}" for item in error.errors()]
+def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Return one line for each mistake that pydantic found while it read `model`, in the order of the file.
+
+    Of a field that may have several types, pydantic reports each, and names it in the location; here they are one mistake.
+    """
+    found: dict[Location, list[ErrorDetails]] = {}
+    for item in error.errors(include_url=False):
+        place = _followed(item["loc"], model)[0]
+        if item["type"] == "union_tag_invalid":  # a union is of sections with other names
+            place, item["input"] = (*place, "name"), item["input"]["name"]
+        found.setdefault(place, []).append(item)
+    # A list or mapping with mistakes inside was meant as one.
+    outer = {place[:end] for place in found for end in range(len(place))}
+    made: dict[str, str] = {}
+    for place in (place for place in found if place not in outer):
+        said, mark, known = _describe(found[place], model).partition("; known are: ")  # a section's names are listed once
+        made[dotted(place)] = said + (mark + known if not any(line.endswith(mark + known) for line in made.values()) else "")
+    return [f"{place}: {said}" for place, said in made.items()]
 
 
-def dotted(loc: tuple[int | str, ...]) -> str:
+def dotted(loc: Location) -> str:
     """Return `('data', 'columns', 0)` as `data.columns[0]`."""
     parts = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return parts.lstrip(".") or "(top)"
 
 
-def wrong_values(value: Any, model: type[BaseModel], loc: tuple[int | str, ...] = ()) -> Iterator[str]:
+def wrong_values(value: Any, loc: Location = ()) -> Iterator[str]:
     """Yield a line for each value that pydantic would accept although nobody means it.
 
-    These are true for 1, infinities, NaN, numbers of more digits than a float has room for, and texts with control characters.
+    These are infinities, NaN, numbers of more digits than a float has room for, and texts with control characters.
     """
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{dotted(loc)}: numbers must be finite; found {value}"
@@ -211,73 +251,120 @@ def wrong_values(value: Any, model: type[BaseModel], loc: tuple[int | str, ...] 
         yield f"{dotted(loc)}: has the control character {found[0]!a}; remove it"
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         at = (*loc, key)
-        field = model.model_fields.get(str(key)) if isinstance(value, dict) else None
-        if isinstance(item, bool) and field is not None and _is_number(field.annotation):
-            yield f"{dotted(at)}: must be a number; found {str(item).lower()}"
         if isinstance(key, str) and _CONTROL.search(key):
             yield f"{dotted(loc)}: a key has a control character; remove it"
-        yield from wrong_values(item, next(_models(field.annotation), model) if field is not None else model, at)
+        yield from wrong_values(item, at)
 
 
-def is_deep(value: Any) -> bool:
-    """Return whether mappings and lists are inside each other more often than any file may have them."""
-    level = [value]
-    for _ in range(yaml_core.DEEPEST + 1):
-        level = [
-            part for one in level if isinstance(one, dict | list) for part in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _is_number(annotation: Any) -> bool:
-    """Return whether a type takes numbers, and neither true and false nor texts."""
-    kinds = set(_kinds(annotation))
-    return bool(kinds & {int, float}) and bool not in kinds
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Annotated:
-        arguments = arguments[:1]
-    if not arguments:
-        yield annotation
-    for argument in arguments:
-        yield from _kinds(argument)
-
-
-def _describe(item: ErrorDetails, model: type[Strict]) -> str:
-    if item["type"] == "extra_forbidden":
-        if (key := str(item["loc"][-1])) in model.elsewhere:
-            return f"unknown key; {model.elsewhere[key]}"
-        known = list(_section(model, item["loc"][:-1]).model_fields)
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"
-    if item["type"] == "missing":
+def _describe(items: list[ErrorDetails], model: type[BaseModel]) -> str:
+    """Return what is wrong with a value, which has one of several types if there are several `items`."""
+    item = next((item for item in items if item["type"] in ("value_error", "assertion_error")), items[0])
+    kind, loc = item["type"], item["loc"]
+    if kind in ("value_error", "assertion_error"):
+        return item["msg"].partition(", ")[2]
+    if kind == "extra_forbidden":
+        return _unknown_key(str(loc[-1]), _followed(loc, model)[1], model)
+    if kind == "missing":
         return "missing; the recipe must say it" if model.__name__ == "Recipe" else "missing"
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return message
-    return f"{message[0].lower()}{message[1:]}; found {item['input']!r:.60}"
+    first, *others = dict.fromkeys(map(_expected, items))
+    is_key = loc[-1:] == ("[key]",) or kind == "invalid_key"
+    wanted = " or ".join([first, *(other.removeprefix("be ") for other in others)])
+    return f"{'the key ' if is_key else ''}must {wanted}; found {_shown(item['input'])}"
 
 
-def _section(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the model at `loc` below `model`."""
+def _unknown_key(key: str, sections: list[Any], model: type[BaseModel]) -> str:
+    if advice := getattr(model, "elsewhere", {}).get(key):
+        return f"unknown key; {advice}"
+    known = [name for section in sections if is_model(section) for name in section.model_fields]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)  # one or two other letters
+    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"
+
+
+EXPECTED = {
+    **dict.fromkeys(("model", "dict", "dataclass"), "be a mapping"),
+    **dict.fromkeys(("string", "invalid"), "be a string"),
+    **dict.fromkeys(("list", "tuple"), "be a list"),
+    "bool": "be true or false",
+    "int": "be an integer",
+    "float": "be a number",
+    "unexpected": "be left out",
+    "finite": "be a finite number",
+    "datetime": "be a date and time (2026-01-31T12:00:00Z)",
+    "literal": "be {expected}",
+    "union_tag_invalid": "be {expected_tags}",
+    "greater_than": "be greater than {gt}",
+    "greater_than_equal": "be {ge} or greater",
+    "less_than": "be less than {lt}",
+    "less_than_equal": "be {le} or less",
+    "too_short": "have {min_length} or more entries",
+    "too_long": "have {max_length} entries at most",
+    "string_too_short": "have {min_length} or more characters",
+    "string_too_long": "have {max_length} characters at most",
+}
+"""Predicates after "must", by the types of pydantic's errors, or by their first words."""
+FORMS = {
+    r"^[a-z0-9][a-z0-9-]{0,62}$": "be 1 to 63 lower-case letters, digits and dashes, and begin with no dash",
+    r"^[a-z][a-z0-9-]{0,62}$": "be 1 to 63 lower-case letters, digits and dashes, and begin with a letter",
+    r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$": "be 1 to 63 lower-case letters, digits and dashes, with no dash at its ends",
+    r"^[A-Z][A-Z0-9_]*$": "be capital letters, digits and underscores, and begin with a letter",
+    r"^[0-9a-f]{64}$": "be a SHA-256 of 64 hexadecimal digits",
+    r"^([0-9a-f]{64})?$": "be empty or a SHA-256 of 64 hexadecimal digits",
+    r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$": "be 'gaussian', 'pissa' or 'pissa_niter_NUMBER'",
+    "^/": "be an absolute path",
+}
+"""Predicates after "must", by the patterns of fields."""
+
+
+def _expected(item: ErrorDetails) -> str:
+    context = item.get("ctx", {})
+    if item["type"] == "string_pattern_mismatch":
+        return FORMS.get(context["pattern"], "have another form")
+    shown = {key: f"{x:,.15g}" if isinstance(x, int | float) else str(x).replace("True", "true") for key, x in context.items()}
+    wanted = EXPECTED.get(item["type"]) or EXPECTED.get(item["type"].partition("_")[0], "be another value")
+    return " or ".join(wanted.format(**shown).rsplit(", ", item["type"] == "union_tag_invalid"))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as its file has it, in 60 characters at most."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value!r:.60}" if isinstance(value, str | int | float | list | dict | tuple) else type(value).__name__
+
+
+def _followed(loc: Location, model: type[BaseModel]) -> tuple[Location, list[Any]]:
+    """Return a place without pydantic's names of a union's types, and the types that hold its last part."""
+    holders: list[Any] = []
+    types_here, place, is_chosen = [model], list[int | str](), False
     for part in loc:
-        field = model.model_fields.get(str(part))
-        if field is not None:
-            model = next(_models(field.annotation), model)
-    return model
+        holders = [one for annotation in types_here for one in alternatives(annotation)]
+        if len(holders) > 1 and not is_chosen:
+            types_here, is_chosen = holders, True
+        elif part != "[key]":
+            types_here, is_chosen = [inner for one in holders for inner in _inner(one, part)], False
+            place.append(part)
+    return tuple(place), holders
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        if issubclass(annotation, BaseModel):
-            yield annotation
-        return
-    for argument in typing.get_args(annotation):
-        yield from _models(argument)
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types that a value may have, apart from None."""
+    if (origin := typing.get_origin(annotation)) is Annotated:
+        return alternatives(typing.get_args(annotation)[0])
+    if origin not in (typing.Union, types.UnionType):
+        return [annotation]
+    return [one for part in typing.get_args(annotation) if part is not type(None) for one in alternatives(part)]
+
+
+def _inner(annotation: Any, part: int | str) -> list[Any]:
+    """Return the types of the value at a key or index of a value."""
+    if is_model(annotation):
+        return [field.annotation] if (field := annotation.model_fields.get(str(part))) else []
+    arguments = typing.get_args(annotation)
+    return [arguments[-1]] if arguments and typing.get_origin(annotation) in (dict, list) else []
+
+
+def is_model(annotation: Any) -> bool:
+    """Return whether a type is one of these models."""
+    return isinstance(annotation, type) and not typing.get_args(annotation) and issubclass(annotation, BaseModel)
 
 
 def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -301,11 +388,9 @@ def _docstrings_of(file: str) -> dict[str, dict[str, str]]:
                 found[prefix + child.name] = {
                     field.target.id: inspect.cleandoc(text.value.value)
                     for field, text in body
-                    if isinstance(field, ast.AnnAssign)
-                    and isinstance(field.target, ast.Name)
-                    and isinstance(text, ast.Expr)
-                    and isinstance(text.value, ast.Constant)
-                    and isinstance(text.value.value, str)
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+                    if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+                    if isinstance(text.value.value, str)
                 }
                 visit(child, f"{prefix}{child.name}.")
             elif isinstance(child, ast.FunctionDef):

@@ -23,7 +23,8 @@ WAITS = (1, 2, 4, 8, 15, 30, 30, 30)
 
 _COPIES_AT_ONCE = 16
 _TAIL = 4096
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LARGEST = 2 * 10**9
+"""Bytes of a small file of this machine; records are read whole."""
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _TODO = {
     "away": "it did not come back within two minutes",
@@ -41,7 +42,7 @@ def failure(error: BaseException) -> str | None:
         return "away"
     number = getattr(error, "errno", None)
     # The names that Ceph and MinIO give it; s3fs knows neither.
-    if number in _FULL or "QuotaExceeded" in str(error) or "StorageFull" in str(error):
+    if number in files.FULL or "QuotaExceeded" in str(error) or "StorageFull" in str(error):
         return "full"
     # botocore's NoCredentialsError, google.auth's RefreshError and DefaultCredentialsError are no OSErrors.
     if number in _REFUSED or isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
@@ -52,8 +53,8 @@ def failure(error: BaseException) -> str | None:
 class Storage:
     """Files below one address, by their names relative to it; the name "" is the address itself.
 
-    Every error of a file system becomes `error`, apart from the FileNotFoundError of `read`, `get`, `download`, `info` and
-    `entries`: a missing file is an answer.
+    Every error of a file system becomes `error`, apart from the FileNotFoundError of `read`, `read_part`, `get`, `download`,
+    `info` and `entries`: a missing file is an answer.
     """
 
     def __init__(
@@ -120,11 +121,7 @@ class Storage:
         return self._done(name, look)
 
     def info(self, name: str = "") -> dict[str, Any]:
-        """Return fsspec's facts about a file or folder: at least its `name`, `size` and `type`.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+        """Return fsspec's facts about a file or folder: at least its `name`, `size` and `type`."""
 
         def look() -> dict[str, Any]:
             self.filesystem.invalidate_cache()
@@ -133,11 +130,7 @@ class Storage:
         return self._tried(name, look)
 
     def entries(self, name: str = "") -> list[dict[str, Any]]:
-        """List fsspec's facts about the files and folders directly in a folder.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-        """
+        """List fsspec's facts about the files and folders directly in a folder."""
 
         def look() -> list[dict[str, Any]]:
             self.filesystem.invalidate_cache()
@@ -187,24 +180,25 @@ class Storage:
 
         return self._done(name, look)
 
-    def read(self, name: str = "") -> bytes:
-        """Return the content of a small file.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+    def read(self, name: str = "", largest: int = _LARGEST) -> bytes:
+        """Return the content of a small file, of `largest` bytes or fewer."""
 
         def load() -> bytes:
             try:
-                return bytes(self.filesystem.cat_file(self.path(name)))
+                if self.is_local:
+                    return files.read_regular(self.path(name), largest)
+                with self.filesystem.open(self.path(name), "rb") as opened:
+                    return files.read_within(opened, largest, self.path(name))
             except NotADirectoryError as error:  # a file cannot hold others
                 raise FileNotFoundError(str(error)) from error
 
         return self._tried(name, load)
 
-    def read_each(self, names: list[str]) -> dict[str, bytes | Exception]:
+    def read_each(self, names: list[str], largest: int = _LARGEST) -> dict[str, bytes | Exception]:
         """Return the contents of small files by name, read at the same time; for one that cannot be read, the error."""
         paths = {self.path(name): name for name in names}
+        if self.is_local:
+            return {name: _content_or_error(path, largest) for path, name in paths.items()}
         found = self._done("", lambda: self.filesystem.cat(list(paths), on_error="return"))
         return {name: found.get(path, FileNotFoundError(path)) for path, name in paths.items()}
 
@@ -255,18 +249,17 @@ class Storage:
                 return
             with files.written_atomically(Path(path)) as temporary:
                 self.filesystem.put_file(str(file), str(temporary))
+                # Some file systems find out only now that they are full.
+                files.sync(temporary)
 
         self._done(name, store, "written to")
 
     def get(self, name: str, file: Path | None = None) -> str:
-        """Download a file into `file`, if one is given, and return its SHA-256.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+        """Download a file into `file`, if one is given, and return its SHA-256."""
 
         def fetch() -> str:
-            with self.filesystem.open(self.path(name), "rb") as source:
+            path = self.path(name)
+            with files.open_regular(path) if self.is_local else self.filesystem.open(path, "rb") as source:
                 if file is None:
                     return files.copy_stream(source, None)
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -276,11 +269,7 @@ class Storage:
         return self._tried(name, fetch)
 
     def read_part(self, name: str, start: int, end: int) -> bytes:
-        """Return the bytes of a file from `start` to before `end`, without the others.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+        """Return the bytes of a file from `start` to before `end`, without the others."""
         return self._tried(name, lambda: bytes(self.filesystem.cat_file(self.path(name), start=start, end=end)))
 
     def copy_from(self, source: "Storage", names: Mapping[str, str], label: str = "copying") -> None:
@@ -317,6 +306,7 @@ class Storage:
                     files.link_or_copy(Path(source.path(name)), temporary)
                 else:
                     source.filesystem.get_file(source.path(name), str(temporary))
+                files.sync(temporary)
             return
         self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         with source.filesystem.open(source.path(name), "rb") as opened, self.filesystem.open(path, "wb") as written:
@@ -334,13 +324,15 @@ class Storage:
         raise self.error(f"{self.where}/{target}: the copy of {source.url(name)} is incomplete; run again")
 
     def download(self, name: str, file: Path) -> None:
-        """Download a file by the file system's own way, which may be faster than `get`, and is not hashed.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+        """Download a file by the file system's own way, which may be faster than `get`, and is not hashed."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._tried(name, lambda: self.filesystem.get_file(self.path(name), str(file)))
+
+        def fetch() -> None:
+            if self.is_local:
+                files.check_regular(self.path(name))
+            self.filesystem.get_file(self.path(name), str(file))
+
+        self._tried(name, fetch)
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with its content; do nothing if it does not exist. Of a link, only the link is deleted."""
@@ -374,6 +366,8 @@ class Storage:
                 return operation()
             except (FileNotFoundError, FlytuneError):
                 raise
+            except files.FileRefusedError as error:
+                raise self.error(f"{f'{self.where}/{name}'.rstrip('/')}: {error}") from None
             except Exception as error:  # each file system has errors of its own; botocore's are not even OSErrors
                 kind = failure(error)
                 if kind is None and self.retry:
@@ -389,5 +383,12 @@ class Storage:
         if self.retry:
             return self.error(f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}")
         file = f"{name} " if name else ""
-        todo = f"; {_TODO[kind]}" if kind == "refused" else ""
+        todo = {"refused": f"; {_TODO['refused']}", "full": "; make room there, and run it again"}.get(kind or "", "")
         return self.error(f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}")
+
+
+def _content_or_error(path: str, largest: int) -> bytes | Exception:
+    try:
+        return files.read_regular(path, largest)
+    except OSError as error:
+        return error

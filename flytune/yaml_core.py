@@ -4,6 +4,7 @@ PyYAML by itself reads and writes YAML 1.1. Files written here mean the same to 
 """
 
 import re
+import sys
 from typing import IO, Any
 
 import yaml
@@ -166,6 +167,10 @@ def load(text: str | bytes | IO[str] | IO[bytes], loader: type[CoreLoader] = Cor
         raise YAMLError(f"cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
-def dump(value: Any) -> str:
+def dump(value: Any, in_one_line: bool = False) -> str:
     """Return the YAML text of a value, which readers of YAML 1.1 and 1.2 read back as an equal value."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if not in_one_line:
+        return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    # In a list, a text is one line whatever its style.
+    text = yaml.dump([value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=sys.maxsize)
+    return text.strip()[1:-1]

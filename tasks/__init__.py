@@ -14,14 +14,21 @@ if not caches.set_up(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
 # torch's threads that wait would keep their cores busy: a step on a CPU takes three to five times as long with any other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from tasks.runtime import console, errors, termination
+from flytune.console import output
+from tasks.runtime import console, errors, interrupts, termination
 
 garbage_collection.skip_at_exit()
 atexit.register(termination.close_local_cache)
 # Runs before the exit functions of `atexit`, which stop the loops that the connections are closed on.
 threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]
-errors.install()
-console.install()
+interrupts.install()
+# A pod and pyflyte call nothing of the project before they import it. Any other process that does is left as it is.
+if errors.is_pyflyte():
+    errors.install()
+    output.install()
+if "FLYTE_INTERNAL_EXECUTION_ID" in os.environ or console.is_pod():
+    console.install()
+    output.install()
 if "FLYTE_INTERNAL_EXECUTION_ID" in os.environ:
     # A recipe's relative paths are those of the code: where none is unpacked, the working directory is empty.
     os.chdir(Path(__file__).resolve().parent.parent)

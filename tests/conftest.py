@@ -19,6 +19,8 @@ import multiprocessing.util
 
 import pytest
 
+from tests.release import KEPT
+
 # Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after the tests.
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
@@ -30,6 +32,24 @@ def pytest_unconfigure(config):
     if not _IS_WORKER:
         multiprocessing.util._run_finalizers()  # its folder in there must exist until it has run
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config, items):
+    """Mark the cases that run before a release alone; a case of tests/release.py that is not there is an error."""
+    seen = {}
+    for item in items:
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        if (kept := KEPT.get(name, {}).get(item.originalname)) is not None:
+            case = item.callspec.id if hasattr(item, "callspec") else ""
+            seen.setdefault((name, item.originalname), set()).add(case)
+            if case not in kept:
+                item.add_marker("release")
+    missing = [
+        f"{name}::{test}[{case}]" for (name, test), cases in seen.items() for case in KEPT[name][test] if case not in cases
+    ]
+    if missing and not any("::" in one for one in config.args):
+        raise pytest.UsageError(f"tests/release.py: no such cases: {', '.join(missing)}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,10 +70,10 @@ def uncalibrated(monkeypatch):
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory):
     """A Hugging Face cache with the config.json of each hub model that shipped recipes name."""
-    from flytune.models import geometry
+    from flytune.models import config_files
 
     cache = tmp_path_factory.mktemp("hub")
-    for name, entry in geometry.shipped().items():
+    for name, entry in config_files.shipped().items():
         if entry["revision"]:
             folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / entry["revision"]
             folder.mkdir(parents=True)

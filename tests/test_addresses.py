@@ -209,7 +209,7 @@ def test_a_storage_that_fails_does_not_log_one(caplog, monkeypatch):
     def fail(*_, **__):
         raise Away(f"Could not connect to https://user:{SECRET}@host/x?X-Amz-Signature={SECRET}")
 
-    monkeypatch.setattr(storage.filesystem, "cat_file", fail, raising=False)
+    monkeypatch.setattr(storage.filesystem, "open", fail, raising=False)
     with caplog.at_level(logging.DEBUG), pytest.raises(StorageError) as error:
         storage.read("a")
     assert SECRET not in caplog.text + str(error.value)

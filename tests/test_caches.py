@@ -36,6 +36,7 @@ def ran(code, folder, **variables):
     return done.stdout.split(), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", [NOWHERE, ""], ids=["unwritable", "writable"])
 def test_in_a_pod_each_library_has_its_cache_on_the_scratch_disk(home, tmp_path):
     (tmp_path / "home").mkdir()
@@ -83,6 +84,7 @@ def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
     assert f"HOME={NOWHERE} cannot be written; caches are in {tmp_path}/flytune-caches-" in logged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", [NOWHERE, "home"], ids=["no home", "a home"])
 def test_a_cached_task_runs_on_a_laptop_and_its_cache_is_closed(home, tmp_path):
     base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 16)

@@ -1,14 +1,60 @@
-"""Files and folders that appear under their names only when they are complete."""
+"""Reading of regular files, and files and folders that appear under their names only when they are complete."""
 
 import threading
 
 import pytest
 
-from flytune.files import create_durably, move_durably, sha256_of, write_durably, written_atomically
+from flytune.files import (
+    FileRefusedError,
+    create_durably,
+    move_durably,
+    open_regular,
+    read_regular,
+    sha256_of,
+    write_durably,
+    written_atomically,
+)
+from tests.support import special_files
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+SAID = {
+    "a named pipe": "a named pipe, which is not read; name a regular file",
+    "an endless device": "a device, which is not read; name a regular file",
+    "a sparse file": "3,000,000,000 bytes, more than the 1,000 that are read",
+    "a socket": "a socket, which is not read; name a regular file",
+    "a folder": "a folder; name a file",
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_what_is_no_regular_file_or_too_large_is_refused_without_being_opened(kind, tmp_path):
+    path = special_files.made(kind, tmp_path / "x")
+    with pytest.raises(FileRefusedError) as error:
+        read_regular(path, 1000)
+    assert str(error.value) == SAID[kind]
+    if kind != "a sparse file":
+        with pytest.raises(FileRefusedError):
+            open_regular(path)
+
+
+def test_a_file_of_the_kernel_is_empty():
+    with open_regular("/proc/kmsg") as file:
+        assert file.read() == b""
+    assert read_regular("/proc/self/environ", 1000) == b""
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path):
+    (tmp_path / "x").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("x")
+    assert read_regular(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(FileRefusedError, match="5 bytes, more than the 4 that are read"):
+        read_regular(tmp_path / "x", 4)
+    with pytest.raises(FileNotFoundError):
+        read_regular(tmp_path / "y", 4)
 
 
 def test_an_interrupted_folder_leaves_nothing(tmp_path):

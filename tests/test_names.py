@@ -9,12 +9,12 @@ from flytune import names
 from flytune.data import shards
 from flytune.errors import DataError, ExportError, StorageError, TrainingError
 from flytune.models import remote, weight_index
-from flytune.models.safetensors_files import Files
+from flytune.models.safetensors_files import TensorFiles
 from flytune.records import Contents, Shard, StoredFile
 from flytune.records.contents import verify
 from flytune.schema import RecordError
 from flytune.storage import Storage
-from flytune.training.checkpoints.ledger import Checkpoint, Ledger, Part
+from flytune.training.checkpoints.ledger import Checkpoint, Ledger, NodeFiles
 
 SHA = "0" * 64
 BAD = {
@@ -105,7 +105,7 @@ def test_a_link_that_leads_out_is_refused_and_that_of_a_hub_cache_is_not(tmp_pat
 
 RECORDS = {
     "artifact.json": lambda name: Contents.parse(json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})),
-    "a checkpoint's part": lambda name: Part.parse(json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})),
+    "a checkpoint's part": lambda name: NodeFiles.parse(json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})),
     "a checkpoint's manifest": lambda name: Checkpoint.parse(
         json.dumps(CHECKPOINT | {"files": [{"file": name, "size": 1, "sha256": SHA}]})
     ),
@@ -132,7 +132,7 @@ def test_no_index_of_weights_has_such_a_name(name, tmp_path):
         remote.files_to_fetch(["a.safetensors"], index.encode(), False, "model.name_or_path: x")
     (tmp_path / weight_index.INDEX).write_text(index)
     with pytest.raises(TrainingError, match=r"index\.json: "):
-        Files(tmp_path)
+        TensorFiles(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "<html>"])

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from flytune import files
 from flytune.addresses import reason
 from flytune.errors import DataError, StorageError
 from flytune.storage import Storage
@@ -28,6 +29,8 @@ def test_files_are_written_listed_read_and_deleted(address, tmp_path):
     assert storage.sizes("") == {"a": 3, "deep/b": 5}
     assert storage.read_each(["a", "deep/b"]) == {"a": b"two", "deep/b": b"three"}
     assert isinstance(storage.read_each(["a", "c"])["c"], FileNotFoundError)
+    if storage.is_local:
+        assert "5 bytes, more than the 3 that are read" in str(storage.read_each(["deep/b"], largest=3)["deep/b"])
     storage.download("deep/b", tmp_path / "got" / "b")
     assert (tmp_path / "got" / "b").read_bytes() == b"three"
     assert storage.get("deep/b") == storage.get("deep/b", tmp_path / "again")
@@ -44,7 +47,7 @@ def test_every_failure_is_the_callers_error(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "denied by https://host/key?token=secret now")
 
     storage = Storage(tmp_path, "data.path", error=DataError, retry=False)
-    monkeypatch.setattr(storage.filesystem, "cat_file", fail)
+    monkeypatch.setattr(files, "read_regular", fail)
     monkeypatch.setattr(storage.filesystem, "find", fail)
     with pytest.raises(DataError) as caught:
         storage.read("a.jsonl")
@@ -92,3 +95,11 @@ def test_a_copy_that_is_not_complete_yet_is_awaited(bucket, monkeypatch):
     monkeypatch.setattr("flytune.storage.time.sleep", lambda seconds: None)
     with pytest.raises(StorageError, match=r"s3://models/other/a: the copy of s3://models/there/a is incomplete; run again"):
         other.copy_from(there, {"a": "a"})
+
+
+def test_a_file_of_a_store_is_read_up_to_its_limit(bucket):
+    storage = Storage(bucket, "data.path", retry=False)
+    storage.write("large.json", b"x" * 1000)
+    assert storage.read("large.json", largest=1000) == b"x" * 1000
+    with pytest.raises(StorageError, match="large.json: more than the 999 bytes that are read"):
+        storage.read("large.json", largest=999)

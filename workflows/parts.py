@@ -13,7 +13,7 @@ from tasks.harness import combine_tasks
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.report import report_failure
-from workflows.finetune import evaluate, prepare, train_and_store
+from workflows.wiring import stages_of, values_of, wire
 
 
 @workflow
@@ -34,10 +34,11 @@ def prepare_only(recipe: Recipe) -> FlyteDirectory:
 @workflow
 def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
     """Compare a stored artifact with its base model again, on the recipe's held-out data as it is now."""
-    planned, dataset, base = prepare(recipe)
-    metrics, answers = evaluate(recipe, planned, dataset, base, artifact)
-    found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, harness_data=planned.harness_data)
-    return found
+    values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe), recipe))
+    made = wire(stages_of("evaluate"), values | {"trained": artifact})
+    inputs = {name: made[name] for name in ("recipe", "metrics", "answers", "harness_data")}
+    metrics: Metrics = combine_tasks(**inputs)
+    return metrics
 
 
 @workflow(on_failure=report_failure)
@@ -53,7 +54,9 @@ def export_only(recipe: Recipe) -> FlyteDirectory:
 
 
 def _from_checkpoint(recipe: Recipe, is_export_only: bool) -> FlyteDirectory:
-    planned, dataset, base = prepare(recipe)
-    found = find_checkpoint(recipe=recipe, dataset=dataset)
-    artifact: FlyteDirectory = train_and_store(found, planned, dataset, base, is_export_only)
+    values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe), recipe, is_export_only))
+    found = find_checkpoint(recipe=recipe, dataset=values["dataset"])
+    # The stages that follow take the recipe of the check, and so wait for it.
+    made = wire(stages_of("train", "evaluate", "store"), values | {"recipe": found})
+    artifact: FlyteDirectory = made["artifact"]
     return artifact

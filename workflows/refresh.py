@@ -10,11 +10,12 @@ from flytekit import conditional, workflow
 from flytekit.types.directory import FlyteDirectory
 
 from flytune.recipe import Recipe
+from tasks.plan import make_plan
 from tasks.promote import COMPARE, promote_challenger, rollback_accepted
 from tasks.refresh import decide_refresh, skip_refresh
 from tasks.report import report_failure
-from workflows.finetune import prepare, train_and_store
 from workflows.routing import route_to, run_inline
+from workflows.wiring import stages_of, values_of, wire
 
 
 class ChallengerOutput(NamedTuple):
@@ -29,8 +30,8 @@ class ChallengerOutput(NamedTuple):
 @workflow(on_failure=report_failure)
 def train_challenger(recipe: Recipe) -> ChallengerOutput:
     """Fine-tune, and also return the inputs of the comparison."""
-    planned, dataset, base = prepare(recipe)
-    return ChallengerOutput(train_and_store(recipe, planned, dataset, base), planned.shape, dataset, base)
+    made = wire(stages_of(), values_of(make_plan(recipe=recipe), recipe))
+    return ChallengerOutput(made["artifact"], made["shape"], made["dataset"], made["base_files"])
 
 
 @workflow

@@ -11,7 +11,7 @@ from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, 
 from flytekit.core.notification import Notification
 
 from flytune.planning import uploads
-from flytune.recipe import Notify, Recipe
+from flytune.recipe import Notify, read_recipe
 from flytune.registry import refresh as registry_refresh
 from workflows.refresh import refresh
 
@@ -35,7 +35,7 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its commit, or files of
             this machine: a launch plan uploads nothing.
     """
-    recipe = Recipe.from_yaml(RECIPES / recipe_file)
+    recipe = read_recipe(RECIPES / recipe_file)
     registry_refresh.check(recipe)
     uploads.refuse(recipe, f"launch plan {name}: recipe {recipe.name}")
     return LaunchPlan.get_or_create(

@@ -11,10 +11,11 @@ from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
-from flytune.files import written_atomically
-from flytune.records import Contents
-from flytune.records.contents import CONTENTS, list_files
+from flytune.files import new_output
+from flytune.models import adapter_config
+from flytune.records.contents import seal
 from flytune.schema import Record, Strict
+from flytune.sentences import counted
 
 How = Literal[
     "cat", "linear", "svd", "ties", "ties_svd", "dare_linear", "dare_linear_svd", "dare_ties", "dare_ties_svd"
@@ -22,7 +23,7 @@ How = Literal[
 _PRUNING = ("ties", "dare")
 
 
-class Source(Strict):
+class CombinedSource(Strict):
     """An adapter that is part of a combined one."""
 
     address: str
@@ -37,7 +38,7 @@ class Source(Strict):
 class Combination(Record):
     """combination.json: the sources and settings of a combined adapter."""
 
-    sources: list[Source]
+    sources: list[CombinedSource]
     how: How
     r: int
     density: float | None
@@ -86,11 +87,11 @@ def combine(
     _add(model, list(named), weights, how, r, density, seed)
     made = Combination(
         sources=[
-            Source(
+            CombinedSource(
                 address=str(address),
                 name=adapter.recipe.name,
                 weight=weight,
-                r=adapter.config["r"],
+                r=adapter.config.get("r", adapter_config.DEFAULT_RANK),
                 weights_sha256=adapter.weights_sha256,
             )
             for address, adapter, weight in zip(addresses, adapters, weights, strict=True)
@@ -110,7 +111,9 @@ def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | Non
     if len(adapters) < 2:
         raise ExportError(f"{len(adapters)} adapter cannot be combined; give two or more")
     if len(weights) != len(adapters):
-        raise ExportError(f"{len(weights)} weights for {len(adapters)} adapters; give one for each, in the same order")
+        raise ExportError(
+            f"{counted(len(weights), 'weight')} for {counted(len(adapters), 'adapter')}; give one for each, in the same order"
+        )
     if how not in get_args(How):
         raise ExportError(f"{how}: unknown; known are {', '.join(get_args(How))}")
     if r is not None and not how.endswith("svd"):
@@ -129,6 +132,8 @@ def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | Non
             "alpha_pattern",
             "modules_to_save",
             "trainable_token_indices",
+            # It joins factors as those of one matrix, where experts have theirs one after the other.
+            "target_parameters",
         )
         if found := [kind for kind in kinds if adapter.config.get(kind)]:
             raise ExportError(f"{adapter.folder}: its adapter has {found[0]}, which PEFT does not combine correctly")
@@ -149,12 +154,14 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
     """Write the artifact to a temporary folder, check its tensors, and rename it to `out`."""
     config = model.peft_config["default"]
     config.base_model_name_or_path, config.revision, config.inference_mode = made.base, made.revision, True
+    # The order of a set of names differs from process to process.
     modules = config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
+    config.target_modules = modules
     changes = {"r": made.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
     method = first.recipe.method.model_copy(update=changes)
     of = " + ".join(f"{source.weight:g} x {source.name}" for source in made.sources)
     recipe = first.pinned_recipe.model_copy(update={"description": f"combined by {made.how}: {of}", "method": method})
-    with written_atomically(out) as folder:
+    with new_output(out) as folder:
         model.save_pretrained(str(folder), selected_adapters=["default"])
         (folder / "README.md").unlink(missing_ok=True)
         copy_tokenizer(first.folder, folder)
@@ -162,4 +169,4 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
         manifest.make_manifest(recipe, folder, made.revision).write(folder / manifest.MANIFEST)
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         made.write(folder / catalog.COMBINATION)
-        Contents(files=list_files(folder)).write(folder / CONTENTS)
+        seal(folder, "artifact")

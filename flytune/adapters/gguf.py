@@ -12,7 +12,7 @@ from flytune.adapters import merging
 from flytune.artifacts import opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
-from flytune.files import written_atomically
+from flytune.files import new_output
 from flytune.records import Contents
 from flytune.records.contents import CONTENTS, record, stored_file, verify
 
@@ -54,7 +54,7 @@ def convert(
         if is_adapter:
             model = Path(scratch) / "merged"
             merging.merge(artifact, model, consent)
-        with written_atomically(out) as temporary:
+        with new_output(out) as temporary:
             _run([*program, *_arguments(model, temporary, outtype)], temporary)
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from flytune.artifacts import fetch, opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import manifest
-from flytune.models import adapter_config, loading
+from flytune.models import adapter_config, adapter_tensors, loading
+from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
 from flytune.records import Contents, Export
-from flytune.records.contents import record
+from flytune.records.contents import CONTENTS, record
 
 BASE = "base"
 """Name of the base model without an adapter, which no adapter can have."""
@@ -114,19 +114,12 @@ def load_adapters(adapters: Mapping[str, Adapter]) -> Any:
         lines = [f"  {name}: {base} at revision {revision}, {precision}" for name, (base, revision, precision) in bases.items()]
         raise ExportError("\n".join(["adapters of different bases cannot share one; load them separately:", *lines]))
     loading.import_libraries()
-    from peft import PeftModel
-
     model: Any = None
     for name, adapter in adapters.items():
         with as_export_error(f"adapter {name} on base model {adapter.base[0]}: cannot be loaded"):
             if model is None:
-                base = loading.base_model(adapter.pinned_recipe, adapter.recipe.model.dtype, device_map=loading.device_map())
-                model = PeftModel.from_pretrained(base, str(adapter.folder), adapter_name=name)
-            else:
-                found = model.load_adapter(str(adapter.folder), adapter_name=name).missing_keys
-                # PEFT also lists keys of other adapters if the name is a part of them ("b" in "base_model").
-                if missing := [key for key in found if f".{name}." in key]:  # no warning here
-                    raise ValueError(f"Found missing adapter keys: {missing[:3]}")
+                model = loading.base_model(adapter.pinned_recipe, adapter.recipe.model.dtype, device_map=loading.device_map())
+            model = adapter_tensors.put(model, adapter.folder, name)
     return model.eval()
 
 
@@ -134,11 +127,17 @@ def copy_tokenizer(artifact: Path, folder: Path) -> None:
     """Copy the exported files of an adapter's artifact into `folder`, without the adapter itself.
 
     Raises:
-        ExportError: export.json is missing or damaged, or a listed file is missing.
+        ExportError: export.json is missing or damaged, or a listed file is missing, or is not one of artifact.json.
     """
     exported = record(Export, artifact / manifest.MANIFEST)
+    verified = {file.file for file in record(Contents, artifact / CONTENTS).files}
     try:
         for name in (file.file for file in exported.files if not file.file.startswith("adapter_")):
+            if name not in verified:
+                raise ExportError(
+                    f"{artifact}: {name!r:.200}: listed in {manifest.MANIFEST}, but not one of the artifact's files, by "
+                    f"{CONTENTS}; do not use it"
+                )
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(artifact / name, folder / name)
     except FileNotFoundError as error:
@@ -148,12 +147,5 @@ def copy_tokenizer(artifact: Path, folder: Path) -> None:
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
     """Turn errors of PEFT and transformers into an ExportError that begins with `what`."""
-    from safetensors import SafetensorError
-
-    try:
-        with warnings.catch_warnings():
-            # Otherwise an adapter's missing tensor keeps its random initial value.
-            warnings.filterwarnings("error", message="Found missing adapter keys")
-            yield
-    except (UserWarning, OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ExportError(f"{what}: {' '.join(str(error).split())[:300]}") from error
+    with named(what, ExportError):
+        yield

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from flytune.adapters import merged_experts
 from flytune.adapters.loading import copy_tokenizer
 from flytune.artifacts import lineage, opening
 from flytune.artifacts.opening import Consent
@@ -14,9 +15,10 @@ from flytune.errors import ExportError
 from flytune.export import gate
 from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
-from flytune.files import written_atomically
+from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import loading, probe, vocabulary
+from flytune.models import expert_layers, expert_probe, loading, probe, vocabulary
+from flytune.models.library_errors import named
 from flytune.recipe import Recipe
 from flytune.records.contents import StoredFile, list_files
 from flytune.records.lineage import LINEAGE
@@ -45,26 +47,29 @@ class Merge(Record):
     base: str
     revision: str | None
     dtype: str
-    """Dtype of the merged weights, which is the base's."""
+    """Dtype of the merged weights."""
     tokens: int
     """Number of tokens of the fixed prompts."""
     candidates: list[Candidate]
     """Measured candidates, nearest first; the first was written."""
+    experts: Annotated[int | None, Field(exclude_if=lambda experts: experts is None)] = None
+    """Adapted experts of all layers, each of which was compared in the merged files; None if there are none."""
     files: Annotated[list[StoredFile], Field(exclude_if=lambda files: not files)] = Field(default=[])
     """The other files of the folder with their hashes, which are compared before the folder is used."""
 
 
-def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
+def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str = "auto") -> Merge:
     """Merge the adapter of `artifact` into its base and write the nearest candidate to `out`, in the Hugging Face layout.
 
     An adapter on a quantized base has two candidates: merged into the 16-bit weights, which it was not trained on, or into
-    the dequantized weights, which it was trained on. Each is rounded to the base's dtype before it is measured. At most the
+    the dequantized weights, which it was trained on. Each is rounded to `dtype` before it is measured. At most the
     base with its adapter and one merged model are in memory.
 
     Args:
         artifact: the folder of an adapter's artifact.
         out: a folder that does not exist; it is created only when its content is complete.
         consent: what the person allows, of code and base.
+        dtype: that of the merged weights; `auto`: the base's.
 
     Raises:
         ExportError: `out` exists; the artifact has no adapter, is not what was written, or asks for code without consent; its
@@ -82,6 +87,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
     verify(artifact, recipe)
     trained = _loaded(recipe, artifact)
     prompts = probe.tokenized(tokenizer(artifact))
+    vocabulary.check_ids(trained, [token for prompt in prompts for token in prompt], artifact)
     expected = [logits for _, logits in probe.logits_of(trained, prompts)]
     ways: list[Onto] = ["the base's weights"]
     if recipe.method.name == "qlora":
@@ -92,13 +98,13 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
     for onto in ways:
         del merged
         gc.collect()
-        merged = _merged(recipe, trained, onto)
+        merged = _merged(recipe, trained, onto, dtype)
         measured.append(_measured(onto, expected, merged, prompts))
     candidates = sorted(measured, key=lambda candidate: candidate.divergence)
     if candidates[0].onto != ways[-1]:
         del merged
         gc.collect()
-        merged = _merged(recipe, trained, candidates[0].onto)
+        merged = _merged(recipe, trained, candidates[0].onto, dtype)
     made = Merge(
         base=recipe.model.name_or_path,
         revision=loading.commit(recipe.model, local=True),
@@ -106,25 +112,23 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE) -> Merge:
         tokens=sum(map(len, prompts)),
         candidates=candidates,
     )
-    return _write(merged, recipe, artifact, made, out)
+    return _write(merged, trained, recipe, artifact, made, out)
 
 
 def _loaded(recipe: Recipe, artifact: Path) -> Any:
-    try:
+    with named(f"{artifact}: adapter and base {recipe.model.name_or_path} cannot be loaded", ExportError):
         return loading.exported_model(recipe, artifact, device_map=loading.device_map()).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ExportError(f"{artifact}: adapter and base {recipe.model.name_or_path} cannot be loaded: {error}") from error
 
 
-def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
-    """Return the base in its own dtype, with the deltas of `trained` added layer by layer in float32 and rounded once."""
+def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
+    """Return the base in a dtype, with the deltas of `trained` added layer by layer in float32 and rounded once."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         models_base.local_name(recipe.model),
         revision=recipe.model.revision,
-        dtype="auto",
+        dtype=dtype,
         attn_implementation=recipe.model.attn_implementation,
         trust_remote_code=recipe.model.trust_remote_code,
         use_safetensors=True,
@@ -140,7 +144,8 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
     tied = head.weight if head is not None and head.weight is model.get_input_embeddings().weight else None
     with torch.no_grad():
         for name, layer, delta, magnitude in _layers(trained):
-            target = model.get_submodule(name).weight
+            is_parameter = expert_layers.is_fused_name(name)
+            target = model.get_parameter(name) if is_parameter else model.get_submodule(name).weight
             if delta is not None and target is tied:
                 raise ExportError(
                     f"{name}: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged"
@@ -159,10 +164,15 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto) -> Any:
 
 
 def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield adapted and quantized layers: name in the base, layer, and delta and magnitudes (DoRA) of the adapter."""
+    """Yield adapted and quantized layers, and experts: name in the base, layer, and delta and magnitudes of the adapter."""
     from peft.tuners.lora import LoraLayer
 
+    for name, experts in expert_probe.adapted(trained):
+        yield name, experts.get_base_layer(), experts.get_delta_weight("default"), None
+    of_experts = {id(layer) for _, layer in expert_probe.adapted(trained)}
     for name, module in trained.get_base_model().named_modules():
+        if id(module) in of_experts:
+            continue
         if isinstance(module, LoraLayer):
             adapted: Any = module
             magnitude = adapted.lora_magnitude_vector["default"].weight if adapted.lora_magnitude_vector else None
@@ -197,11 +207,11 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
     )
 
 
-def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> Merge:
+def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> Merge:
     """Write the model to a temporary folder, check its tensors, and rename it to `out`; return merge.json with its files."""
     from transformers.trainer_utils import align_special_tokens
 
-    with written_atomically(out) as folder:
+    with new_output(out) as folder:
         if recipe.data.eos_token or recipe.model.extra_special_tokens:
             # Servers stop at the tokens that the model's own configuration names.
             align_special_tokens(model, tokenizer(artifact))
@@ -211,6 +221,8 @@ def _write(model: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -
             # A combination of adapters is no run, and has none.
             lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
+        experts = merged_experts.check(folder, model, trained, made.dtype) if recipe.method.experts else None
+        made = made.model_copy(update={"experts": experts})
         made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
         made.write(folder / MERGED)
     return made

@@ -3,15 +3,15 @@
 import logging
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from flytune import json_core
-from flytune.artifacts import lineage
+from flytune.artifacts import identity, lineage
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError, StorageError
-from flytune.evaluation import guards
 from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.files import link_or_copy
 from flytune.models import weight_index
@@ -21,7 +21,7 @@ from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingR
 from flytune.records.comparison import COMPARISON
 from flytune.records.contents import CONTENTS, StoredFile, list_files, record
 from flytune.records.lineage import LINEAGE, Lineage
-from flytune.records.training import STEPS
+from flytune.records.training import ROLLOUTS, STEPS
 from flytune.report import model_card, page, xray
 from flytune.storage import Storage
 
@@ -46,6 +46,7 @@ def store(
     out: Path,
     harness: Path | None = None,
     weights: Storage | None = None,
+    broken: Sequence[str] = (),
 ) -> Path:
     """Assemble the artifact in `out`, a new or empty folder, and return it. Weights are hard-linked if possible.
 
@@ -59,6 +60,7 @@ def store(
         harness: folder with the results of the harness's tasks, base.json and tuned.json, if any were run.
         weights: storage of all files of `trained`, if the folder lacks the weights. They are checked there, listed in
             artifact.json, and not in `out`: `weight_files` names them.
+        broken: a sentence for each failed guard (evaluation.guards.broken), for the report and the card.
 
     Raises:
         ExportError: `out` is not empty; `trained` has no weights, or has pickles, optimizer state, empty or truncated files.
@@ -73,12 +75,12 @@ def store(
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(trained / kind, out, copy_function=_link, dirs_exist_ok=True)
     if harness:
-        shutil.copytree(harness, out / "harness")
+        shutil.copytree(harness, out / identity.HARNESS)
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     for name, made in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
         made.write(out / f"{name}.json")
     # A lost log must not cost the model; the gate needs the other files to check the artifact again.
-    for name in (STEPS, EXPORT, PROBE):
+    for name in (STEPS, ROLLOUTS, EXPORT, PROBE):
         if (trained / name).is_file():
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copy(trained / name, out / name)
@@ -88,14 +90,15 @@ def store(
     if before := _lineage(recipe):
         before.write(out / LINEAGE)
     records = (recipe, plan, manifest, training, metrics)
-    broken = guards.broken(recipe, metrics)
     report = page.render(*records, broken=broken, lineage=before, xray=xray.section(dataset))
     (out / "report.html").write_text(report, encoding="utf-8")
     (out / "README.md").write_text(model_card.render(*records, broken=broken, lineage=before), encoding="utf-8")
     exported = _listed_weights(trained, stored, sizes)
     here = list_files(out, {file.file: file.sha256 for file in exported}, "hashing the artifact")
     elsewhere = [file for file in exported if not (out / file.file).is_file()]
-    Contents(files=sorted([*here, *elsewhere], key=lambda file: file.file)).write(out / CONTENTS)
+    files = sorted([*here, *elsewhere], key=lambda file: file.file)
+    revision = record(Export, out / EXPORT).revision if (out / EXPORT).is_file() else None
+    Contents(files=files, identity=identity.of(recipe, manifest, revision, files)).write(out / CONTENTS)
     return out
 
 
@@ -117,16 +120,19 @@ def weight_files(artifact: Path, trained: Storage) -> dict[str, str]:
 
 def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | float | None]:
     """Return a few values that describe an artifact in a catalog."""
-    return {
+    found: dict[str, str | float | None] = {
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
         "base_commit": record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
-        "base_perplexity": None if metrics.reward else metrics.base.perplexity,
-        "tuned_perplexity": None if metrics.reward else metrics.tuned.perplexity,
-        "loss_difference": metrics.loss_difference,
-        "loss_difference_low": metrics.loss_difference_low,
-        "loss_difference_high": metrics.loss_difference_high,
     }
+    if not metrics.figures:
+        return found
+    first, compared = metrics.figures[0], metrics.compared
+    found |= {f"base_{first.name}": first.base.value if first.base else None, f"tuned_{first.name}": first.tuned.value}
+    if (difference := compared.difference) is not None:
+        ends = (("", difference.value), ("_low", difference.low), ("_high", difference.high))
+        found |= {f"{compared.name}_difference{end}": value for end, value in ends}
+    return found
 
 
 def _checked_weights(stored: Storage, trained: Path) -> tuple[str, dict[str, int]]:

@@ -15,8 +15,10 @@ from flytune.addresses import reason, redact
 from flytune.artifacts.build import CONTENTS
 from flytune.errors import ExportError
 from flytune.files import sha256_of
-from flytune.records import Contents
-from flytune.schema import RecordError, Strict
+from flytune.records import Contents, MeasuredFigure
+from flytune.records.contents import kind_of
+from flytune.records.metrics import figures_of
+from flytune.schema import RecordError, Strict, mistakes
 from flytune.storage import Storage
 
 COMBINATION = "combination.json"
@@ -41,10 +43,12 @@ class Entry(Strict):
     rows: int | None = None
     data_sha256: str | None = None
     """SHA-256 of the tokenized samples."""
+    figures: list[MeasuredFigure] = Field(default=[])
+    """Figures of its objective on the held-out samples, the most important first; empty if it was not evaluated."""
     base_perplexity: float | None = None
-    """Perplexity of the base model on the held-out samples; None if it was not evaluated."""
+    """Perplexity of the base model on the held-out samples; None for an objective without one, or if it was not evaluated."""
     tuned_perplexity: float | None = None
-    """Perplexity of the fine-tuned model on the held-out samples; None if it was not evaluated."""
+    """Perplexity of the fine-tuned model on the held-out samples; None like that of the base."""
     made_from: list[str] = Field(default=[])
     """Addresses of the artifacts that a combined adapter was made from."""
     stored: datetime | None = None
@@ -68,7 +72,13 @@ def list_artifacts(address: str) -> list[Entry]:
     if not folders:
         raise ExportError(f"{address}: no artifact there, nor right below it: no recipe.yaml, no {CONTENTS}")
     # All at once: each read from an object store takes a while.
-    contents = storage.read_each([f"{folder}/{name}".lstrip("/") for folder in folders for name in _RECORDS])
+    wanted = [f"{folder}/{name}".lstrip("/") for folder in folders for name in _RECORDS]
+    contents = storage.read_each(wanted, json_core.LARGEST)
+    listed = {folder: contents[f"{folder}/{CONTENTS}".lstrip("/")] for folder in folders}
+    others = {folder for folder, content in listed.items() if isinstance(content, bytes) and kind_of(content) != "artifact"}
+    folders = [folder for folder in folders if folder not in others]
+    if not folders:
+        raise ExportError(f"{address}: no artifact there, nor right below it, only the folders of sweeps, answers or data sets")
     entries = [
         _entry(storage, folder, {name: contents[f"{folder}/{name}".lstrip("/")] for name in _RECORDS})
         for folder in tqdm(folders, desc="artifacts", delay=2)
@@ -115,7 +125,7 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
         return Entry.model_validate(known | found)
     except ValidationError as error:
         wrong = {str(item["loc"][0]) for item in error.errors()}
-        problems += [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        problems += mistakes(error, Entry)
         return Entry.model_validate(known | {key: value for key, value in found.items() if key not in wrong})
 
 
@@ -153,7 +163,12 @@ def _of_manifest(manifest: Any) -> dict[str, Any]:
 
 
 def _of_metrics(metrics: Any) -> dict[str, Any]:
-    return {f"{model}_perplexity": metrics[model]["perplexity"] for model in ("base", "tuned")}
+    figures = figures_of(metrics)
+    sides = {
+        one: next((getattr(figure, one) for figure in figures if figure.name == "perplexity"), None)
+        for one in ("base", "tuned")
+    }
+    return {"figures": figures} | {f"{one}_perplexity": side and side.value for one, side in sides.items()}
 
 
 def fingerprint(contents: dict[str, Path]) -> str:

@@ -1,27 +1,32 @@
-"""The artifact that an execution stored: found through flyteadmin, and read by addresses that flyteadmin signs.
+"""The results of an execution: found through flyteadmin, and read by addresses that flyteadmin signs.
 
-Besides the doctor this is the only module of flytune that knows Flyte. It needs no credentials for the cluster's storage.
+No credentials for the cluster's storage are needed.
 """
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flytune.artifacts.fetch import Reader
-from flytune.doctor import admin
-from flytune.doctor.finding import NO_CLUSTER
+from flytune.artifacts.fetch import Reader, has_list
+from flytune.doctor import control_plane
+from flytune.doctor.control_plane import ControlPlane
 from flytune.errors import ExportError
+from flytune.sentences import counted
 
 STORE = "tasks.store.store_artifact"
 """The task whose output is the artifact."""
+SUCCEEDED = "SUCCEEDED"
+FAILED = ("FAILED", "FAILING", "ABORTED", "ABORTING", "TIMED_OUT")
+"""Phases of executions that do not succeed."""
 _NAME = r"[a-z][a-z0-9-]*"
 _ADDRESSES = (
     re.compile(r"https?://.*/projects/(?P<project>[^/]+)/domains/(?P<domain>[^/]+)/executions/(?P<name>[^/?#]+)"),
     re.compile(r"flyte://v1/(?P<project>[^/]+)/(?P<domain>[^/]+)/(?P<name>[^/]+)(?:/(?P<node>[^/]+)(?:/.*)?)?"),
     re.compile(rf"(?P<name>{_NAME})"),
 )
-_SECONDS = 60.0
 
 
 class Execution(NamedTuple):
@@ -32,8 +37,24 @@ class Execution(NamedTuple):
     name: str
     node: str | None = None
 
+    @property
+    def identifier(self) -> Any:
+        """Identifier of the execution in flytekit's models."""
+        return control_plane.identifier(self.project, self.domain, self.name)
+
     def __str__(self) -> str:
         return f"{self.name} in {self.project}-{self.domain}" + (f", node {self.node}" if self.node else "")
+
+
+class Made(NamedTuple):
+    """A folder that an execution has stored, or the records that it has returned."""
+
+    address: str = ""
+    """Address of the folder; empty if there are records."""
+    opened: Callable[[str], Reader] | None = None
+    """Function that returns access to the folder at an address of the cluster's storage."""
+    records: Mapping[str, Any] = MappingProxyType({})
+    """Values of the returned records, by the names of the outputs."""
 
 
 def parse(text: str, project: str, domain: str) -> Execution | None:
@@ -47,96 +68,100 @@ def parse(text: str, project: str, domain: str) -> Execution | None:
     return None
 
 
-def find_artifact(execution: Execution) -> tuple[str, Reader]:
-    """Return the address of the artifact that the execution stored, and access to its files.
-
-    Raises:
-        ExportError: flyteadmin does not know it, or it stored no artifact, or several.
-    """
-    import grpc
-    from flytekit.clients.friendly import SynchronousFlyteClient
-    from flytekit.configuration import PlatformConfig
-    from flytekit.exceptions.base import FlyteException
-    from flytekit.exceptions.user import FlyteEntityNotExistException
-
-    config = admin.config_file()
-    platform = PlatformConfig.auto(str(config)) if config else PlatformConfig.auto()
-    if config is None and platform.endpoint == PlatformConfig().endpoint:
-        raise ExportError(f"{execution}: no cluster is configured: {NO_CLUSTER}")
-    try:
-        client = SynchronousFlyteClient(platform)
-        address = _address(client, execution)
-        return address, _signed(client, platform, address)
-    except FlyteEntityNotExistException:
-        raise ExportError(f"{execution}: {platform.endpoint} has no such execution; give --project and --domain") from None
-    except (grpc.RpcError, FlyteException, RuntimeError) as error:
-        raise ExportError(f"{execution}: {platform.endpoint}: {admin.line(error)}") from error
-
-
-def _address(client: Any, execution: Execution) -> str:
-    from flytekit.models.core.execution import WorkflowExecutionPhase
-    from flytekit.models.core.identifier import NodeExecutionIdentifier, WorkflowExecutionIdentifier
-
-    of = WorkflowExecutionIdentifier(execution.project, execution.domain, execution.name)
-    phase = WorkflowExecutionPhase.enum_to_string(client.get_execution(of).closure.phase)
-    if execution.node:
-        address = _output(client, NodeExecutionIdentifier(execution.node, of))
-        if address is None:
-            raise ExportError(f"{execution}: it has no folder as its output (the execution is {phase})")
-        return address
-    found = dict(_stored(client, of))
-    if not found:
-        raise ExportError(f"{execution}: the execution is {phase}, and no artifact is stored")
-    if len(found) > 1:
-        of_each = "".join(f"\n  flyte://v1/{name}/o" for name in found)
-        raise ExportError(f"{execution}: it has stored {len(found)} artifacts; give the node of one:{of_each}")
-    return next(iter(found.values()))
-
-
-def _stored(client: Any, execution: Any, parent: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield addresses of all artifacts of an execution, of workflows in it and of executions that it launched, by node."""
-    from flytekit.clients.helpers import iterate_node_executions, iterate_task_executions
-
-    for node in iterate_node_executions(client, execution, unique_parent_id=parent):
-        launched = node.closure.workflow_node_metadata
-        if launched is not None:
-            yield from _stored(client, launched.execution_id)
-        elif node.metadata.is_parent_node:
-            yield from _stored(client, execution, node.id.node_id)
-        elif any(task.id.task_id.name == STORE for task in iterate_task_executions(client, node.id)):
-            address = _output(client, node.id)
-            if address is not None:
-                yield f"{execution.project}/{execution.domain}/{execution.name}/{node.id.node_id}", address
-
-
-def _output(client: Any, node: Any) -> str | None:
-    """Return the address of the folder that a node has returned."""
-    for literal in client.get_node_execution_data(node).full_outputs.literals.values():
-        if literal.scalar is not None and literal.scalar.blob is not None:
-            return str(literal.scalar.blob.uri).rstrip("/")
-    return None
-
-
-def _signed(client: Any, platform: Any, address: str) -> Reader:
-    import requests
-
-    verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
-
-    def opened(name: str) -> Any:
-        link = client.get_download_signed_url(f"{address}/{name}").signed_url
-        try:
-            answer = requests.get(link, stream=True, verify=verify, timeout=_SECONDS)
-        except requests.RequestException as error:  # its text contains the signed address
-            raise ConnectionError(f"the storage does not answer: {type(error).__name__}") from None
-        if answer.status_code == 404:
-            raise FileNotFoundError(name)
-        if not answer.ok:
-            raise PermissionError(f"the storage answers {answer.status_code}")
-        answer.raw.decode_content = True
-        return answer
+def reader(plane: ControlPlane, address: str) -> Reader:
+    """Return access to the files of the folder at `address`."""
 
     def get(name: str, to: str) -> None:
-        with opened(name) as answer, open(to, "wb") as file:
+        with plane.opened(f"{address}/{name}") as answer, open(to, "wb") as file:
             shutil.copyfileobj(answer.raw, file, 8 * 2**20)
 
-    return Reader(lambda name: bytes(opened(name).content), get)
+    return Reader(lambda name: plane.content(f"{address}/{name}"), get)
+
+
+def find(execution: Execution, is_listed: bool = True) -> Made:
+    """Return the results of an execution: the folder or the records that its workflow returns, or else the stored artifact.
+
+    Args:
+        execution: the execution.
+        is_listed: whether the folder must have the list of its files, which one of an earlier version lacks.
+
+    Raises:
+        ExportError: flyteadmin does not know it, there is nothing that can be fetched and verified, or only artifacts of an
+            execution that has not succeeded, which the error lists by their nodes.
+    """
+    with control_plane.connected(execution) as plane:
+        of = execution.identifier
+        (phase, _), outputs = plane.closure(of), plane.outputs(of, execution.node)
+        folders, returned = list(filter(None, map(_folder, outputs.values()))), records(outputs)
+        if execution.node and folders:
+            return Made(folders[0], partial(reader, plane))
+        if len(folders) == 1 and (not is_listed or has_list(reader(plane, folders[0]), folders[0])):
+            return Made(folders[0], partial(reader, plane))
+        stored = {} if execution.node else dict(stored_artifacts(plane, plane.nodes(of)))
+    # One of several runs or points is not the result of all, and an execution that has not ended may store others.
+    if len(stored) > 1 or (stored and phase != SUCCEEDED):
+        raise ExportError(f"{execution}: {_lists(phase, stored)}")
+    if stored:
+        return Made(next(iter(stored.values())), partial(reader, plane))
+    if returned and not folders:
+        return Made(records=returned)
+    raise ExportError(f"{execution}: {_lacks(execution, phase, folders, outputs)}")
+
+
+def _lists(phase: str, stored: Iterable[str]) -> str:
+    """Return that an execution has stored artifacts at these nodes, of which none is its result."""
+    of_each = [f"\n  flyte://v1/{node}/o" for node in stored]
+    nothing = f"the execution is {phase}, and returns nothing{' yet' * (phase not in FAILED)}; " * (phase != SUCCEEDED)
+    todo = "; give the node of one" + ", or --failed for the report of the failure" * (phase in FAILED)
+    return f"{nothing}it has stored {counted(len(of_each), 'artifact')}{todo}:{''.join(of_each)}"
+
+
+def _lacks(execution: Execution, phase: str, folders: list[str], outputs: Mapping[str, Any]) -> str:
+    """Return why nothing can be fetched."""
+    if folders:
+        return (
+            f"{folders[0]}: no artifact.json: a version of Flytune before 0.2.0 stored the folder, without the list by which "
+            "its files are verified; copy it with the storage's own tools, or run the workflow again"
+        )
+    if execution.node:
+        return f"it has neither a folder nor a record as its output (the execution is {phase})"
+    if said := [literal.scalar.primitive.string_value for literal in outputs.values() if _is_text(literal)]:
+        return f"the execution is {phase}, and has stored no files; it says: {'; '.join(said)}"
+    todo = "; --failed fetches the report of the failure" * (phase in FAILED)
+    return f"the execution is {phase}, and no artifact is stored{todo}"
+
+
+def stored_artifacts(plane: ControlPlane, found: Iterable[tuple[Any, list[str]]]) -> Iterator[tuple[str, str]]:
+    """Yield the addresses of the artifacts that nodes have stored, by the nodes' paths."""
+    for node, tasks in found:
+        if STORE in tasks:
+            of = node.id.execution_id
+            literals = plane.client.get_node_execution_data(node.id).full_outputs.literals
+            if (address := next(filter(None, map(_folder, literals.values())), None)) is not None:
+                yield f"{of.project}/{of.domain}/{of.name}/{node.id.node_id}", address
+
+
+def _folder(literal: Any) -> str | None:
+    """Return the address of a folder; None for another value."""
+    blob = literal.scalar.blob if literal.scalar is not None else None
+    # 1: MULTIPART, a folder.
+    return str(blob.uri).rstrip("/") if blob is not None and blob.metadata.type.dimensionality == 1 else None
+
+
+def records(literals: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of records: msgpack, as flytekit writes dataclasses and pydantic's models, or JSON of the console."""
+    import msgpack
+    from google.protobuf.json_format import MessageToDict
+
+    found = {}
+    for name, literal in literals.items():
+        if literal.scalar is not None and literal.scalar.binary is not None:
+            found[name] = msgpack.unpackb(literal.scalar.binary.value, strict_map_key=False)
+        elif literal.scalar is not None and literal.scalar.generic is not None:
+            found[name] = MessageToDict(literal.scalar.generic)
+    return found
+
+
+def _is_text(literal: Any) -> bool:
+    scalar = literal.scalar
+    return scalar is not None and scalar.primitive is not None and bool(scalar.primitive.string_value)

@@ -1,4 +1,4 @@
-"""Download of published artifacts to this machine, verified by their hashes; a local folder is used as it is."""
+"""Download of artifacts and other listed folders to this machine, verified by hashes; a local folder is used as it is."""
 
 import hashlib
 import shutil
@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from flytune import addresses, caches
+from flytune import addresses, caches, json_core
 from flytune.addresses import reason
 from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError
-from flytune.files import sha256_of
+from flytune.files import full_error, new_output, read_regular, sha256_of
 from flytune.names import inside
-from flytune.records.contents import CONTENTS, read_contents
+from flytune.records import Contents
+from flytune.records.contents import CONTENTS, SWEEP, FileDiffers, kind_of, read_contents, refuse_other
 from flytune.storage import Storage
 
 
@@ -40,20 +41,28 @@ def local_folder(address: str | Path) -> Path:
 
     addresses.check(address, "the artifact's address", ExportError)
     if (reader := _reader(address)) is None:
-        return Path(str(address).removeprefix("file://"))
+        local = Path(str(address).removeprefix("file://"))
+        if (local / CONTENTS).is_file():
+            refuse_other(kind_of(read_regular(local / CONTENTS, json_core.LARGEST)), address)
+        return local
     content = _contents(reader, address)
+    refuse_other(kind_of(content), address)
     folder = caches.hub_folder("artifacts") / hashlib.sha256(content).hexdigest()[:16]
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / CONTENTS).exists():
+            shutil.rmtree(folder, ignore_errors=True)
             _fetch(reader, content, folder, str(address))
     return folder
 
 
 def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
-    """Download all files of the artifact at `address` into the new folder `out`, by `reader` if one is given.
+    """Download all files of the artifact or other listed folder at `address` into the new folder `out`, by `reader` if given.
+
+    The folder appears when it is complete.
 
     Raises:
         ExportError: `out` is not empty; or as `local_folder`.
+        StorageError: the disk is full.
     """
     addresses.check(address, "the artifact's address", ExportError)
     if out.exists() and any(out.iterdir()):
@@ -63,12 +72,48 @@ def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
     _fetch(reader, _contents(reader, address), out, address)
 
 
-def _reader(address: str | Path) -> Reader | None:
-    """Return access to an artifact; None for a local folder."""
+def find_point(address: str, name: str, reader: Reader | None = None) -> str:
+    """Return the address of the artifact of a point of the sweep whose folder is at `address`, which `reader` reads if given.
+
+    Raises:
+        ExportError: there is no sweep, it has no such point, or the point has failed.
+    """
+    addresses.check(address, "the sweep's address", ExportError)
+    reader = reader or _reader(address, is_local=True)
+    assert reader is not None
+    try:
+        content = reader.read(SWEEP)
+    except FileNotFoundError:
+        raise ExportError(f"{address}: no {SWEEP}, so it is no sweep's folder; leave out --point {name}") from None
+    except Exception as error:
+        raise _unreadable(address, error) from error
+    where = f"{address}/{SWEEP}"
+    try:
+        # Earlier versions list no files of a sweep; the artifact has its own list.
+        listed = read_contents(reader.read(CONTENTS), f"{address}/{CONTENTS}")
+        listed.check(SWEEP, len(content), hashlib.sha256(content).hexdigest())
+    except FileNotFoundError:
+        pass
+    except FileDiffers as error:
+        raise ExportError(f"{address}: {error}; run the sweep again") from None
+    try:
+        # By keys: earlier versions have other figures.
+        points = {str(one["name"]): one for one in json_core.load_object(content)["outcomes"]}
+        if name not in points:
+            raise ExportError(f"{where}: no point {name:.80}; there are {', '.join(points)}")
+        if not (found := str(points[name]["artifact"])):
+            raise ExportError(f"{where}: {name} has no artifact: {points[name]['reason']}")
+    except (json_core.JSONError, KeyError, TypeError) as error:
+        raise ExportError(f"{where}: not the record of a sweep ({reason(error)}); run the sweep again") from None
+    return found
+
+
+def _reader(address: str | Path, is_local: bool = False) -> Reader | None:
+    """Return access to an artifact; None for a local folder, if `is_local` is not set."""
     if str(address).startswith(hub_errors.SCHEME):
         return _hub_reader(str(address))
     storage = Storage(address, key="", error=ExportError, failed="cannot be read", retry=False)
-    if storage.is_local:
+    if storage.is_local and not is_local:
         return None
     return Reader(storage.read, lambda name, to: storage.download(name, Path(to)))
 
@@ -99,19 +144,42 @@ def _contents(reader: Reader, address: str | Path) -> bytes:
         raise _unreadable(address, error) from error
 
 
-def _fetch(reader: Reader, content: bytes, folder: Path, address: str) -> None:
-    """Download into `folder`; artifact.json is written last, so that an interrupted download is repeated."""
+def has_list(reader: Reader, address: str) -> bool:
+    """Return whether a folder has the list by which its files are verified.
+
+    Raises:
+        ExportError: it cannot be read.
+    """
+    try:
+        reader.read(CONTENTS)
+    except FileNotFoundError:
+        return False
+    except Exception as error:
+        raise _unreadable(address, error) from error
+    return True
+
+
+def _fetch(reader: Reader, content: bytes, out: Path, address: str) -> None:
+    """Download into the new folder `out`."""
     contents = read_contents(content, f"{address}/{CONTENTS}")
-    for stored in tqdm(contents.files, desc="fetching the artifact", unit=" files", delay=2):
+    with new_output(out) as folder:
+        folder.mkdir()
+        _download(reader, contents, folder, address)
+        (folder / CONTENTS).write_bytes(content)
+
+
+def _download(reader: Reader, contents: Contents, folder: Path, address: str) -> None:
+    for stored in tqdm(contents.files, desc=f"fetching the {contents.kind}", unit=" files", delay=2):
         path = inside(folder, stored.file)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             reader.get(stored.file, str(path))
         except Exception as error:
+            if full_error(error):
+                raise
             raise _unreadable(f"{address}/{stored.file}", error) from error
         if sha256_of(path) != stored.sha256:
             raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
-    (folder / CONTENTS).write_bytes(content)
 
 
 def _unreadable(address: str | Path, error: Exception) -> ExportError:

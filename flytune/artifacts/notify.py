@@ -3,21 +3,24 @@
 import json
 import logging
 import os
+import queue
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Literal
 
-from flytune.evaluation import guards
 from flytune.failures import shortened, without_secrets
 from flytune.failures.text import MOST
 from flytune.recipe import Recipe
-from flytune.records import Metrics
+from flytune.records import MeasuredFigure, Metrics
 
 log = logging.getLogger(__name__)
 
 WEBHOOK = "FLYTUNE_WEBHOOK"
 """Environment variable with the webhook's address, from a secret of the cluster (cluster.yaml: secrets.notify)."""
 SECONDS = 20.0
+"""Limit of the whole exchange, from the look-up of the host's name to the last header of the answer."""
 LONGEST = 3000
 """Characters of a message, unless its own sentences are longer; Slack cuts at 40,000 and folds messages before that."""
 
@@ -30,28 +33,65 @@ def send(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bo
         log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so no message was sent", WEBHOOK)
         return False
     body = json.dumps({"text": shortened(without_secrets(text), MOST)}).encode()
+    if not address.lower().startswith(("https://", "http://")):
+        log.warning("notify.webhook: what %s has is no address of https:// or http://, so no message was sent", WEBHOOK)
+        return False
     try:
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=SECONDS):
-            return True
+        _post(request)
+        return True
     except urllib.error.HTTPError as error:
-        log.warning("notify.webhook: the address in %s answered %d, so no message was sent", WEBHOOK, error.code)
+        with error:  # it holds the connection
+            log.warning("notify.webhook: the address in %s answered %d, so no message was sent", WEBHOOK, error.code)
     except Exception as error:  # noqa: BLE001 (a lost message must not fail a run; the text may contain the address)
         log.warning("notify.webhook: the address in %s was not reached: %s; no message was sent", WEBHOOK, type(error).__name__)
     return False
 
 
-def success_message(recipe: Recipe, metrics: Metrics, address: str) -> str:
-    """Return the message about a stored artifact."""
-    low, high = metrics.loss_difference_low, metrics.loss_difference_high
+def _post(request: urllib.request.Request) -> None:
+    """Send a request, and raise what it raises; TimeoutError if the whole exchange takes longer than SECONDS.
+
+    A socket's own limit is that of one read: a server that sends a byte from time to time would never reach it.
+    """
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def exchange() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS):
+                ended.put(None)
+        except Exception as error:  # noqa: BLE001 (the other thread raises it)
+            ended.put(error)
+
+    # A daemon, so that no process waits for it at its end.
+    threading.Thread(target=exchange, name="webhook", daemon=True).start()
+    try:
+        error = ended.get(timeout=SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"no answer in {SECONDS:g} s") from None
+    if error is not None:
+        raise error
+
+
+def success_message(recipe: Recipe, metrics: Metrics, address: str, broken: Sequence[str]) -> str:
+    """Return the message about a stored artifact; `broken` has a sentence for each failed guard."""
+    refused = "".join(f"\nNot published or promoted: {sentence}" for sentence in broken)
+    if not metrics.figures:
+        return f"{recipe.name}: done. No samples were held out, so nothing was measured.\nArtifact: {address}{refused}"
+    first, compared = metrics.figures[0], metrics.compared
     verdict = "significantly better" if metrics.is_better else "not significantly better"
-    broken = "".join(f"\nNot published or promoted: {sentence}" for sentence in guards.broken(recipe, metrics))
-    if (reward := metrics.reward) is not None:
-        return (
-            f"{recipe.name}: done. Held-out pairs: the chosen answer has the larger reward in {reward.accuracy:.0%} "
-            f"({reward.accuracy_low:.0%} to {reward.accuracy_high:.0%}) of {reward.pairs}.\nArtifact: {address}{broken}"
-        )
-    return (
-        f"{recipe.name}: done. Held-out perplexity {metrics.base.perplexity:.2f} -> {metrics.tuned.perplexity:.2f}; loss "
-        f"{metrics.loss_difference:+.4f} nats per token ({low:+.4f} to {high:+.4f}): {verdict}.\nArtifact: {address}{broken}"
-    )
+    said = f"Held-out {first.title} {_change(first)}"
+    if (difference := compared.difference) is not None:
+        ends = f"({difference.low:+.4f} to {difference.high:+.4f})"
+        said += f"; {compared.title} {difference.value:+.4f} {compared.unit} {ends}"
+    return f"{recipe.name}: done. {said}: {verdict}.\nArtifact: {address}{refused}"
+
+
+def _change(figure: MeasuredFigure) -> str:
+    """Return the values of both models, or that of the tuned one with its interval."""
+    form = "{:.0%}" if figure.is_share else "{:.2f}"
+    tuned = form.format(figure.tuned.value)
+    if figure.base is not None:
+        return f"{form.format(figure.base.value)} -> {tuned}"
+    unit = figure.unit.removeprefix("share").strip()
+    none = "" if figure.neutral is None else f"; {form.format(figure.neutral)} is no preference"
+    return f"{tuned} {unit} ({form.format(figure.tuned.low)} to {form.format(figure.tuned.high)}{none})"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flytune import addresses, json_core
 from flytune.errors import ExportError
-from flytune.models import adapter_config, base, loading
+from flytune.models import adapter_config, base, heads, loading
 from flytune.recipe import Recipe
 from flytune.records import Contents
 from flytune.records.contents import verify
@@ -64,16 +64,13 @@ def open_artifact(folder: Path, consent: Consent = NONE) -> Artifact:
 
 
 def require_language_model(recipe: Recipe, where: Path | str) -> None:
-    """Refuse a reward model, where a language model is needed.
+    """Refuse a model with another head, where a language model is needed.
 
     Raises:
         ExportError: it is one.
     """
-    if recipe.objective.is_reward_model:
-        raise ExportError(
-            f"{where}: a reward model (objective: {recipe.objective.name}), which has no head of words; load it "
-            "with transformers, as the README.md of the artifact shows"
-        )
+    if reason := heads.head_of(recipe).no_words:
+        raise ExportError(f"{where}: objective: {recipe.objective.name}: {reason}")
 
 
 def check_code(folder: Path, recipe: Recipe | None, trust_remote_code: bool) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,16 +13,19 @@ from flytune import data
 from flytune.artifacts import opening
 from flytune.errors import DataError, ExportError
 from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.files import ROOT, new_output
 from flytune.models import base as models_base
-from flytune.recipe import Checkpoints, DataRequest, Hardware, Notify, Recipe, sections
-from flytune.records import Contents, Export, Manifest, Plan, TrainingResult, environment
+from flytune.recipe import DataRequest, Hardware, Notify, Recipe, sections
+from flytune.records import Contents, Export, Manifest, Plan, Step, TrainingResult, environment
 from flytune.records.contents import CONTENTS, record, verify
-from flytune.schema import Record, Strict
+from flytune.records.training import STEPS
+from flytune.schema import Record, RecordError, Strict
+from flytune.sentences import counted
 
-WORKFLOW = Path(__file__).resolve().parents[2] / "workflows" / "finetune.py"
+WORKFLOW = (ROOT or Path()).absolute() / "workflows" / "finetune.py"
 
 
-class Finding(Strict):
+class ComparedProperty(Strict):
     """One property of both runs."""
 
     name: str
@@ -37,7 +41,7 @@ class Reproduction(Record):
 
     artifact: str
     second: str
-    findings: list[Finding]
+    findings: list[ComparedProperty]
 
     @property
     def is_equal(self) -> bool:
@@ -60,8 +64,15 @@ def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
             f"{artifact}: its recipe has evaluation.include_path: tasks in {recipe.evaluation.include_path!r:.200} may have "
             f"Python code, which would run here; read them first, then give {opening.FLAG}"
         )
-    plan = record(Plan, artifact / "plan.json")
-    return _alone(artifact, recipe, plan)
+    if (named := recipe.objective.own_code) and not trust_remote_code:
+        raise ExportError(
+            f"{artifact}: its recipe has objective.rewards with code of its own ({', '.join(named)}), which would run "
+            f"here; read it first (recipe.yaml), then give {opening.FLAG}"
+        )
+    alone = _alone(artifact, recipe, record(Plan, artifact / "plan.json"))
+    # The first run may have left checkpoints, where a budget stopped it.
+    own = alone.checkpoints.model_copy(update={"name": f"reproduction-{alone.key()}"})
+    return alone.model_copy(update={"checkpoints": own})
 
 
 def _recipe_of(artifact: Path) -> Recipe:
@@ -70,10 +81,12 @@ def _recipe_of(artifact: Path) -> Recipe:
 
 def _alone(artifact: Path, recipe: Recipe, plan: Plan) -> Recipe:
     commit = record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None
+    # Which steps are saved decides which are logged, and what `export: best` chooses from.
+    saves = recipe.checkpoints.model_copy(update={"folder": None, "name": None})
     alone = {
         "model": models_base.pinned(recipe.model, commit),
         "hardware": Hardware(shape=plan.shape),
-        "checkpoints": Checkpoints(),
+        "checkpoints": saves,
         "tracking": sections.Tracking(),
         "publish": sections.Publish(),
         "notify": Notify(on=[]),
@@ -97,7 +110,7 @@ def check_data(artifact: Path, recipe: Recipe) -> None:
     because = (
         "the tokenizer is another one"
         if now.tokenizer_sha256 != before.tokenizer_sha256
-        else f"it had {before.rows:,} rows, and has {now.rows:,}"
+        else f"it had {counted(before.rows, 'row')}, and has {now.rows:,}"
     )
     names = ", ".join(source.name for source in recipe.data.all_sources.values())
     raise DataError(
@@ -119,7 +132,7 @@ def run_again(recipe: Recipe, out: Path) -> Path:
     # Checkpoints of an earlier run would be resumed from.
     local = {
         "publish": sections.Publish(address=str(out / "store")),
-        "checkpoints": Checkpoints(folder=str(out / "checkpoints")),
+        "checkpoints": recipe.checkpoints.model_copy(update={"folder": str(out / "checkpoints")}),
     }
     file = write_recipe(recipe.model_copy(update=local), out)
     done = subprocess.run(command(file), env=os.environ | {"PYTHONPATH": _path()}, stdout=sys.stderr)
@@ -139,7 +152,8 @@ def write_recipe(recipe: Recipe, folder: Path) -> Path:
     file, text = folder / "recipe.yaml", recipe.to_yaml()
     if file.exists() and file.read_bytes() != text.encode():
         raise ExportError(f"{file}: exists already, with another recipe; give a new folder (--out)")
-    file.write_text(text, encoding="utf-8")
+    with new_output(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return file
 
 
@@ -147,10 +161,15 @@ def command(recipe: Path, *options: str) -> list[str]:
     """Return the command that runs a recipe.
 
     Raises:
-        ExportError: pyflyte is not installed here.
+        ExportError: there is no clone with the workflows, or pyflyte is not installed here.
     """
     program = Path(sys.executable).with_name("pyflyte")
-    if not program.is_file() or not WORKFLOW.is_file():
+    if not WORKFLOW.is_file():
+        raise ExportError(
+            f"{WORKFLOW}: no such file: a second run needs a clone of Flytune with workflows/, tasks/ and images/; clone its "
+            "repository, `make install` there, and run this in it"
+        )
+    if not program.is_file():
         raise ExportError(f"{program}: not installed; install Flytune with its extra `train` (README.md)")
     return [str(program), "run", *options, str(WORKFLOW), "finetune", "--recipe", str(recipe)]
 
@@ -170,7 +189,7 @@ def compare(first: Path, second: Path) -> Reproduction:
     return Reproduction(artifact=str(first), second=str(second), findings=list(_findings(first, second)))
 
 
-def _findings(first: Path, second: Path) -> Iterator[Finding]:
+def _findings(first: Path, second: Path) -> Iterator[ComparedProperty]:
     folders = (first, second)
     recipes = [_recipe_of(folder) for folder in folders]
     differing = [name for name in Recipe.model_fields if getattr(recipes[0], name) != getattr(recipes[1], name)]
@@ -181,45 +200,89 @@ def _findings(first: Path, second: Path) -> Iterator[Finding]:
     bases = [recipe.model.revision or recipe.model.name_or_path for recipe in recipes]
     yield _finding("base model", *bases)
     trainings = [record(TrainingResult, folder / "training.json") for folder in folders]
-    yield _finding("processes", *(str(one.world_size) for one in trainings))
+    yield _finding("processes", *(_processes(one) for one in trainings))
     yield from _software(*(one.versions for one in trainings))
-    yield _losses(*trainings)
+    yield _losses(*(_logged(*one) for one in zip(folders, trainings, strict=True)))
     yield _weights(first, second)
 
 
-def _finding(name: str, first: str, second: str, note: str = "") -> Finding:
+def _finding(name: str, first: str, second: str, note: str = "") -> ComparedProperty:
     if first == second:
-        return Finding(name=name, result="equal", first=first, second=second)
-    return Finding(name=name, result="different", first=first, second=f"{second} {note}".strip())
+        return ComparedProperty(name=name, result="equal", first=first, second=second)
+    return ComparedProperty(name=name, result="different", first=first, second=f"{second} {note}".strip())
 
 
-def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[Finding]:
+def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[ComparedProperty]:
     if not first:
         now = environment.versions()
-        yield Finding(name="software", result="unknown", first="not recorded before 0.2.0", second=f"flytune {now['flytune']}")
+        yield ComparedProperty(
+            name="software", result="unknown", first="not recorded before 0.2.0", second=f"flytune {now['flytune']}"
+        )
         return
     changed = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     if not changed:
-        yield Finding(name="software", result="equal", first=f"{len(first)} versions", second=f"{len(second)} versions")
+        yield ComparedProperty(
+            name="software",
+            result="equal",
+            first=counted(len(first), "version"),
+            second=counted(len(second), "version"),
+        )
     for name in changed:
         yield _finding(f"version of {name}", first.get(name, "none"), second.get(name, "none"))
 
 
-def _losses(first: TrainingResult, second: TrainingResult) -> Finding:
-    losses = [{step.step: step.loss for step in one.steps} for one in (first, second)]
-    shared = sorted(losses[0].keys() & losses[1].keys())
-    counted = f"{len(losses[0])} steps, the last {list(losses[0].values())[-1]:.6g}" if losses[0] else "no step"
-    if losses[0].keys() != losses[1].keys():
-        return Finding(name="losses", result="different", first=counted, second=f"{len(losses[1])} steps")
-    apart = [(abs(losses[0][step] - losses[1][step]), step) for step in shared]
+def _processes(training: TrainingResult) -> str:
+    """Return the number of processes, of each attempt where they differ."""
+    return ", then ".join(dict.fromkeys(str(one.world_size) for one in training.attempts)) or str(training.world_size)
+
+
+def _logged(artifact: Path, training: TrainingResult) -> list[Step]:
+    """Return the logged steps of all attempts; training.json of 0.1.0 has those of the last one, steps.jsonl has all."""
+    file = artifact / STEPS
+    if training.attempts or not file.is_file():
+        return training.steps
+    try:
+        return [Step.parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (RecordError, UnicodeDecodeError) as error:
+        raise ExportError(f"{file}: not a log of steps ({error}); do not use it") from None
+
+
+def _losses(first: list[Step], second: list[Step]) -> ComparedProperty:
+    """Compare the losses of two logs, over the steps between those that both have logged."""
+    found = f"{counted(first[-1].step, 'step')}, the last {first[-1].loss:.6g}" if first else "no step"
+    ends = [one[-1].step if one else 0 for one in (first, second)]
+    if ends[0] != ends[1]:
+        return ComparedProperty(name="losses", result="different", first=found, second=counted(ends[1], "step"))
+    shared = sorted({step.step for step in first} & {step.step for step in second})
+    apart, rounded = [], False
+    for start, end in zip([0, *shared], shared, strict=False):
+        means = [_mean(one, start, end) for one in (first, second)]
+        distance = abs(means[0][0] - means[1][0])
+        # A run that stopped to save has logged a part of these steps on its own: the mean of its means is rounded.
+        is_rounded = means[0][1] != means[1][1]
+        rounded |= is_rounded
+        apart.append((0.0 if is_rounded and distance <= ROUNDING * abs(means[0][0]) else distance, end))
     largest, at = max(apart, default=(0.0, 0))
     if not largest:
-        return Finding(name="losses", result="equal", first=counted, second=f"{len(shared)} steps, all equal")
+        said = f"{counted(ends[1], 'step')}, all equal{', but for the rounding of means' if rounded else ''}"
+        return ComparedProperty(name="losses", result="equal", first=found, second=said)
     from_step = next(step for distance, step in apart if distance)
     said = f"differ from step {from_step}, by {largest:.2g} at most (step {at})"
-    return Finding(name="losses", result=_nearness(largest, NEAR_LOSS), first=counted, second=said)
+    return ComparedProperty(name="losses", result=_nearness(largest, NEAR_LOSS), first=found, second=said)
 
 
+def _mean(steps: list[Step], start: int, end: int) -> tuple[float, int]:
+    """Return the mean loss of the steps after `start` up to `end`, and the number of logged steps that have it."""
+    logged = [step for step in steps if start < step.step <= end]
+    if len(logged) == 1:
+        return logged[0].loss, 1
+    before = [start, *(step.step for step in logged)]
+    total = sum(step.loss * (step.step - last) for step, last in zip(logged, before, strict=False))
+    return total / (end - start), len(logged)
+
+
+ROUNDING = 1e-6
+"""Largest relative difference of a mean of rounded means."""
 NEAR_LOSS = 1e-3
 """Difference of losses in nats below which two runs are called near: order of summation, not other data."""
 NEAR_WEIGHTS = 1e-3
@@ -230,22 +293,27 @@ def _nearness(distance: float, limit: float) -> Literal["near", "different"]:
     return "near" if distance <= limit else "different"
 
 
-def _weights(first: Path, second: Path) -> Finding:
+def _weights(first: Path, second: Path) -> ComparedProperty:
     listed = []
     for folder in (first, second):
         files = record(Contents, folder / CONTENTS).files
         listed.append({one.file: one.sha256 for one in files if one.file.endswith(".safetensors") and "/" not in one.file})
-    counted = f"{len(listed[0])} files"
+    found = counted(len(listed[0]), "file")
     if listed[0] == listed[1]:
-        return Finding(name="weights", result="equal", first=counted, second="bit for bit")
+        return ComparedProperty(name="weights", result="equal", first=found, second="bit for bit")
     names = [_tensors(folder, list(files)) for folder, files in zip((first, second), listed, strict=True)]
     if names[0].keys() != names[1].keys():
-        return Finding(name="weights", result="different", first=f"{len(names[0])} tensors", second=f"{len(names[1])} tensors")
+        return ComparedProperty(
+            name="weights",
+            result="different",
+            first=counted(len(names[0]), "tensor"),
+            second=counted(len(names[1]), "tensor"),
+        )
     distance, total, largest = 0.0, 0.0, (0.0, "")
     for name in names[0]:
         mine, theirs = (_tensor(found[name], name) for found in names)
         if mine.shape != theirs.shape:
-            return Finding(
+            return ComparedProperty(
                 name="weights", result="different", first=f"{name} {list(mine.shape)}", second=str(list(theirs.shape))
             )
         difference = (mine.float() - theirs.float()).abs()
@@ -254,22 +322,29 @@ def _weights(first: Path, second: Path) -> Finding:
         largest = max(largest, (float(difference.max()) if difference.numel() else 0.0, name))
     relative = (distance / total) ** 0.5 if total else 0.0
     said = f"distance {relative:.2e} of their norm; by {largest[0]:.2e} at most ({largest[1]})"
-    return Finding(name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=counted, second=said)
+    return ComparedProperty(name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=found, second=said)
 
 
 def _tensors(folder: Path, files: list[str]) -> dict[str, Path]:
     """Return the file of each tensor."""
-    from safetensors import safe_open
-
     found: dict[str, Path] = {}
     for file in files:
-        with safe_open(str(folder / file), framework="pt") as opened:
+        with _opened(folder / file) as opened:
             found |= dict.fromkeys(opened.keys(), folder / file)
     return found
 
 
 def _tensor(file: Path, name: str) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(str(file), framework="pt") as opened:
+    with _opened(file) as opened:
         return opened.get_tensor(name)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ExportError(f"{file}: truncated, or not a safetensors file ({error}); fetch the artifact again") from None

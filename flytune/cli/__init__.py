@@ -1,42 +1,85 @@
-"""Plan fine-tuning runs, inspect data, check machines, and manage artifacts. Runs are started with pyflyte.
+"""Plan and run fine-tunes, inspect data, check machines, and manage artifacts.
 
 Each command is a module in this package, with a function `run`.
 """
 
 import argparse
+import errno
 import io
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
-from flytune import addresses, caches, garbage_collection
+from flytune import addresses, caches, files, garbage_collection
 from flytune.cli import arguments
-from flytune.errors import FlytuneError, RecipeError, printable
+from flytune.console import error_lines, output
+from flytune.errors import FlytuneError, RecipeError
 
-__all__ = ["main", "print_error"]
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code, 1 for errors that the user must correct."""
-    parser = argparse.ArgumentParser(prog="flytune", description=__doc__.splitlines()[0])
+    parser = _Parser(prog="flytune", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="show whether a recipe fits, on which hardware, and why; starts nothing")
-    plan.add_argument("recipe", help="a recipe file")
+    plan.add_argument("recipe", nargs="?", help="a recipe file")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.add_argument(
+        "--compare", nargs=2, metavar="RECIPE", help="what changes in memory, time and price from one recipe to another"
+    )
+    plan.add_argument(
+        "--data", metavar="FOLDER", help="a folder of prepared data, whose lengths and order of batches are planned with"
+    )
+    plan.add_argument("--svg", metavar="FILE", help="write a picture of memory by phase into a new file, too")
     plan.add_argument(
         "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them with every sharding"
     )
     plan.add_argument("--by", choices=("price", "time"), default="price", help="order of --shape auto (default: price)")
     plan.add_argument(
-        "--samples", type=int, help="number of training samples, for hours and price; estimated for local JSON Lines files"
+        "--samples",
+        type=int,
+        help="number of training samples, for hours and price (default: counted in the recipe's local files)",
     )
+    plan.add_argument(
+        "--solve",
+        metavar="FIELD",
+        help="largest value that fits of data.max_length, training.per_device_train_batch_size, method.r or num_hidden_layers; "
+        "gpus: the fewest; price or hours: the least within --max-hours or --max-price",
+    )
+    plan.add_argument("--max-hours", type=float, help="hardware.max_hours instead of the recipe's")
+    plan.add_argument("--max-price", type=float, help="hardware.max_price instead of the recipe's")
     plan.add_argument("--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors")
+    run = commands.add_parser(
+        "run", help="run a recipe on this machine or on a cluster; prints the command of Flyte, and starts it"
+    )
+    run.add_argument("recipe", help="a recipe file")
+    run.add_argument(
+        "--remote", action="store_true", help="run it on the cluster of flytekit's config, with the code as it is here"
+    )
+    run.add_argument("--flyte2", action="store_true", help="run it on Flyte 2, by `flyte run` (docs/flyte2.md)")
+    run.add_argument("-p", "--project", help="with --remote: Flyte project (default: pyflyte's, flytesnacks)")
+    run.add_argument("-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)")
+    run.add_argument("--name", help="with --remote: name of the execution")
+    run.add_argument("-i", "--image", action="append", help="with --remote: an image of pyflyte's, as NAME=ADDRESS; repeatable")
+    sweep = run.add_mutually_exclusive_group()
+    sweep.add_argument("--grid", metavar="JSON", help="run a sweep: {field: values}, or a file of it (docs/sweep.md)")
+    sweep.add_argument("--changes", metavar="JSON", help="run a sweep: [{field: value}], or a file of it")
+    convert = commands.add_parser("convert", help="make a recipe of a file of axolotl, LLaMA-Factory or TRL")
+    convert.add_argument("file", help="a YAML of axolotl, LLaMA-Factory or TRL, or a script with their command line")
+    convert.add_argument("--output", help="a new file for the recipe (default: the terminal)")
+    convert.add_argument("--gpus", type=int, help="number of GPUs that the tool was started on (default: what the file says)")
+    convert.add_argument("--objective", choices=("sft", "dpo", "kto", "reward"), help="that of a TRL YAML, which names none")
     xray = commands.add_parser("xray", help="show the training data token by token on a page; needs only the tokenizer")
     xray.add_argument("recipe", help="a recipe file")
     xray.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
     xray.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
     xray.add_argument("--force", action="store_true", help="replace the file at --out, even if it is no page of xray")
+    xray.add_argument("--check", action="store_true", help="exit with 1 if a check would stop the run, for CI (default: 0)")
     xray.add_argument("--open", action="store_true", help="open the page in a browser")
     selftest = commands.add_parser("selftest", help="compare every method and sharding with plain training, on this machine")
     selftest.add_argument("--pairs", default="", help="only these pairs, as method/sharding/offload: full/zero2,lora/zero3/cpu")
@@ -45,6 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     merge = commands.add_parser("merge", help="merge an artifact's adapter into its base model, and measure the difference")
     merge.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter")
     merge.add_argument("--out", required=True, help="a new folder for the merged model")
+    merge.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="type of the merged weights (default: auto, the base's)",
+    )
     merge.add_argument("--json", action="store_true", help="print the measurements as JSON")
     _on_base(merge)
     gguf = commands.add_parser("gguf", help="write an artifact's model as a GGUF file, with llama.cpp's converter")
@@ -59,14 +108,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--converter", help="llama.cpp's convert_hf_to_gguf.py (default: FLYTUNE_GGUF_CONVERTER, or the one on PATH)"
     )
     _on_base(gguf)
-    adapters = commands.add_parser("adapters", help="list artifacts with base model, data, perplexity, time and size")
+    adapters = commands.add_parser("adapters", help="list artifacts with base model, data, held-out figures, time and size")
     adapters.add_argument("address", help="a folder or fsspec address with artifacts")
     adapters.add_argument("--json", action="store_true", help="print the list as JSON")
-    fetch = commands.add_parser("fetch", help="download an artifact into a folder, and verify its files")
+    fetch = commands.add_parser(
+        "fetch", help="download an artifact, or what else an execution has made, into a folder, and verify its files"
+    )
     fetch.add_argument(
         "address", help="an execution (its id, or its address in the console), an fsspec address, or hf://owner/name@REVISION"
     )
     fetch.add_argument("out", help="a new folder")
+    fetch.add_argument(
+        "--point", metavar="NAME", help="of a sweep: the artifact of this point (default: table, chart, best recipe)"
+    )
+    fetch.add_argument("--failed", action="store_true", help="of a failed execution: the report of the failure, and all decks")
     _on_cluster(fetch, "for an execution's id")
     combine = commands.add_parser("combine", help="combine several adapters on the same base model into one")
     combine.add_argument("out", help="a new folder for the combined artifact")
@@ -100,32 +155,119 @@ def main(argv: Sequence[str] | None = None) -> int:
     _on_cluster(doctor, "with --remote")
     doctor.add_argument("--reach", action="store_true", help="with --remote: check only that the cluster answers")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    commands.add_parser("schema", help="print the JSON schema of recipe files")
-    options = parser.parse_args(argv)
+    schema = commands.add_parser("schema", help="print the JSON schema of recipe files")
+    schema.add_argument("--plan", action="store_true", help="print the schema of what `flytune plan --json` prints")
+    if sys.stdout is None:
+        return error_lines.show(RecipeError("the standard output is closed: open it (>FILE, or >/dev/null)"))
     garbage_collection.skip_at_exit()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        _refuse_credentials(options)
-        arguments.check(options)
-        if options.command != "schema":
-            caches.set_up(in_pod=False)
-        # Each command imports its own module, because imports such as selftest's take longer than a plan.
-        return int(import_module(f"flytune.cli.{options.command}").run(options))
+        return _run(parser, argv)
     except FlytuneError as error:
-        return print_error(error)
+        return error_lines.show(error)
+    except ModuleNotFoundError as error:
+        if (missing := _missing(error)) is None:
+            raise
+        return error_lines.show(missing)
     except BrokenPipeError:  # the reader of a pipe has ended, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_unwritten()
         return 1
     except OSError as error:
-        if (refused := caches.home_error(error) or _file_error(error)) is None:
+        _drop_unwritten()
+        if (refused := caches.home_error(error) or _file_error(error) or _memory_error(error)) is None:
             raise
-        return print_error(refused)
+        return error_lines.show(refused)
+    except Exception as error:
+        if (refused := _memory_error(error)) is not None:
+            return error_lines.show(refused)
+        # Libraries in Rust raise no OSError.
+        if (full := files.full_error(error)) is None:
+            raise
+        return error_lines.show(_full(getattr(full, "strerror", None) or " ".join(str(full).split())[:200]))
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit:
+        sys.stdout.flush()  # of --help; an error at the exit would be a traceback
+        raise
+    try:
+        os.getcwd()  # libraries end the process, or find nothing, without one
+    except FileNotFoundError:
+        raise RecipeError("the working folder was deleted: change to one that exists (cd)") from None
+    _refuse_credentials(options)
+    arguments.check(options)
+    if options.command != "schema":
+        caches.set_up(in_pod=False)
+    output.install()
+    # Each command imports its own module, because imports such as selftest's take longer than a plan.
+    code = int(import_module(f"flytune.cli.{options.command}").run(options))
+    sys.stdout.flush()
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser whose help is an error where it cannot be written; argparse says nothing then, and ends with 0."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message and (file := file or sys.stderr) is not None:
+            file.write(message)
+            file.flush()
+
+
+def _drop_unwritten() -> None:
+    """Drop text that the standard output does not take; Python would try to write it again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+_EXTRAS = {
+    "data": "datasets fsspec gcsfs huggingface_hub jinja2 numpy pyarrow s3fs tokenizers transformers",
+    "report": "matplotlib",
+    "train": "accelerate bitsandbytes deepspeed peft safetensors torch trl",
+    "harness": "lm_eval",
+    "demo": "gguf",
+}
+"""Libraries by the extra of pyproject.toml that installs them."""
+
+
+def _missing(error: ModuleNotFoundError) -> RecipeError | None:
+    """Return the error of a library that is not installed, with what installs it; None if it is none of the extras'."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("flytekit", "flyteidl"):
+        return RecipeError(
+            "flytekit: not installed, and this command asks Flyte: use Python 3.11 or 3.12, as flytekit 1.16 does"
+        )
+    extra = next((extra for extra, names in _EXTRAS.items() if name in names.split()), None)
+    return RecipeError(f"{name}: not installed: `pip install 'flytune[{extra}]'` installs it") if extra else None
+
+
+def _memory_error(error: BaseException | None) -> RecipeError | None:
+    """Return the error of a process that gets no more memory, in words; None if neither an error nor a cause says that."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _NO_MEMORY.search(str(error)):
+            return RecipeError("out of memory: this process gets no more: free some, or raise its limit (ulimit -v)")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+_NO_MEMORY = re.compile(r"failed to map segment|[Cc]an(?:not|'t) allocate memory|std::bad_alloc|can't start new thread")
+"""Words of the system, torch, and Python without a class of their own."""
+
+
+def _full(said: str) -> RecipeError:
+    return RecipeError(f"{said}: make room in {tempfile.gettempdir()} (TMPDIR), or where the command writes to")
 
 
 def _file_error(error: OSError) -> RecipeError | None:
     """Return the error of a file that cannot be read or written, in words; None if it names no file."""
+    if error.filename is None and error.errno in files.FULL:
+        return _full(str(error.strerror))
     if error.filename is None or error.strerror is None:
         return None
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else f"file {error.filename}"
@@ -152,13 +294,3 @@ def _refuse_credentials(options: argparse.Namespace) -> None:
 def _on_cluster(command: argparse.ArgumentParser, when: str) -> None:
     command.add_argument("-p", "--project", default="flytesnacks", help=f"Flyte project, {when} (default: flytesnacks)")
     command.add_argument("-d", "--domain", default="development", help=f"Flyte domain, {when} (default: development)")
-
-
-def print_error(error: Exception) -> int:
-    """Print an error that the user must correct; return the exit code for it."""
-    from rich.console import Console
-
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
-        printable(f"{type(error).__name__}: {addresses.redact(str(error))}"), markup=False
-    )
-    return 1

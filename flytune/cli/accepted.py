@@ -1,7 +1,9 @@
 """`flytune accepted ADDRESS`."""
 
 import argparse
+import json
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,12 +20,20 @@ def run(options: argparse.Namespace) -> int:
         history.rollback(options.address, options.reason)
     decisions = history.decisions_at(options.address)
     if options.json:
-        sys.stdout.write("[" + ",\n".join(decision.model_dump_json() for decision in decisions) + "]\n")
+        shown = (json.dumps(_redacted(decision.model_dump(mode="json")), ensure_ascii=False) for decision in decisions)
+        sys.stdout.write("[" + ",\n".join(shown) + "]\n")
     elif not decisions:
         sys.stdout.write(f"{options.address}: no decisions yet\n")
     else:
         _show(decisions, tables.console())
     return 0
+
+
+def _redacted(value: Any) -> Any:
+    """Return a value of mappings, lists and texts without the credentials that old decisions may have."""
+    if isinstance(value, dict):
+        return {key: _redacted(one) for key, one in value.items()}
+    return [_redacted(one) for one in value] if isinstance(value, list) else redact(value) if isinstance(value, str) else value
 
 
 def _show(decisions: list[Decision], console: Console) -> None:

@@ -8,6 +8,11 @@ from rich.table import Table
 
 from flytune.artifacts import Entry, catalog
 from flytune.console import tables
+from flytune.records import MeasuredFigure
+from flytune.sentences import counted
+
+FIGURES = 2
+"""Number of figures of an artifact in the table."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -17,13 +22,13 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2) + "\n")
         return 0
     table = Table(title=tables.plain(options.address), title_justify="left", show_lines=True)
-    for title in ("artifact", "base", "method", "data", "perplexity", "stored (UTC)"):
+    for title in ("artifact", "base", "method", "data", "held-out figures", "stored (UTC)"):
         table.add_column(title)
     table.add_column("size", justify="right")
     for entry in entries:
         stored = entry.stored.strftime("%Y-%m-%d %H:%M") if entry.stored else "unknown"
         problems = "".join(f"\n{problem}" for problem in entry.problems)
-        cells = (entry.name + problems, _base(entry), entry.method or "unknown", _data(entry), _perplexity(entry), stored)
+        cells = (entry.name + problems, _base(entry), entry.method or "unknown", _data(entry), _figures(entry), stored)
         # Unescaped brackets are markup for rich: "[Errno 13]" would vanish.
         table.add_row(*map(tables.plain, cells), _size(entry.size))
     tables.show(table, tables.console())
@@ -37,13 +42,20 @@ def _base(entry: Entry) -> str:
 def _data(entry: Entry) -> str:
     if entry.made_from:
         return "\n".join(["combined from", *entry.made_from])
-    return f"{entry.data}\n{entry.rows:,} rows, {str(entry.data_sha256)[:12]}" if entry.rows is not None else "unknown"
+    return f"{entry.data}\n{counted(entry.rows, 'row')}, {str(entry.data_sha256)[:12]}" if entry.rows is not None else "unknown"
 
 
-def _perplexity(entry: Entry) -> str:
-    if entry.tuned_perplexity is None or entry.base_perplexity is None:
-        return "not measured"
-    return f"{entry.base_perplexity:.4g} to {entry.tuned_perplexity:.4g}"
+def _figures(entry: Entry) -> str:
+    """Return a line for each of the first figures that the objective aims at, with their direction."""
+    shown = [figure for figure in entry.figures if figure.better != "neither"][:FIGURES]
+    return "\n".join(map(_figure, shown)) or "not measured"
+
+
+def _figure(figure: MeasuredFigure) -> str:
+    form = "{:.3g} %" if figure.is_share else "{:.4g}"
+    values = [100 * side.value if figure.is_share else side.value for side in (figure.base, figure.tuned) if side]
+    said = f"{figure.title} {' to '.join(map(form.format, values))}"
+    return f"{said} {figure.unit.removeprefix('share').strip()}".rstrip()
 
 
 def _size(size: int | None) -> str:

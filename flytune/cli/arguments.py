@@ -8,11 +8,15 @@ from flytune import limits
 from flytune.errors import RecipeError
 
 _OUTPUTS = {
-    "combine": "out", "fetch": "out", "gguf": "out", "merge": "out", "reproduce": "out", "selftest": "keep", "xray": "out",
+    "combine": "out", "convert": "output", "fetch": "out", "gguf": "out", "merge": "out", "plan": "svg", "reproduce": "out",
+    "selftest": "keep", "xray": "out",
 }  # fmt: skip
 """Option or argument with the path that a command writes to."""
 _NUMBERS: dict[str, tuple[float, float]] = {
     "density": (0, 1),
+    "gpus": (1, limits.SHARDS),
+    "max_hours": (1e-9, limits.HOURS),
+    "max_price": (1e-9, limits.PRICE),
     "rank": (1, limits.COUNT),
     "rows": (1, limits.ROWS),
     "samples": (1, limits.ROWS),
@@ -35,7 +39,7 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name, None)
         for number in value if isinstance(value, list) else [] if value is None else [value]:
             if not least <= number <= most:  # NaN is neither
-                raise RecipeError(f"--{name} {number!s:.30}: must be {least:g} to {most:g}")
+                raise RecipeError(f"--{name.replace('_', '-')} {number!s:.30}: must be {least:g} to {most:g}")
     given = getattr(options, _OUTPUTS.get(options.command, ""), None)
     if given is None:
         return

@@ -1,6 +1,7 @@
 """`flytune doctor`."""
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -8,11 +9,12 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from flytune.console import tables
-from flytune.doctor import Finding, admin, finding, kube, laptop
-from flytune.errors import RecipeError
+from flytune.doctor import Finding, admin, control_plane, finding, flyte2, kube, laptop
+from flytune.dryrun import confirm
+from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware import load_cluster, load_shapes, shape_named
 from flytune.planning import evaluation_shape, folders, planner
-from flytune.recipe import Recipe
+from flytune.recipe import read_recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
@@ -36,21 +38,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
-    config = admin.config_file()
+    second = flyte2.config_file()
     if not options.remote:
         yield from laptop.findings()
-        yield from admin.local(config)
+        if second is not None:
+            yield finding.ok("flyte config", f"{second}: Flyte 2")
+        elif importlib.util.find_spec("flytekit") is None:
+            yield finding.ok("flyte config", "not read: flytekit is not installed")
+        else:
+            yield from admin.local(control_plane.config_file())
         return
-    yield from admin.findings(config, options.project, options.domain, only_reach=options.reach)
+    if second is not None:
+        yield from flyte2.findings(second, options.project, options.domain, only_reach=options.reach)
+    else:
+        config = control_plane.config_file()
+        yield from admin.findings(config, options.project, options.domain, only_reach=options.reach)
     if options.reach:
+        return
+    read = list(laptop.hardware_files())
+    yield from read
+    if any(found.level == "FAIL" for found in read):
         return
     namespace, cluster = f"{options.project}-{options.domain}", load_cluster()
     if options.recipe is None:
         yield from kube.findings(namespace, load_shapes(), cluster)
         return
-    recipe = Recipe.from_yaml(options.recipe)
-    plan = planner.make(recipe)
-    names = dict.fromkeys((plan.shape, evaluation_shape.shape_for(recipe, plan).name))
+    try:
+        recipe = read_recipe(options.recipe)
+        plan = planner.make(recipe, trace=confirm.best_fit)
+        names = dict.fromkeys((plan.shape, evaluation_shape.shape_for(recipe, plan).name))
+    except FlytuneError as error:
+        said = " ".join(str(error).split())
+        yield finding.fail("recipe", said, f"correct it; `flytune plan {options.recipe}` checks it here")
+        return
     yield from kube.findings(namespace, tuple(shape_named(name) for name in names), cluster)
     if problems := folders.problems(recipe, cluster, plan.shape, uploaded=False):
         yield finding.fail("folders", "; ".join(problems), "change the recipe or cluster.yaml: a run would be refused")

@@ -10,6 +10,7 @@ from flytune.adapters import merging
 from flytune.artifacts import fetch, opening
 from flytune.console import tables
 from flytune.models.probe import PROMPTS
+from flytune.sentences import counted
 
 
 def run(options: argparse.Namespace) -> int:
@@ -17,11 +18,14 @@ def run(options: argparse.Namespace) -> int:
     artifact = fetch.local_folder(options.artifact)
     consent = opening.Consent(options.trust_remote_code, options.base)
     sys.stderr.write(f"base model: {opening.describe_base(artifact, consent)}\n")
-    made = merging.merge(artifact, Path(options.out), consent)
+    made = merging.merge(artifact, Path(options.out), consent, options.dtype)
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return 0
-    title = f"merged compared with trained: {made.base} in {made.dtype}, {made.tokens} tokens of {len(PROMPTS)} prompts"
+    title = (
+        f"merged compared with trained: {made.base} in {made.dtype}, {counted(made.tokens, 'token')} of "
+        f"{counted(len(PROMPTS), 'prompt')}"
+    )
     table = Table(title=tables.plain(title), title_justify="left")
     table.add_column("adapter merged into")
     for title in ("KL, nats per token", "worst token", "same next token", ""):

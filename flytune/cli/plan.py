@@ -1,45 +1,146 @@
-"""`flytune plan RECIPE`."""
+"""`flytune plan RECIPE` and `flytune plan --compare RECIPE RECIPE`."""
 
 import argparse
 import sys
 from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
 
 from flytune.console import tables
+from flytune.dryrun import confirm
+from flytune.errors import RecipeError, printable
+from flytune.files import new_output
 from flytune.hardware import load_cluster
-from flytune.models import read_geometry
-from flytune.planning import evaluation_shape, folders, planner, sample_count, table
-from flytune.planning.dryrun import confirm
-from flytune.recipe import Recipe
+from flytune.planning import (
+    comparing,
+    document,
+    drawn,
+    evaluation_shape,
+    folders,
+    largest,
+    planner,
+    sample_count,
+    solving,
+    table,
+    uploads,
+)
+from flytune.planning.base_sizes import read_geometry
+from flytune.recipe import Recipe, read_recipe
+from flytune.records import Plan
+from flytune.report import charts
+from flytune.sentences import counted
 
 DRY_RUN = "dry run: running the model's code on empty tensors"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a plan, or with --shape auto the ranking of all."""
-    recipe, console = Recipe.from_yaml(options.recipe), tables.console()
-    samples = options.samples or sample_count.samples_guess(recipe.data)
+    """Show a plan, with --shape auto the ranking of all, with --solve an answer, with --compare two plans."""
+    console = tables.console()
+    if options.compare:
+        return _compare(options, console)
+    if options.recipe is None:
+        raise RecipeError("flytune plan: which recipe? Name its file, or two after --compare")
+    recipe, count = _read(options.recipe, options)
+    if options.svg and (options.solve or options.shape == "auto"):
+        raise RecipeError("--svg: a picture is of one plan; leave out --solve and --shape auto")
+    if options.data and (options.solve or options.shape == "auto" or options.dry_run or options.samples):
+        raise RecipeError(
+            "--data: one recipe is planned on one shape; leave out --solve, --shape auto, --dry-run and --samples"
+        )
+    samples = count.samples
+    if options.solve:
+        return _solve(recipe, options, count, console)
     if options.shape == "auto":
         ranking = planner.rank(recipe, options.by)
-        made = [planner.plan_of(fit, samples) for fit in ranking.fits[: table.ROWS]]
+        made = [sample_count.told(planner.plan_of(fit, samples), count) for fit in ranking.fits[: table.ROWS]]
         if options.json:
             sys.stdout.write(table.ranking_json(recipe, ranking, made) + "\n")
         else:
             table.show_ranking(recipe, ranking, made, options.by, console)
+            console.print(printable(count.origin), highlight=False, markup=False)
         return 0
-    if options.shape:
-        recipe = planner.on_shape(recipe, options.shape)
-    geometry = read_geometry(recipe.model)
-    is_traced = geometry.unsupported is not None
-    with console.status(DRY_RUN) if is_traced else nullcontext():
-        made_plan = planner.make(recipe, geometry=geometry, samples=samples)
-    evaluation_shape.shape_for(recipe, made_plan, geometry)
-    if options.dry_run and made_plan.memory.engine != "dry run":
-        with console.status(DRY_RUN):
-            made_plan = confirm.confirmed(recipe, made_plan)
+    recipe, made_plan = _made(recipe, count, options, console)
+    if options.svg:
+        with new_output(Path(options.svg)) as temporary:
+            temporary.write_text(charts.planned_memory(made_plan), encoding="utf-8")
     if options.json:
-        sys.stdout.write(made_plan.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(document.as_json(made_plan))
     else:
         table.show(made_plan, console)
         for problem in folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False):
             console.print(f"- on a cluster this is refused: {problem}", highlight=False, markup=False)
+    return 0
+
+
+def _read(path: str, options: argparse.Namespace) -> tuple[Recipe, sample_count.SampleCount]:
+    """Return a recipe with the limits of the command line, and the number of its samples."""
+    recipe = read_recipe(path)
+    if options.max_hours or options.max_price:
+        recipe = _limited(recipe, options)
+    if problems := uploads.missing(recipe):
+        raise RecipeError.of(f"recipe {recipe.name}: local files", problems)
+    if options.samples:
+        said = f"{counted(options.samples, 'training sample')}: as --samples says"
+        return recipe, sample_count.SampleCount(options.samples, said)
+    return recipe, sample_count.counted(recipe)
+
+
+def _made(
+    recipe: Recipe, count: sample_count.SampleCount, options: argparse.Namespace, console: Console
+) -> tuple[Recipe, Plan]:
+    """Return a recipe on the shape that the command line names, and its plan."""
+    if options.shape:
+        recipe = planner.on_shape(recipe, options.shape)
+    geometry = read_geometry(recipe.model)
+    if options.data:
+        return recipe, drawn.make(recipe, geometry, Path(options.data))
+    samples = count.samples
+    is_traced = geometry.unsupported is not None
+    with console.status(DRY_RUN) if is_traced else nullcontext():
+        made_plan = sample_count.told(planner.make(recipe, geometry=geometry, samples=samples, trace=confirm.best_fit), count)
+    evaluation_shape.shape_for(recipe, made_plan, geometry)
+    if options.dry_run and made_plan.memory.engine != "dry run":
+        with console.status(DRY_RUN):
+            made_plan = confirm.confirmed(recipe, made_plan)
+    return recipe, made_plan
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    """Show what changes from one recipe to another."""
+    if options.recipe or options.solve or options.svg or options.data or options.shape == "auto":
+        raise RecipeError("--compare: takes two recipes and nothing else to plan; leave out what else there is")
+    read = [_read(path, options) for path in options.compare]
+    made = [_made(recipe, count, options, console) for recipe, count in read]
+    recipes, plans = (read[0][0], read[1][0]), (made[0][1], made[1][1])
+    if options.json:
+        sys.stdout.write(comparing.as_json(recipes, plans))
+    else:
+        comparing.show(recipes, plans, console)
+    return 0
+
+
+def _limited(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    """Return the recipe with the limits of the command line."""
+    limits = {name: value for name in ("max_hours", "max_price") if (value := getattr(options, name)) is not None}
+    return recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update=limits)})
+
+
+def _solve(recipe: Recipe, options: argparse.Namespace, count: sample_count.SampleCount, console: Console) -> int:
+    """Show the largest value of a field that fits, the fewest GPUs, or the least price or time, and its plan."""
+    field = solving.named(options.solve)
+    if options.dry_run:
+        raise RecipeError("--dry-run: --solve asks the closed form; confirm the recipe with the answer in it")
+    if options.shape:
+        if field not in largest.FIELDS and options.shape != "auto":
+            raise RecipeError(f"--shape {options.shape:.60}: --solve {field} is answered by all shapes; leave it out")
+        recipe = planner.on_shape(recipe, options.shape)
+    answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples)
+    made = sample_count.told(planner.plan_of(answer.fit, count.samples), count)
+    if options.json:
+        sys.stdout.write(solving.as_json(answer, made) + "\n")
+        return 0
+    table.show(made, console)
+    for line in solving.described(answer):
+        console.print(printable(line), highlight=False, markup=False)
     return 0

@@ -5,15 +5,22 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from flytune.recipe import Recipe
+from flytune.errors import printable
+from flytune.recipe import read_recipe
 from flytune.report import xray
+from flytune.sentences import counted_of
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page, and print its path."""
-    recipe = Recipe.from_yaml(options.recipe)
-    page = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
-    sys.stdout.write(f"{page}\n")
+    """Write the page, and print its path, and on stderr what the run would do; with --check, 1 if a check would stop it."""
+    recipe = read_recipe(options.recipe)
+    made = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
+    sys.stdout.write(f"{made.path}\n")
+    lines = [made.summary]
+    if made.bad_rows:
+        lines.append(f"{counted_of(made.bad, made.rows, 'row', 'is', 'are')} bad; all of them are listed in {made.bad_rows}")
+    lines += [one.found for one in made.contract.checks if one.name == "left out" and one.verdict == "ok" and made.left_out]
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     if options.open:
-        webbrowser.open(page.resolve().as_uri())
-    return 0
+        webbrowser.open(made.path.resolve().as_uri())
+    return 1 if options.check and made.stops else 0

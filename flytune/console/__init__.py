@@ -1,4 +1,4 @@
 """Progress bars, tables and lines in a terminal."""
 
 # Names are imported from the modules: every process that imports flytune loads this package, for `output`.
-__all__ = ["output", "step_lines", "tables"]
+__all__ = ["error_lines", "output", "step_lines", "tables"]

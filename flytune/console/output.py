@@ -1,21 +1,31 @@
 """Progress bars as lines if there is no terminal, and suppression of useless warnings.
 
-This applies to every process that imports flytune: ranks, subprocesses of evaluation and of the harness, forked workers, pods
-and the command line. The libraries (transformers, datasets, huggingface_hub) use tqdm's bars, as Flytune does.
+Each process that shows something calls `install`: the command line, pods, ranks, and processes that evaluate. The libraries
+(transformers, datasets, huggingface_hub) use tqdm's bars, as Flytune does.
 """
 
 import atexit
 import functools
 import logging
 import os
+import re
+import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm.std import tqdm
 
+from flytune import patches
+
 SECONDS = 30.0
 """Seconds between two lines of a bar."""
+DELAY = 10.0
+"""Seconds until a bar is shown that sets no delay itself, as the libraries' do not: most of theirs end at once."""
+_HIDDEN = ("Writing model shards", "Generating train split")
+"""Titles of libraries' bars that are never shown: a save is in the lines of the run, and the data's split is no user's."""
 _NOTICES = [
     # transformers and PEFT, about each other's older names.
     (FutureWarning, ".*is deprecated and will be removed in v6"),
@@ -23,6 +33,8 @@ _NOTICES = [
     (FutureWarning, "`torch\\.distributed\\.[a-z_]*` is deprecated"),
     # bitsandbytes about its optimizers on a CPU, which has no memory to page out.
     (UserWarning, "Paged optimizers are not supported on CPU"),
+    # click about flytekit, which declares the option of a bool input twice.
+    (UserWarning, "The parameter --\\w+ is used more than once"),
 ]
 """Warnings of the pinned libraries about each other: category and message."""
 _LOGGERS = {
@@ -30,88 +42,107 @@ _LOGGERS = {
     "bitsandbytes.backends.cpu.ops": logging.ERROR,
 }
 """Loggers of the libraries, and the lowest level that is shown."""
+_MESSAGES = {
+    # transformers' table of parameters without values, and of values without a parameter. flytune.models.loading names those
+    # that matter. transformers' own error for a parameter of another shape refers to the table.
+    "transformers.modeling_utils": re.compile(r"(?s)LOAD REPORT(?!.*(MISMATCH|CONVERSION))"),
+    # torch's launcher about a signal, which the run's own lines name.
+    "torch.distributed.elastic.agent.server.api": re.compile("Received %s death signal"),
+    "torch.distributed.elastic.multiprocessing.api": re.compile("Closing process %s via signal"),
+}
+"""Loggers of the libraries, and the messages that they do not show."""
 
 
 def install() -> None:
-    """Replace the display of this process's bars and suppress warnings; later calls do nothing."""
-    if tqdm.display is _display:
+    """Show this process's bars as lines where there is no terminal, and suppress warnings; later calls do nothing."""
+    if patches.tqdm.BAR.is_installed:
         return
-    tqdm.__init__ = _init
-    tqdm.display, tqdm.close, tqdm.clear, tqdm.moveto = _display, _close, _clear, _moveto
+    patches.tqdm.BAR.install(_with_lines(patches.tqdm.BAR.original()))
     for category, message in _NOTICES:
         warnings.filterwarnings("ignore", message, category)
     for name, level in _LOGGERS.items():
         logging.getLogger(name).setLevel(level)
+    for name, hidden in _MESSAGES.items():
+        logging.getLogger(name).addFilter(functools.partial(_is_shown, hidden))
     # Close bars that are still open: when they are deleted, this module may be gone.
     atexit.register(lambda: [bar.close() for bar in list(tqdm._instances)])
 
 
-_tqdm_init, _tqdm_display, _tqdm_close, _tqdm_clear, _tqdm_moveto = (
-    tqdm.__init__,
-    tqdm.display,
-    tqdm.close,
-    tqdm.clear,
-    tqdm.moveto,
-)
+@contextmanager
+def named(label: str, delay: float) -> Iterator[None]:
+    """Give bars that libraries make within the block another title, and show them after `delay` seconds."""
+    install()
+    before = dict(_given)
+    _given.update(desc=label, delay=delay)
+    try:
+        yield
+    finally:
+        _given.clear()
+        _given.update(before)
 
 
-@functools.wraps(_tqdm_init)
-def _init(bar: Any, *arguments: Any, **settings: Any) -> None:
-    """Create the bar. The hub's `disable=None` hides bars without a terminal; they are shown as lines instead."""
-    if settings.get("disable", False) is None:
-        settings["disable"] = False
-    _tqdm_init(bar, *arguments, **settings)
+_given: dict[str, Any] = {}
+"""Arguments that replace those of bars which are made now."""
 
 
-def _draws(bar: Any) -> bool:
-    """Return whether tqdm draws the bar: on a terminal, in the first rank of a node."""
-    return _is_first() and bool(getattr(bar.fp, "isatty", bool)())
+def _with_lines(upstream: Any) -> Any:
+    """Return tqdm's __init__, with a file of lines where there is no terminal."""
+
+    @functools.wraps(upstream)
+    def init(bar: Any, iterable: Any = None, desc: Any = None, *arguments: Any, **settings: Any) -> None:
+        settings = {"delay": DELAY, "desc": desc} | settings | _given
+        # The hub's `disable=None` hides bars without a terminal; they are shown as lines instead.
+        if settings.get("disable", False) is None:
+            settings["disable"] = False
+        if str(settings["desc"]).startswith(_HIDDEN):
+            settings["disable"] = True
+        file = settings.get("file") or sys.stderr
+        if not settings.get("gui") and not (_is_first() and getattr(file, "isatty", bool)()):
+            settings["file"] = _Lines(bar, file)
+        upstream(bar, iterable, settings.pop("desc"), *arguments, **settings)
+
+    return init
+
+
+def _is_shown(hidden: re.Pattern[str], record: logging.LogRecord) -> bool:
+    return hidden.search(str(record.msg)) is None
 
 
 def _is_first() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def _display(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
-    """Draw the bar, or print it as a line: at the start and every SECONDS; `_close` prints the last line."""
-    if _draws(bar):
-        return bool(_tqdm_display(bar, msg, pos))
-    now, before = time.monotonic(), bar.__dict__.get("last_line")
-    if before is None or now - before >= SECONDS:
-        bar.last_line = now
-        if bar.total is None or bar.n < bar.total:
-            _print(bar)
-    return True
+class _Lines:
+    """File of a bar without a terminal: what tqdm draws becomes a line at the start, one every SECONDS, and one at the end.
 
+    Only the first rank of a node prints them.
+    """
 
-def _close(bar: Any) -> None:
-    """Close the bar; print its last line if its first was printed."""
-    if getattr(bar, "disable", True):
-        return
-    if _draws(bar):
-        _tqdm_close(bar)
-        return
-    bar.disable = True
-    bar._decr_instances(bar)
-    if "last_line" in bar.__dict__:
-        # As in tqdm: the mean rate of the whole run, not the latest one.
-        bar._ema_dt = lambda: None
-        _print(bar)
+    def __init__(self, bar: Any, file: Any) -> None:
+        self._bar, self._file = bar, file
+        self._printed: float | None = None
 
+    def write(self, drawn: str) -> None:
+        """Print the bar, whatever part of it, or movement of a cursor, tqdm has `drawn`."""
+        bar, now = self._bar, time.monotonic()
+        if bar is None:
+            return
+        if bar.disable:  # it is being closed
+            self._bar = None
+            if self._printed is not None:
+                self._print(bar)
+        elif self._printed is None or now - self._printed >= SECONDS:
+            self._printed = now
+            if bar.total is None or bar.n < bar.total:
+                self._print(bar)
 
-def _clear(bar: Any, nolock: bool = False) -> None:
-    """Remove the bar from a terminal; printed lines stay."""
-    if not bar.disable and _draws(bar):
-        _tqdm_clear(bar, nolock)
+    def flush(self) -> None:
+        """Do nothing: each line is flushed."""
 
-
-def _moveto(bar: Any, n: int) -> None:
-    """Move a terminal's cursor to another bar's line; without a terminal, do nothing."""
-    if _draws(bar):
-        _tqdm_moveto(bar, n)
-
-
-def _print(bar: Any) -> None:
-    if _is_first():
-        bar.fp.write(f"{str(bar).strip()}\n")
-        bar.fp.flush()
+    def _print(self, bar: Any) -> None:
+        if not _is_first():
+            return
+        # As tqdm at the end: the mean rate of the whole run, not the latest one.
+        values = bar.format_dict | ({"rate": None} if bar.disable else {})
+        self._file.write(f"{bar.format_meter(**values).strip()}\n")
+        self._file.flush()

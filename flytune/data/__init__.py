@@ -3,10 +3,12 @@
 sources, hub           location of the data, and a fingerprint of its content
 windows                paths with one file a day or an hour
 readers                files -> rows
+rows                   the kinds of rows: answers (long ones in pieces), pairs, labelled answers
 formats, messages      rows -> chats, prompts with completions, or tokens
 chat_template, render  -> text, with the characters that are trained
 labels                 -> input_ids and labels
 process                all of these steps for a chunk of rows, cut to max_length
+left_out, examples     content of rows that is in no sample; rows that were cut or dropped
 packing                -> blocks of complete samples, with data.packing
 workers, mixture       chunks of all sources, on all cores, in order
 bad_rows               rows that are set aside, with their reasons
@@ -29,16 +31,19 @@ from flytune.data.packing import pack
 from flytune.data.preparation import prepare
 from flytune.data.progress import Progress, digest_of
 from flytune.data.readers import read_path
+from flytune.data.rows import ROW_KINDS, RowKind, row_kind, weight_advice
 from flytune.data.shards import load, read_manifest
 from flytune.data.sources import fingerprint
-from flytune.data.stored_samples import Part
-from flytune.data.tokenizer import load_tokenizer, require_chat_template
+from flytune.data.stored_samples import StoredSamples
+from flytune.data.tokenizer import load_tokenizer, require_chat_template, stored_tokenizer
 
 __all__ = [
+    "ROW_KINDS",
     "BadRows",
     "Collator",
-    "Part",
     "Progress",
+    "RowKind",
+    "StoredSamples",
     "Stream",
     "bad_rows",
     "contract",
@@ -59,11 +64,14 @@ __all__ = [
     "read_path",
     "readers",
     "require_chat_template",
+    "row_kind",
     "shards",
     "sources",
     "stored_samples",
+    "stored_tokenizer",
     "text_of",
     "tokens_of",
     "tools_of",
+    "weight_advice",
     "windows",
 ]

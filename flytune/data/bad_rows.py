@@ -4,12 +4,15 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from flytune.errors import DataError
+from flytune.files import written_atomically
+from flytune.schema import Record
+from flytune.sentences import counted
 
 logger = logging.getLogger(__name__)
 BAD_ROWS = "bad_rows.jsonl"
@@ -17,6 +20,38 @@ _LOCATION = re.compile(r"(?P<file>.*?)(?::|, item |, row )(?P<line>\d+)", re.DOT
 _SHOWN = 5
 _GRACE_ROWS = 10_000
 """Rows after which a source with more bad rows than good ones stops the run before all rows are read."""
+
+
+class BadRow(Record):
+    """A line of bad_rows.jsonl."""
+
+    file: str
+    line: int | None
+    """Number of the line, or of the row or item of a file that has no lines."""
+    reason: str
+
+    @classmethod
+    def of(cls, where: str, error: DataError) -> Self:
+        """Return a row by its location and its error."""
+        location = _LOCATION.fullmatch(where)
+        file, line = (location["file"], int(location["line"])) if location else (where, None)
+        return cls(file=file, line=line, reason=str(error).removeprefix(where).lstrip(": "))
+
+
+def read_list(path: Path) -> list[BadRow]:
+    """Return the rows of a list of bad rows; none if there is no such file.
+
+    Raises:
+        RecordError: it is no such list.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [BadRow.parse(line) for line in lines]
+
+
+def write_list(rows: Sequence[BadRow], path: Path) -> None:
+    """Write a list of bad rows."""
+    with written_atomically(path) as temporary:
+        temporary.write_text("".join(row.model_dump_json() + "\n" for row in rows), encoding="utf-8")
 
 
 class BadRows:
@@ -60,10 +95,7 @@ class BadRows:
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(str(error))
-        location = _LOCATION.fullmatch(where)
-        file, line = (location["file"], int(location["line"])) if location else (where, None)
-        reason = str(error).removeprefix(where).lstrip(": ")
-        self._file.write(json.dumps({"file": file, "line": line, "reason": reason}) + "\n")
+        self._file.write(json.dumps(BadRow.of(where, error).model_dump()) + "\n")
 
     def check(self, done: bool = True) -> None:
         """Check the share of bad rows; before all rows are read (`done`), against a more generous limit.
@@ -78,7 +110,8 @@ class BadRows:
         first = "\n".join(f"  {reason}" for reason in self.first)
         so_far = "" if done else " so far"
         raise DataError(
-            f"{self.count} of {rows} rows{so_far} are bad, more than {self.setting} {self.fraction} allows "
+            f"{self.count} of {counted(rows, 'row')}{so_far} {'is' if self.count == 1 else 'are'} bad, more than "
+            f"{self.setting} {self.fraction} allows "
             f"({allowed}); all of them are listed in {self._path}. The first:\n{first}"
         )
 

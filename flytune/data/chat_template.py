@@ -5,9 +5,9 @@ from typing import Any
 
 from flytune.data.messages import Message, with_text_arguments
 from flytune.errors import DataError
+from flytune.models import chat_templates
 
-Span = tuple[int, int]
-"""Characters [start, end) of a text."""
+Span = chat_templates.Span
 _BEGIN = re.compile(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")
 _END = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
 _LEFT, _RIGHT = "\ue000", "\ue001"
@@ -62,23 +62,20 @@ class Template:
     def _render(
         self, source: str, messages: list[Message], tools: Tools, where: str, tracked: bool = False
     ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
-
-        options: Any = {"chat_template": source, "return_assistant_tokens_mask": tracked, "tools": tools, **self._tokens}
+        options: Any = {"tools": tools, "add_generation_prompt": False, **self._tokens}
         try:
             if not tracked and _is_text(messages, tools):
-                # render_jinja_template takes three times as long, for values that are not text.
-                variables = {"tools": None, "documents": None, "add_generation_prompt": False, **self._tokens}
-                return _compile_jinja_template(source).render(messages=messages, **variables), []
+                return chat_templates.render(source, messages, is_text=True, **options)
+            options["return_assistant_tokens_mask"] = tracked
             try:
-                rendered: Any = render_jinja_template([messages], **options)
-            except TypeError:  # DeepSeek's templates concatenate the arguments of a tool call with a string
-                rendered = render_jinja_template([[with_text_arguments(one) for one in messages]], **options)
-        except Exception as error:  # a template is a program: it may raise any error, not only Jinja's
-            roles = ", ".join(str(message["role"]) for message in messages[:8])
-            raise DataError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
-        texts, blocks = rendered
-        return texts[0], blocks[0] if tracked else []
+                return chat_templates.render(source, messages, **options)
+            except chat_templates.TemplateError as error:
+                if error.kind != "TypeError":
+                    raise
+                # DeepSeek's templates concatenate the arguments of a tool call with a string.
+                return chat_templates.render(source, [with_text_arguments(one) for one in messages], **options)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
 
 
 def _is_text(messages: list[Message], tools: Tools) -> bool:

@@ -1,8 +1,14 @@
 """Counts of the rows and samples of one source, collected chunk by chunk."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from flytune.data.examples import MOST, Example, Kind, example_of, first_of_each
+from flytune.data.labels import Encoded
+from flytune.data.left_out import MOST_NAMES, OTHERS
+from flytune.recipe import Data
 
 
 @dataclass
@@ -13,6 +19,8 @@ class Tally:
     weight: float = 1.0
     form: str = ""
     """Format of the rows; empty until the first row is read."""
+    kind: str = ""
+    """`text` or `messages`, of answers to compare; empty until the first row is read, and for other rows."""
     rows: int = 0
     """Rows read. This and the next counts, up to `duplicates`, count a row once, even where a weight repeats it."""
     bad: int = 0
@@ -24,19 +32,34 @@ class Tally:
     """Samples dropped by data.deduplicate."""
     control_tokens: int = 0
     """Rows whose own text has control tokens."""
+    contradicted: int = 0
+    """Pairs whose own figures (scores, a margin) say that the rejected answer is the better one."""
+    tokens_read: int = 0
+    """Tokens of all rows before any cut, of both answers of a pair. Neither this nor the next two count repetitions."""
+    truncated_tokens: int = 0
+    """Tokens that were cut off."""
+    dropped_tokens: int = 0
+    """Tokens of dropped rows."""
     samples: int = 0
     """Stored samples. This and the next three count repetitions by a weight."""
     tokens: int = 0
     trained_tokens: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     """Number of rows by their tokens before any cut."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of rows by the column, or key of messages, that has content and is in no sample (left_out.py)."""
+    examples: list[Example] = field(default_factory=list)
+    """The first rows that were cut or dropped (examples.py)."""
 
     def add(self, other: Self) -> None:
         """Add the counts of more rows of the same source."""
-        self.form = self.form or other.form
+        self.form, self.kind = self.form or other.form, self.kind or other.kind
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.update(other.lengths)
+        for name, rows in other.left_out.items():
+            self.left_out[name if name in self.left_out or len(self.left_out) < MOST_NAMES else OTHERS] += rows
+        self.examples = first_of_each([*self.examples, *other.examples])
 
     def keep(self, tokens: int, trained_tokens: int) -> None:
         """Count one more stored sample."""
@@ -46,7 +69,30 @@ class Tally:
 
 
 _COUNTS = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens",
-           "samples", "tokens", "trained_tokens")  # fmt: skip
+           "contradicted", "tokens_read", "truncated_tokens", "dropped_tokens", "samples", "tokens",
+           "trained_tokens")  # fmt: skip
+
+
+def count_tokens(tally: Tally, whole: Sequence[Encoded], kept: Sequence[tuple[Any, Any]], where: str, data: Data) -> None:
+    """Count the tokens of a row that are stored and those that are not, and keep an example of a row that lost some.
+
+    `whole` are its sequences before any cut, `kept` those that are stored; `where` is the location of the row.
+    """
+    read = sum(len(ids) for ids, _ in whole)
+    # A piece of a long sample begins with the last token of the one before it.
+    stored = min(read, sum(len(ids) for ids, _ in kept))
+    tally.tokens_read += read
+    if stored == read:
+        return
+    if stored:
+        tally.truncated_tokens += read - stored
+        kind: Kind = "cut"
+    else:
+        tally.dropped_tokens += read
+        is_long = data.too_long == "drop" and max(len(ids) for ids, _ in whole) > data.max_length
+        kind = "dropped, too long" if is_long else "dropped, without an answer"
+    if sum(example.kind == kind for example in tally.examples) < MOST:
+        tally.examples.append(example_of(kind, where, whole, data.max_length))
 
 
 def total(tallies: list[Tally], what: str) -> int:
@@ -56,9 +102,11 @@ def total(tallies: list[Tally], what: str) -> int:
 
 def to_json(tally: Tally) -> dict[str, Any]:
     """Return the tally as JSON values."""
-    return {**vars(tally), "lengths": sorted(tally.lengths.items())}
+    examples = [example.model_dump() for example in tally.examples]
+    return {**vars(tally), "lengths": sorted(tally.lengths.items()), "left_out": dict(tally.left_out), "examples": examples}
 
 
 def from_json(content: dict[str, Any]) -> Tally:
     """Return the tally that `to_json` was given."""
-    return Tally(**{**content, "lengths": Counter(dict(content["lengths"]))})
+    counted = {"lengths": Counter(dict(content["lengths"])), "left_out": Counter(content["left_out"])}
+    return Tally(**{**content, **counted, "examples": [Example.model_validate(one) for one in content["examples"]]})

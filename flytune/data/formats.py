@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from flytune.data.messages import MEDIA, Message, conversation_of, messages_of, text_of, tools_of
+from flytune.data.messages import (
+    MEDIA,
+    SHAREGPT_ROLES,
+    Message,
+    conversation_of,
+    is_answer,
+    messages_of,
+    text_of,
+    tools_of,
+)
 from flytune.errors import DataError
 
 
@@ -46,7 +55,9 @@ REQUIRED = {
 """Columns that each format requires, in the order in which `auto` tries the formats."""
 PAIR = ("chosen", "rejected")
 """Columns of preferences, beside `prompt` (pairs.py)."""
-CHATS = ("messages", "sharegpt", "instruction")
+PROMPTED_CHAT = "prompt_completion_messages"
+"""Rows of prompt_completion in messages, TRL's conversational form; a recipe names it prompt_completion."""
+CHATS = ("messages", "sharegpt", "instruction", PROMPTED_CHAT)
 """Formats that use the chat template. They may have a column `system`; messages and sharegpt also `tools`."""
 RAW = ("text", "prompt_completion")
 """Formats of raw text, which gets BOS and EOS by data.add_bos_token and data.add_eos_token."""
@@ -54,8 +65,20 @@ MASKS = ("attention_mask", "completion_mask", "assistant_masks")
 """Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
 _OTHER_MASKS = ("special_tokens_mask",)
 _PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
-_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "system", "tools", "labels", *MASKS,
-          "chosen", "rejected", "label")  # fmt: skip
+_TURNS = ("role", "content", "from", "value")
+"""Keys of a turn, which data.columns renames as it renames columns."""
+_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "history", "system", "tools", "labels", *MASKS,
+          "chosen", "rejected", "label", *_TURNS)  # fmt: skip
+_OTHER_NAMES = {
+    "chosen": ("chosen_response",),
+    "rejected": ("rejected_response",),
+    "completion": ("output",),
+    "label": ("kto_tag",),
+    "instruction": ("question", "input"),
+}
+"""Names that other tools have for columns of compared answers."""
+SEPARATOR = "\n\n"
+"""Text between instruction and input, where data.input_separator has no other."""
 
 
 def check_columns(columns: dict[str, str], key: str = "data") -> None:
@@ -75,19 +98,25 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         DataError: no format fits; the message lists the row's columns, and those that each format needs.
     """
     if form != "auto":
-        return form
+        return _of_text_or_messages(form, row, columns)
+    has_pair = is_pair(row, columns)
     for name, needed in REQUIRED.items():
         if all(columns.get(column, column) in row for column in needed):
-            if name == "prompt_completion" and isinstance(row.get("label"), bool):
+            if has_pair and not _ends_with_answer(row, name, columns):
+                break
+            label = next((label for label in ("label", "kto_tag") if isinstance(row.get(label), bool)), None)
+            if label and name not in ("text", "tokens"):
                 raise DataError(
-                    f"{where}: the column label says which answers are undesirable, and objective: sft would train them too; "
-                    "write objective: kto, or data.format: prompt_completion to train all of them"
+                    f"{where}: the column {label} says which answers are undesirable, and objective: sft would train them too; "
+                    f"write objective: kto, or data.format: {name} to train all of them"
                 )
-            return name
-    if all(columns.get(column, column) in row for column in PAIR):
+            return _of_text_or_messages(name, row, columns)
+    if has_pair:
+        answer = "output" if columns.get("instruction", "instruction") in row else "completion"
+        chosen = with_other_names(row, columns).get("chosen", "chosen")
         raise DataError(
             f"{where}: the columns {' and '.join(PAIR)} are preferences, which objective: sft does not train; write objective: "
-            "dpo, or train the chosen answers alone (data.columns: {completion: chosen})"
+            f"dpo, or train the chosen answers alone (data.columns: {{{answer}: {chosen}}})"
         )
     needs = "; ".join(f"{name} needs {' and '.join(needed)}" for name, needed in REQUIRED.items())
     raise DataError(
@@ -96,8 +125,56 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     )
 
 
-def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str, system_prompt: str | None = None) -> Sample:
+def _of_text_or_messages(form: str, row: dict[str, Any], columns: dict[str, str]) -> str:
+    """Return a format, or PROMPTED_CHAT where prompt or completion are messages."""
+    values = [optional_column(row, name, columns) for name in REQUIRED["prompt_completion"]]
+    return PROMPTED_CHAT if form == "prompt_completion" and any(isinstance(value, list) for value in values) else form
+
+
+def is_pair(row: dict[str, Any], columns: dict[str, str]) -> bool:
+    """Return whether a row has a chosen and a rejected answer."""
+    names = with_other_names(row, columns)
+    return all(names.get(column, column) in row for column in PAIR)
+
+
+def with_other_names(row: dict[str, Any], columns: dict[str, str]) -> dict[str, str]:
+    """Return `columns`, and the names that other tools have for columns of compared answers, where the row has those alone."""
+    added = {
+        ours: theirs
+        for ours, others in _OTHER_NAMES.items()
+        if ours not in row and ours not in columns
+        for theirs in others[::-1]
+        if theirs in row and theirs not in columns.values()
+    }
+    return {**added, **columns} if added else columns
+
+
+def prompt_of(row: dict[str, Any], columns: dict[str, str]) -> Any:
+    """Return a row's value of our column `prompt`; None if it has none, or `columns` names it as the question of a chat."""
+    is_question = columns.get("instruction") == columns.get("prompt", "prompt")
+    return None if is_question else optional_column(row, "prompt", columns)
+
+
+def _ends_with_answer(row: dict[str, Any], form: str, columns: dict[str, str]) -> bool:
+    """Return whether the last turn of a row of chats is an answer; true of other formats."""
+    turns = row[columns.get(REQUIRED[form][0], REQUIRED[form][0])]
+    if form not in ("messages", "sharegpt") or not isinstance(turns, list) or not turns or not isinstance(turns[-1], dict):
+        return True
+    speakers = (turns[-1].get(columns.get(key, key)) for key in ("role", "from"))
+    return any(SHAREGPT_ROLES.get(str(speaker)) == "assistant" for speaker in speakers)
+
+
+def convert(
+    row: dict[str, Any],
+    form: str,
+    columns: dict[str, str],
+    where: str,
+    system_prompt: str | None = None,
+    separator: str = SEPARATOR,
+) -> Sample:
     """Return a row as a sample. `form` is a key of REQUIRED; `system_prompt` is for chats without one.
+
+    `separator` is the text between instruction and input.
 
     Raises:
         DataError: a column is missing, or its content does not fit the format.
@@ -109,13 +186,33 @@ def convert(row: dict[str, Any], form: str, columns: dict[str, str], where: str,
         return Plain(_string(row, "prompt", columns, where), _string(row, "completion", columns, where))
     if form == "tokens":
         return _tokens(row, columns, where)
-    if form == "instruction":
-        messages, tools = _instruction(row, columns, where), None
+    if form == PROMPTED_CHAT:
+        messages, tools = _prompted(row, columns, where), tools_of(optional_column(row, "tools", columns), where)
+    elif form == "instruction":
+        answer = _string(row, "output", columns, where)
+        messages, tools = [*question_of(row, columns, where, separator), {"role": "assistant", "content": answer}], None
     else:
-        read, name = (messages_of, "messages") if form == "messages" else (conversation_of, "conversations")
-        messages = read(column(row, name, columns, where), where)
+        name = "messages" if form == "messages" else "conversations"
+        messages = turns_of(column(row, name, columns, where), name, columns, where)
         tools = tools_of(optional_column(row, "tools", columns), where)
     return Chat(with_system(messages, row, columns, where, system_prompt), tools)
+
+
+def _prompted(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
+    """Return the messages of a prompt, whose answers are context, and of its completion."""
+    if all(isinstance(optional_column(row, name, columns), str) for name in REQUIRED["prompt_completion"]):
+        raise DataError(
+            f"{where}: the row is text, and the first one is messages: text gets no chat template, so one model would see two "
+            "formats; write all rows as messages, or name two files in data.sources"
+        )
+    made: list[list[Message]] = []
+    for name, role in zip(REQUIRED["prompt_completion"], ("user", "assistant"), strict=True):
+        value = column(row, name, columns, where)
+        is_text = not isinstance(value, list)
+        text: list[Message] = [{"role": role, "content": text_of(value, columns.get(name, name), where)}] if is_text else []
+        made.append(text or messages_of(with_renamed_keys(value, columns), where))
+    before, after = made
+    return [message | {"train": False} if is_answer(message) else message for message in before] + after
 
 
 def refuse_media(row: dict[str, Any], columns: dict[str, str], where: str) -> None:
@@ -161,13 +258,49 @@ def _counts_up(value: Any) -> bool:
     return isinstance(value, list) and value == list(range(len(value)))
 
 
-def _instruction(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
+def turns_of(value: Any, name: str, columns: dict[str, str], where: str) -> list[Message]:
+    """Return the messages of our column `messages` or `conversations`, whose keys `columns` may rename.
+
+    Raises:
+        DataError: it is not a list of turns.
+    """
+    return (messages_of if name == "messages" else conversation_of)(with_renamed_keys(value, columns), where)
+
+
+def with_renamed_keys(turns: Any, columns: dict[str, str]) -> Any:
+    """Return turns with the keys of ours that `columns` has other names for."""
+    names = {columns[key]: key for key in _TURNS if key in columns}
+    if not names or not isinstance(turns, list):
+        return turns
+    return [{names.get(key, key): item for key, item in turn.items()} if isinstance(turn, dict) else turn for turn in turns]
+
+
+def question_of(row: dict[str, Any], columns: dict[str, str], where: str, separator: str = SEPARATOR) -> list[Message]:
+    """Return the question of the columns instruction and input, after the turns of the column history.
+
+    Raises:
+        DataError: a column is not text, or history is not a list of questions with answers.
+    """
     question = _string(row, "instruction", columns, where)
-    if optional_column(row, "input", columns) is not None:
+    is_whole = columns.get("instruction") == columns.get("input", "input")
+    if not is_whole and optional_column(row, "input", columns) is not None:
         context = _string(row, "input", columns, where)
-        question = f"{question}\n\n{context}" if context.strip() else question
-    answer = _string(row, "output", columns, where)
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        # LLaMA-Factory's rows may have the whole question in either column.
+        question = separator.join(part for part in (question, context) if part.strip()) or question
+    return [*_history(row, columns, where), {"role": "user", "content": question}]
+
+
+def _history(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
+    """Return the earlier turns of LLaMA-Factory's column history: [[question, answer], ...]."""
+    name, turns = columns.get("history", "history"), optional_column(row, "history", columns) or []
+    if not isinstance(turns, list) or not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+        raise DataError(f"{where}: {name} must be a list of [question, answer], found {turns!r:.60}")
+    roles = ("user", "assistant")
+    return [
+        {"role": role, "content": text_of(text, f"{name}[{index}]", where)}
+        for index, turn in enumerate(turns)
+        for role, text in zip(roles, turn, strict=True)
+    ]
 
 
 def optional_column(row: dict[str, Any], name: str, columns: dict[str, str]) -> Any:

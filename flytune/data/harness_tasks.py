@@ -6,13 +6,21 @@ from typing import Any
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
+from flytune.files import ROOT as CLONE
+from flytune.files import FileRefusedError, check_regular, read_regular
 from flytune.models import remote
 from flytune.recipe import Evaluation
 
-ROOT = Path(__file__).resolve().parents[3]
-"""Root folder of the code, which is shipped to pods."""
+ROOT = CLONE or Path()
+"""Root folder of the code, which is shipped to pods; the current folder where there is no clone."""
 CARRIED = "_data_files"
 """Name of the folder next to an uploaded task with those of its data_files that were outside the folder of tasks."""
+
+NOT_UPLOADED = (
+    "; a pod has the files that `pyflyte run` uploads with the recipe, and a run from the console or of a schedule uploads "
+    "none: write an address (s3://...)"
+)
+"""End of a sentence on files that are not there."""
 
 
 def loader(upstream: Any, base_dir: Path, *, resolve_funcs: bool) -> Any:
@@ -44,13 +52,24 @@ def local_folder(include_path: str) -> Path:
     """Return the recipe's folder of tasks on this machine.
 
     Raises:
-        RecipeError: the folder does not exist.
+        RecipeError: the folder does not exist, or has a YAML file that is no regular file.
     """
     given = Path(include_path).expanduser()
     for folder in (given.absolute(), ROOT / given):
         if folder.is_dir():
+            _check_files(folder)
             return folder
-    raise RecipeError(f"evaluation.include_path: {given}: no such folder (seen from {Path.cwd().name}/ and from {ROOT.name}/)")
+    seen = " and from ".join(dict.fromkeys(f"{folder.name}/" for folder in (Path.cwd(), ROOT.absolute())))
+    raise RecipeError(f"evaluation.include_path: {given}: no such folder (seen from {seen})")
+
+
+def _check_files(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".yaml", ".yml") and path.exists():
+            try:
+                check_regular(path, yaml_core.LARGEST)
+            except FileRefusedError as error:
+                raise RecipeError(f"evaluation.include_path: {path}: {error}") from None
 
 
 def with_data(config: dict[str, Any], yaml_path: Path | None) -> dict[str, Any]:
@@ -58,7 +77,11 @@ def with_data(config: dict[str, Any], yaml_path: Path | None) -> dict[str, Any]:
     settings = config.get("dataset_kwargs")
     if not yaml_path or not isinstance(settings, dict) or "data_files" not in settings:
         return config
-    return config | {"dataset_kwargs": settings | {"data_files": _files(settings["data_files"], yaml_path.parent)}}
+    try:
+        found = _files(settings["data_files"], yaml_path.parent)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{yaml_path.name}: {error}") from None
+    return config | {"dataset_kwargs": settings | {"data_files": found}}
 
 
 def _files(given: Any, folder: Path) -> Any:
@@ -76,16 +99,25 @@ def located(given: str, folder: Path) -> tuple[Path, str]:
     """Return the folder of `given` (a file or pattern in data_files of a task whose YAML is in `folder`), and its name there.
 
     Raises:
-        FileNotFoundError: there is no such file on this machine.
+        FileNotFoundError: there is no such file on this machine, or no regular one.
     """
     candidates = [(folder, given), (folder / CARRIED, carried(given)), (ROOT, given), (Path.cwd(), given)]
     if Path(given).is_absolute():
         candidates = [candidates[1], (Path("/"), given.lstrip("/"))]
     for parent, name in candidates:
-        if any(parent.glob(name)):
+        if found := list(parent.glob(name)):
+            _check_regular([file for file in found if not file.is_dir()], given)
             return parent, name
     searched = dict.fromkeys(f"{parent.name}/" for parent, _ in candidates if parent.name != CARRIED)
-    raise FileNotFoundError(f"data_files: {given}: no such file in {', '.join(searched)}")
+    raise FileNotFoundError(f"data_files: {given}: no such file in {', '.join(searched)}{NOT_UPLOADED}")
+
+
+def _check_regular(found: list[Path], given: str) -> None:
+    for file in found:
+        try:
+            check_regular(file)
+        except FileRefusedError as error:
+            raise FileNotFoundError(f"data_files: {given}: {error}") from None
 
 
 def carried(given: str) -> str:
@@ -129,7 +161,7 @@ _Reader.add_constructor("!function", lambda loader, node: node.value)
 def _data_files(file: Path) -> list[str]:
     """List the data files in a task's YAML; none where the file is not a task."""
     try:
-        content = yaml_core.load(file.read_bytes(), _Reader)
+        content = yaml_core.load(read_regular(file, yaml_core.LARGEST), _Reader)
         given = (content.get("dataset_kwargs") or {}).get("data_files")
     except (yaml_core.YAMLError, AttributeError):  # the harness skips such a file
         return []

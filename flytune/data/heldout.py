@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from flytune.data.rows import row_kind
 from flytune.data.shards import read_manifest
 from flytune.errors import DataError
 from flytune.models import Row
@@ -9,8 +10,8 @@ from flytune.models.scoring import IGNORED
 
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:
-    """Return the first `limit` held-out samples of a prepared data set, in stored order; pairs with their seq_lengths,
-    labelled answers with their label.
+    """Return the first `limit` held-out samples of a prepared data set, in stored order, with the columns of their kind of
+    rows. None, if the recipe holds none out.
 
     Raises:
         DataError: the folder is incomplete, or its held-out part has no token to score.
@@ -20,7 +21,7 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
     again = "prepare the data again"
     rows: list[Row] = []
     manifest = read_manifest(dataset)
-    columns = ["input_ids", "labels", *["seq_lengths"] * manifest.pairs, *["label"] * manifest.labels]
+    columns = ["input_ids", "labels", *row_kind(manifest.row_kind).columns]
     for shard in manifest.heldout.shards:
         if len(rows) >= limit:
             break
@@ -31,7 +32,7 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {again}") from None
         rows += table.slice(0, limit - len(rows)).to_pylist()
-    if not any(label != IGNORED for row in rows for label in row["labels"][1:]):
+    if manifest.heldout.samples and not any(label != IGNORED for row in rows for label in row["labels"][1:]):
         raise DataError(f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path")
     return rows
 

@@ -9,6 +9,7 @@ from flytune.data.formats import Tokens
 from flytune.data.render import Rendered
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
+from flytune.sentences import counted
 
 Encoded = tuple[list[int], list[int]]
 """input_ids and labels, equally long."""
@@ -69,7 +70,9 @@ def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool
             "was the data tokenized for another model?"
         )
     if len(labels) != len(ids):
-        raise DataError(f"{where}: {len(ids)} input_ids but {len(labels)} labels; there must be a label for each token")
+        raise DataError(
+            f"{where}: {len(ids)} input_ids but {counted(len(labels), 'label')}; there must be a label for each token"
+        )
     for index, (token, label) in enumerate(zip(ids, labels, strict=True)):
         if label not in (IGNORED, token):
             raise DataError(

@@ -10,6 +10,8 @@ from flytune.data.shards import content_hash
 from flytune.errors import DataError
 from flytune.recipe import Data
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
+from flytune.row_names import RowKindName
+from flytune.sentences import counted
 
 _BINS = 12
 
@@ -29,29 +31,34 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
             raise DataError(f"{tally.name}: no row was found; the file is empty{reason}")
     if not kept:
         raise DataError(
-            f"{source}: none of {rows} rows is left: {too_long} are longer than data.max_length "
+            f"{source}: none of {counted(rows, 'row')} is left: {too_long} are longer than data.max_length "
             f"{data.max_length}, {untrained} have no trained token within it (the answer is missing, empty or cut off)"
         )
     names: dict[Split, str] = {"train": "training", "heldout": "held-out"}
     for split, name in names.items():
-        if counts[split].samples:
+        if counts[split].samples or (split == "heldout" and not data.holds_out):
             continue
         if data.heldout_key:
             where = data.heldout_name if split == "heldout" else source
             raise DataError(f"{where}: no {name} sample is left; {too_long} were too long, {untrained} had no trained token")
         raise DataError(
-            f"{source}: no {name} sample: {kept} samples were split by content at data.heldout_fraction "
+            f"{source}: no {name} sample: {counted(kept, 'sample was', 'samples were')} split by content at "
+            "data.heldout_fraction "
             f"{data.heldout_fraction}; add data, change the fraction, or set data.heldout_path"
         )
 
 
-def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path, pairs: bool = False) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/; with `pairs`, each sample is a pair."""
+def manifest_of(
+    data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path, row_kind: RowKindName
+) -> Manifest:
+    """Return the manifest of the data in `out`, which includes tokenizer/."""
     tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     lengths = sum((tally.lengths for tally in tallies), Counter[int]())
-    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens")
+    left_out = sum((tally.left_out for tally in tallies), Counter[str]())
+    summed = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens",
+              "contradicted", "tokens_read", "truncated_tokens", "dropped_tokens")  # fmt: skip
     kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
     return Manifest(
         source=", ".join(source.name for source in data.all_sources.values()),
@@ -59,14 +66,14 @@ def manifest_of(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tall
         **{what: total(tallies, what) for what in summed},
         max_length=data.max_length,
         longest=max(lengths),
-        tokens_read=sum(length * rows for length, rows in lengths.items()),
+        left_out=dict(sorted(left_out.items(), key=lambda one: (-one[1], one[0]))),
         histogram=_histogram(lengths),
         sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],
         train=counts["train"],
         heldout=counts["heldout"],
         tokenizer_sha256=tokenizer.hexdigest(),
         content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
-        pairs=pairs,
+        row_kind=row_kind,
     )
 
 

@@ -8,8 +8,9 @@ from flytune import json_core
 from flytune.errors import DataError
 
 Message = dict[str, Any]
-"""role and content, both strings. tool_calls and any other keys of the row are passed to the chat template, except `train`,
-which is False on messages that are not to be trained on, and missing on all others."""
+"""role and content, both strings. tool_calls and any other keys of the row are passed to the chat template (left_out.py counts
+those that it does not write), except `train`, which is False on messages that are not to be trained on, and missing on all
+others."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
@@ -29,7 +30,15 @@ SHAREGPT_ROLES = {
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation")
 """Roles that chat templates know. Any other one would be written into the text, or left out, and never trained."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+IN_TEMPLATES = ("role", "content", "tool_calls", "tool_call_id", "train")
+"""Keys of messages whose content is in the rendered text, or is not for the model."""
 _FLAGS = ("train", "weight")
+_OTHER_FLAGS = re.compile(r"(?:loss|mask|train)_.*|.*_mask|loss|mask|masked|training|trainable", re.IGNORECASE)
+"""Keys of messages that other tools read, and that change what is trained."""
+_TEXT_OF_PARTS = ("text", "value", "content")
+"""Names of a text part's text: OpenAI's, ShareGPT's, and that of messages."""
+_OF_PARTS = ("type", "cache_control", "annotations", "id", "index")
+"""Keys of a text part that change nothing beside its text."""
 
 
 def messages_of(value: Any, where: str) -> list[Message]:
@@ -38,6 +47,7 @@ def messages_of(value: Any, where: str) -> list[Message]:
     Raises:
         DataError: it is not a list of messages with role and content; the message says which one is wrong.
     """
+    value = _unpacked(value, "messages", where)
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
     return [
@@ -51,9 +61,15 @@ def conversation_of(value: Any, where: str) -> list[Message]:
     Raises:
         DataError: it is not a list of turns with from and value (or role and content), or a speaker is unknown.
     """
+    value = _unpacked(value, "conversations", where)
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: conversations must be a list of {{from, value}}, found {type(value).__name__} {value!r:.60}")
     return [_turn(turn, f"conversations[{index}]", where) for index, turn in enumerate(value)]
+
+
+def _unpacked(value: Any, name: str, where: str) -> Any:
+    """Return the list of which a column has the JSON text, as in CSV; other values as they are."""
+    return _parsed(value, name, where) if isinstance(value, str) and value.lstrip().startswith("[") else value
 
 
 def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
@@ -127,7 +143,9 @@ def _message(message: Any, name: str, where: str) -> Message:
     required = {"role"} if calls else {"role", "content"}
     if not isinstance(message, dict) or not required <= message.keys():
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
-        raise DataError(f"{where}: {name} must have role and content, found {found}")
+        is_turn = isinstance(message, dict) and {"from", "value"} <= message.keys()
+        remedy = "; write data.format: sharegpt and data.columns: {conversations: messages}" if is_turn else ""
+        raise DataError(f"{where}: {name} must have role and content, found {found}{remedy}")
     role = text_of(message["role"], f"{name}.role", where)
     if role not in ROLES:
         meant = SHAREGPT_ROLES.get(role.strip().lower())
@@ -135,9 +153,7 @@ def _message(message: Any, name: str, where: str) -> Message:
             f"{where}: {name}.role is {role!r:.40}, which is not a known role: {', '.join(ROLES)}"
             + (f"; write {meant}" if meant else "")
         )
-    for key in MEDIA:
-        if message.get(key) not in (None, "", [], {}):
-            raise DataError(f"{where}: {name}.{key} has content; images, video and audio cannot be trained on")
+    _refuse_keys(message, name, where)
     content = message.get("content")
     content = "" if calls and content is None else _content(content, f"{name}.content", where)
     # As apply_chat_template does: templates treat a key with null as present.
@@ -148,6 +164,22 @@ def _message(message: Any, name: str, where: str) -> Message:
     if kept.keys() - {"role", "content"}:
         _check_characters(kept, name, where)
     return kept | _flag(message, role, name, where)
+
+
+def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
+    """Refuse keys of a message whose content would be left out, or would change what is trained."""
+    for key, value in message.items():
+        if value in (None, "", [], {}):
+            continue
+        if key in MEDIA:
+            raise DataError(f"{where}: {name}.{key} has content; images, video and audio cannot be trained on")
+        if key == "function_call":
+            raise DataError(f"{where}: {name}.function_call is not read; write tool_calls: [{{function: {{name, arguments}}}}]")
+        if _OTHER_FLAGS.fullmatch(key):
+            raise DataError(
+                f"{where}: {name}.{key} is not read, and would change what is trained on; write train: false into the messages "
+                "that are context, or remove it"
+            )
 
 
 def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
@@ -172,13 +204,22 @@ def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
 def _content(value: Any, name: str, where: str) -> str:
     if not isinstance(value, list):
         return text_of(value, name, where)
+    texts = []
     for index, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+        key = next((key for key in _TEXT_OF_PARTS if isinstance(part, dict) and key in part), "text")
+        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get(key), str):
             raise DataError(
                 f"{where}: {name}[{index}] must be a text part, {{type: text, text: ...}}, found {part!r:.60}; "
                 "images and audio cannot be trained on"
             )
-    return text_of("".join(part["text"] for part in value), name, where)
+        texts.append(part[key])
+        known = (key, *_OF_PARTS)
+        if left_out := [key for key, item in part.items() if key not in known and item not in (None, "", [], {}, texts[-1])]:
+            raise DataError(
+                f"{where}: {name}[{index}] has {', '.join(left_out):.60} beside its text, which would be left out; images, "
+                "video and audio cannot be trained on: remove the part, or the row"
+            )
+    return text_of("".join(texts), name, where)
 
 
 def _turn(turn: Any, name: str, where: str) -> Message:
@@ -190,14 +231,15 @@ def _turn(turn: Any, name: str, where: str) -> Message:
     speaker = text_of(turn["from"], f"{name}.from", where)
     if speaker not in SHAREGPT_ROLES:
         raise DataError(f"{where}: {name}.from is {speaker!r:.40}, which is not a known speaker: {', '.join(SHAREGPT_ROLES)}")
-    value = text_of(turn["value"], f"{name}.value", where)
+    value = _content(turn["value"], f"{name}.value", where)
+    if turn.get("content") not in (None, "", value):
+        raise DataError(f"{where}: {name} has both value and content, which differ; remove one of them")
+    rest = {key: item for key, item in turn.items() if key not in ("from", "value", "content")}
     if speaker == "function_call":
         calls = _parsed(value, f"{name}.value", where)
         calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-        message = {"role": "assistant", "content": "", "tool_calls": _calls(calls, f"{name}.value", where)}
-    else:
-        message = {"role": SHAREGPT_ROLES[speaker], "content": value}
-    return message | _flag(turn, str(message["role"]), name, where)
+        value, rest["tool_calls"] = "", _calls(calls, f"{name}.value", where)
+    return _message({**rest, "role": SHAREGPT_ROLES[speaker], "content": value}, name, where)
 
 
 def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from flytune.data.sources import size
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.recipe import Data
+from flytune.sentences import counted
 
 Split = Literal["train", "heldout"]
 
@@ -31,19 +32,8 @@ class StoredSample(NamedTuple):
     """Number of trained tokens."""
     digest: bytes | None
     """Hash of the sample; None unless data.deduplicate is set."""
-    chosen: int | None = None
-    """Tokens of a pair's chosen sequence; None for other rows."""
-    label: bool | None = None
-    """True for a desirable answer; None for answers without a label."""
-
-    @property
-    def columns(self) -> tuple[Any, ...]:
-        """Values of the stored columns input_ids, labels and, of a pair, seq_lengths, of a labelled answer label."""
-        if self.label is not None:
-            return self.ids, self.labels, int(self.label)
-        if self.chosen is None:
-            return self.ids, self.labels
-        return self.ids, self.labels, [self.chosen, len(self.ids) - self.chosen]
+    values: tuple[Any, ...]
+    """Values of the columns of its kind of rows, beside input_ids and labels."""
 
 
 _CHUNK_ROWS = 256
@@ -89,7 +79,7 @@ class SourceStream:
                     self.position = Position(turn=turn, chunk=number, row=row)
                     yield kept
                 self.position = Position(turn=turn, chunk=number + 1)
-                bar.set_postfix_str(f"{self.tally.rows:,} rows", refresh=False)
+                bar.set_postfix_str(counted(self.tally.rows, "row"), refresh=False)
         self.position = self.position.model_copy(update={"is_done": True})
 
     def _chunks(self, turn: int, share: float, bar: "tqdm[Any]") -> Iterator[Chunk]:
@@ -101,7 +91,7 @@ class SourceStream:
         for chunk in _chunked(rows if self._data.max_bad_fraction else strict(rows)):
             if advance is None:
                 bar.update(len(chunk))
-            yield Chunk(self.key, chunk, self.tally.form, share, turn > 0)
+            yield Chunk(self.key, chunk, self.tally.form, self.tally.kind, share, turn > 0)
 
     def _count(self, samples: Samples, bad: BadRows) -> None:
         self.tally.add(samples.tally)
@@ -137,11 +127,11 @@ def _in_turn(streams: list[SourceStream], bad: BadRows, bar: "tqdm[Any]") -> Ite
 def bytes_of(data: Data) -> int | None:
     """Return the bytes to be read, counted once for each pass; None if unknown (the hub, `save_to_disk`)."""
     total = 0
-    paths = [(source.path, f"{key}.path", len(shares(source.weight))) for key, source in data.all_sources.items()]
+    paths = [(one.path, f"{key}.path", one.exclude, len(shares(one.weight))) for key, one in data.all_sources.items()]
     if data.heldout_key:
-        paths.append((data.heldout_path, data.heldout_key, 1))
-    for path, key, times in paths:
-        if path is None or (found := size(path, key)) is None:
+        paths.append((data.heldout_path, data.heldout_key, [], 1))
+    for path, key, exclude, times in paths:
+        if path is None or (found := size(path, key, exclude)) is None:
             return None
         total += times * found
     return total
@@ -155,10 +145,8 @@ def _rows(samples: Samples) -> Iterator[list[StoredSample]]:
             end = token + samples.lengths[number]
             digest = samples.digests[number] if samples.digests else None
             split: Split = "heldout" if is_heldout else "train"
-            chosen = samples.chosen[number] if samples.chosen else None
-            label = samples.answer_labels[number] if samples.answer_labels else None
             ids, labels = samples.ids[token:end], samples.labels[token:end]
-            kept.append(StoredSample(split, ids, labels, samples.trained[number], digest, chosen, label))
+            kept.append(StoredSample(split, ids, labels, samples.trained[number], digest, samples.values[number]))
             token = end
         sample += pieces
         yield kept

@@ -13,15 +13,25 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
+from flytune.data.rows import ROW_KINDS, RowKind
 from flytune.recipe import Training
+from flytune.row_names import ANSWERS
 
 log = logging.getLogger(__name__)
 
 
-def steps_of(training: Training, rows: int) -> int:
-    """Return the optimizer steps of a run over `rows` samples (or blocks): max_steps, or those of num_train_epochs."""
+PLACE = "place"
+"""Key of a repeated row's place in its step."""
+
+
+def steps_of(training: Training, rows: int, repeats: int = 1) -> int:
+    """Return the optimizer steps of a run over `rows` samples (or blocks): max_steps, or those of num_train_epochs.
+
+    Args:
+        repeats: samples that a step has of each row.
+    """
     # A fraction of the decimal text: as a float, 0.1 is slightly larger, and would add a step where it divides evenly.
-    samples = Fraction(str(training.num_train_epochs)) * rows
+    samples = Fraction(str(training.num_train_epochs)) * rows * repeats
     return training.max_steps or math.ceil(samples / training.global_batch_size)
 
 
@@ -43,14 +53,23 @@ class Stream:
     of a step are the step's rows, whatever their size and number. It keeps the numbers of one epoch's rows, 4 bytes each.
     """
 
-    def __init__(self, dataset: Any, training: Training, pairs: bool = False) -> None:
-        """Make the stream of all rows of `dataset`; `pairs` says that a row is a pair of sequences, and not a packed block."""
-        self._dataset, self._seed, self._batch = dataset, training.seed, training.global_batch_size
-        self.steps = steps_of(training, len(dataset))
+    def __init__(self, dataset: Any, training: Training, kind: RowKind = ROW_KINDS[ANSWERS], repeats: int = 1) -> None:
+        """Make the stream of all rows of `dataset`, which are of one kind, or packed blocks.
+
+        Args:
+            repeats: number of times that a row follows itself in its step; it divides the global batch.
+        """
+        self._dataset, self._seed, self._positions = dataset, training.seed, training.global_batch_size
+        self._repeats, self._batch = repeats, training.global_batch_size // repeats
+        self.steps = steps_of(training, len(dataset), repeats)
         self._first: Any = None
         """Rows that step 1 trains, if training.probe_longest is set."""
-        if training.probe_longest and (pairs or "seq_lengths" not in dataset.column_names):
-            self._first = _longest(dataset, min(self._batch, len(dataset)), pairs)
+        if training.probe_longest and (lengths := kind.longest(dataset)) is not None:
+            import numpy
+
+            # Only their lengths are read; the longest comes first.
+            longest = numpy.argsort(-lengths, kind="stable")[: self._batch]
+            self._first = longest.astype(numpy.uint32)
         self.joined: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
         """Makes what is trained of a row and the row before it in its step; that of a step's first row is the last."""
         self.left_out: Sequence[int] = ()
@@ -65,13 +84,15 @@ class Stream:
             )
 
     def __len__(self) -> int:
-        return self.steps * self._batch
+        return self.steps * self._positions
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         return self.__getitems__([position])[0]
 
     def __getitems__(self, positions: Sequence[int]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._dataset.__getitems__([self.row_at(position) for position in positions])
+        if self._repeats > 1:
+            return [row | {PLACE: position % self._positions} for row, position in zip(rows, positions, strict=True)]
         if self.joined is None:
             return rows
         steps = [position - position % self._batch for position in positions]
@@ -79,9 +100,14 @@ class Stream:
         before = self._dataset.__getitems__([self.row_at(place) for place in places])
         return [self.joined(*both) for both in zip(rows, before, strict=True)]
 
+    def first_tokens(self, count: int) -> list[int]:
+        """Return the first tokens, at most `count`, of the data set's first row."""
+        return list(self._dataset[0]["input_ids"][:count])
+
     def row_at(self, position: int) -> int:
         """Return the row of the data set at a position of the stream."""
-        step, offset = divmod(position, self._batch)
+        step, place = divmod(position, self._positions)
+        offset = place // self._repeats
         epoch, index = divmod(self.batch_of(step) * self._batch + offset, len(self._dataset))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, permutation(self._seed, epoch, len(self._dataset))
@@ -109,17 +135,6 @@ class Stream:
 
     def _samples_after(self, step: int) -> int:
         return (self.batch_of(step - 1) + 1) * self._batch
-
-
-def _longest(dataset: Any, count: int, pairs: bool) -> Any:
-    """Return the numbers of the `count` longest rows, longest first; only their lengths are read. A pair has its longer one."""
-    import numpy
-    from pyarrow import compute
-
-    lengths = compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
-    if pairs:
-        lengths = numpy.asarray([max(both) for both in dataset.data.column("seq_lengths").to_pylist()])
-    return numpy.argsort(-lengths, kind="stable")[:count].astype(numpy.uint32)
 
 
 def _swap_to_front(order: Any, first: Any) -> None:

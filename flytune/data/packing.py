@@ -19,7 +19,7 @@ Block = tuple[Any, Any, list[int]]
 """input_ids and labels (int32 arrays) of complete samples one after the other, and the samples' lengths in that order."""
 
 
-class Window:
+class PackingWindow:
     """Samples waiting to be packed. Equal samples in equal order give equal blocks."""
 
     def __init__(self, max_length: int) -> None:

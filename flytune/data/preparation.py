@@ -7,20 +7,21 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.data import contract, progress
+from flytune.data import contract, examples, progress, reference_answers
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally, from_json, to_json
 from flytune.data.manifest import manifest_of, refuse_empty
 from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
 from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
+from flytune.data.rows import row_kind
 from flytune.data.shards import MANIFEST, SplitWriter
 from flytune.data.stored_samples import part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.models import geometry
+from flytune.models import config_files
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest, SplitCounts
 
@@ -31,9 +32,9 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     """Read, render, tokenize and split the data of `request` into the folder `out`.
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
-    if rows were set aside, contract.json, and manifest.json last. With data.packing a row of train is a block of samples,
-    with their lengths in a column seq_lengths; held-out samples are never packed, because they are scored one by one. With
-    request.pairs a row is a pair (pairs.py), with the lengths of its two sequences; with request.labels a labelled answer.
+    if rows were set aside, examples.json if rows were cut or dropped, contract.json, and manifest.json last. With data.packing
+    a row of train is a block of samples, with their lengths in a column seq_lengths; held-out samples are never packed, because
+    they are scored one by one. A kind of rows (rows/) may have further columns.
 
     Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however often the run was
     killed: `out` is new, empty, or the folder of a killed run of the same request, which resumes after its last complete
@@ -41,11 +42,12 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
 
     Raises:
         DataError: the data or the tokenizer cannot be used.
+        RewardError: a reward fails, or does not tell a reference answer from an empty one.
     """
     data = request.data
     if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
-    tokenizer, rows = load_tokenizer(request.model, data), geometry.table_rows(request.model)
+    tokenizer, rows = load_tokenizer(request.model, data), config_files.table_rows(request.model)
     check_rows(tokenizer, rows, request.model)
     before = progress.find(out, request, list(_tallies(data)))
     if (out / MANIFEST).exists():  # killed between the last two writes below
@@ -68,7 +70,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         streams = [SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
         numbers = {stream: number for number, stream in enumerate(streams)}
         bad.resume(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
-        seen = _digests(out, before, request.pairs) if data.deduplicate else set()
+        seen = _digests(out, before, row_kind(request.row_kind).sequences) if data.deduplicate else set()
         for row in mixed(streams, bad, bar):
             for stream, kept in row:
                 _write(kept, stream.tally, numbers[stream], writers, seen)
@@ -79,8 +81,10 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     counts = {split: writer.counts() for split, writer in writers.items()}
     refuse_empty(data, counts, list(tallies.values()))
     tokenizer.save_pretrained(out / "tokenizer")
-    manifest = manifest_of(data, counts, list(tallies.values()), out, request.pairs)
+    manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind)
+    examples.write([example for tally in tallies.values() for example in tally.examples], data.max_length, out)
     contract.enforce(out, manifest, data, written.statistics(out, manifest))
+    reference_answers.check(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
@@ -104,7 +108,7 @@ def _writer(
     for part in parts(out, before):
         samples.add(split, part)
     on_write = lambda file, table, row: samples.add(split, part_of(file, table, row))  # noqa: E731
-    return opened.enter_context(SplitWriter(out, split, length, before, request.pairs, request.labels, on_write))
+    return opened.enter_context(SplitWriter(out, split, length, before, row_kind(request.row_kind).columns, on_write))
 
 
 def _bar(size: int | None) -> "tqdm[Any]":
@@ -126,7 +130,7 @@ def _write(kept: list[StoredSample], tally: Tally, number: int, writers: dict[Sp
                 tally.duplicates += 1
                 continue
             seen.add(sample.digest)
-        writers[sample.split].add(sample.columns, number)
+        writers[sample.split].add((sample.ids, sample.labels, *sample.values), number)
         tally.keep(len(sample.ids), sample.trained)
 
 
@@ -149,15 +153,17 @@ def _end_shards(
     )
 
 
-def _digests(out: Path, before: Progress, pairs: bool) -> set[bytes]:
-    """Return the hashes of all samples (or pairs) that are already stored."""
+def _digests(out: Path, before: Progress, each: int) -> set[bytes]:
+    """Return the hashes of all rows that are already stored, of `each` sequences."""
     return {
-        digest(part.ids[start : start + length], part.labelled[start : start + length])
+        digest(
+            part.ids[start : start + length],
+            part.labelled[start : start + length],
+            None if part.desirable is None else bool(part.desirable[number]),
+        )
         for counts in (before.train, before.heldout)
         for part in parts(out, counts)
-        for start, length in (
-            zip(part.starts[::2], part.lengths[::2] + part.lengths[1::2], strict=True)
-            if pairs
-            else zip(part.starts, part.lengths, strict=True)
+        for number, (start, length) in enumerate(
+            zip(part.starts[::each], part.lengths.reshape(-1, each).sum(axis=1), strict=True)
         )
     }

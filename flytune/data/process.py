@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
+from flytune.data import left_out
 from flytune.data.control_tokens import ControlTokens
-from flytune.data.counts import Tally
-from flytune.data.formats import CHATS, RAW, Chat, Plain, Tokens, choose, convert
+from flytune.data.counts import Tally, count_tokens
+from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
 from flytune.data.labels import Encoded, encode, validated
-from flytune.data.pairs import PREFERENCE, Pair, cut, pair_of
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
+from flytune.data.rows import row_kind
+from flytune.data.rows.base import Content
 from flytune.data.tokenizer import Encoder, require_chat_template
-from flytune.data.unpaired import UNPAIRED, labelled_of
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
 from flytune.recipe import DataRequest, Source
+from flytune.sentences import counted
 
 _BATCH_CHARACTERS = 1_000_000
 """Characters of text that are tokenized at a time."""
@@ -33,13 +35,10 @@ class _Item(NamedTuple):
     """Content of a row."""
 
     texts: list[Rendered | Encoded]
-    """One text, or its tokens; of a pair, the texts with the chosen and with the rejected answer."""
+    """The texts, or the tokens, of its samples."""
     where: str
     """Location of the row."""
-    prompt: str = ""
-    """Identity of the prompt of a pair, or of labelled answers."""
-    answer_labels: Sequence[bool | None] = (None,)
-    """Label of each text, where the answers have labels."""
+    content: Content
 
 
 class Chunk(NamedTuple):
@@ -49,7 +48,8 @@ class Chunk(NamedTuple):
     """The recipe's key of the source."""
     rows: list[Row]
     form: str
-    """Format of the source, if it is known from earlier rows; else empty."""
+    """Format of the source, if it is known from earlier rows; else empty. So is `kind`, as in Tally."""
+    kind: str
     share: float
     """Share of the rows to be drawn."""
     again: bool
@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class Samples:
-    """The samples of a chunk, one after the other."""
+    """The stored rows of a chunk, one after the other."""
 
     tally: Tally
     ids: Any
@@ -73,10 +73,8 @@ class Samples:
     """Samples of each row that has any: several where long ones are split."""
     heldout: list[bool] = field(default_factory=list)
     """True for each row in `pieces` whose samples are held out."""
-    chosen: list[int] = field(default_factory=list)
-    """Tokens of the chosen sequence of each pair, which the rejected one follows; empty for other rows."""
-    answer_labels: list[bool] = field(default_factory=list)
-    """Label of each sample; empty for answers without labels."""
+    values: list[tuple[Any, ...]] = field(default_factory=list)
+    """Values of the columns beside input_ids and labels of each stored row."""
     digests: list[bytes] = field(default_factory=list)
     """Hash of each sample; empty unless data.deduplicate is set."""
     bad: list[tuple[str, DataError]] = field(default_factory=list)
@@ -88,6 +86,7 @@ class Sampler:
 
     def __init__(self, request: DataRequest, tokenizer: Encoder) -> None:
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
+        self._kind = row_kind(request.row_kind)
         self._sources: dict[str, Source] = dict(request.data.all_sources)
         if request.data.heldout_key:
             self._sources[request.data.heldout_key] = request.data
@@ -106,78 +105,58 @@ class Sampler:
 
         source = self._sources[chunk.key]
         none = numpy.zeros(0, numpy.int32)
-        made = Samples(Tally(source.name, form=chunk.form), none, none)
-        kept: list[tuple[Any, Any]] = []
+        made = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
+        kept: list[tuple[Any, Any, bool | None]] = []
+        each = self._kind.sequences
         for batch in _batches(self._items(chunk, made)):
             encoded = iter(self._encoded([text for item in batch for text in item.texts]))
             for item in batch:
-                sequences = list(islice(encoded, len(item.texts)))
-                if self._request.pairs:
-                    kept += self._kept_pair(sequences, item, chunk, made)
-                    continue
-                for sequence, label in zip(sequences, item.answer_labels, strict=True):
-                    pieces = self._kept(sequence, item, chunk, made)
-                    made.answer_labels += [] if label is None else [label] * len(pieces)
-                    kept += pieces
+                for label in item.content.labels:
+                    kept += self._kept(list(islice(encoded, each)), label, item, chunk, made)
         if kept:
             made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
-            made.lengths = [len(ids) for ids, _ in kept]
+            made.lengths = [len(ids) for ids, _, _ in kept]
             starts = numpy.cumsum([0, *made.lengths[:-1]])
             made.trained = numpy.add.reduceat(made.labels != IGNORED, starts, dtype=numpy.int64).tolist()
         if self._data.deduplicate:
-            made.digests = [digest(ids, labels != IGNORED) for ids, labels in kept]
+            made.digests = [digest(ids, labels != IGNORED, label) for ids, labels, label in kept]
         return made
 
-    def _kept(self, sample: Encoded, item: _Item, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
-        """Return the stored samples of one text, as int32 arrays: none, the sample, or its pieces, which stay together."""
+    def _kept(
+        self, sequences: list[Encoded], label: bool | None, item: _Item, chunk: Chunk, made: Samples
+    ) -> list[tuple[Any, Any, bool | None]]:
+        """Return the stored rows of the sequences of one, as int32 arrays: none, one, or its pieces, which stay together."""
         import numpy
 
-        pieces, tally = self._cut(sample, item.where), made.tally
-        trained = [
-            (numpy.asarray(ids, dtype="<i4"), numpy.asarray(labels, dtype="<i4"))
-            for ids, labels in pieces
-            if labels.count(IGNORED) < len(labels)
-        ]
-        is_heldout = bool(trained) and self._is_heldout(item.prompt.encode() or trained[0][0].tobytes(), chunk.key)
-        if chunk.again and (is_heldout or not trained):
+        data, tally, longest = self._data, made.tally, max(len(ids) for ids, _ in sequences)
+        is_long = longest > data.max_length
+        if is_long and data.too_long == "error":
+            raise DataError(
+                f"{item.where}: {counted(longest, 'token')}, more than data.max_length {data.max_length}; "
+                f"raise it, or set data.too_long to {self._kind.cuts}"
+            )
+        rows = self._kind.cut(sequences, data) if is_long else [sequences]
+        trained = [row for row in rows if self._kind.is_trained(row)]
+
+        def joined(row: list[Encoded], place: int) -> Any:
+            return numpy.asarray([number for one in row for number in one[place]], dtype="<i4")
+
+        stored = [(joined(row, 0), joined(row, 1), label) for row in trained]
+        is_heldout = bool(stored) and self._is_heldout(item.content.prompt.encode() or stored[0][0].tobytes(), chunk.key)
+        if chunk.again and (is_heldout or not stored):
             return []  # held-out samples are stored once
-        tally.lengths[len(sample[0])] += 1
-        if not chunk.again:
-            is_cut = len(sample[0]) > self._data.max_length
-            tally.truncated += is_cut and self._data.too_long == "truncate"
-            tally.split += is_cut and self._data.too_long == "split"
-            tally.dropped_too_long += not pieces
-            tally.dropped_untrained += bool(pieces) and not trained
-        if trained:
-            made.pieces.append(len(trained))
-            made.heldout.append(is_heldout)
-        return trained
-
-    def _kept_pair(self, sequences: list[Encoded], item: _Item, chunk: Chunk, made: Samples) -> list[tuple[Any, Any]]:
-        """Return the stored form of a pair, the chosen sequence and then the rejected one; none if it is dropped."""
-        import numpy
-
-        longest, most, tally = max(len(ids) for ids, _ in sequences), self._data.max_length, made.tally
-        is_long = longest > most
-        if is_long and self._data.too_long == "error":
-            self._cut(max(sequences, key=lambda one: len(one[0])), item.where)
-        is_dropped = is_long and self._data.too_long == "drop"
-        pair = None if is_dropped else cut(sequences[0], sequences[1], most)
-        is_heldout = pair is not None and self._is_heldout(item.prompt.encode(), chunk.key)
-        if chunk.again and (is_heldout or pair is None):
-            return []  # held-out pairs are stored once
         tally.lengths[longest] += 1
         if not chunk.again:
-            tally.truncated += is_long and not is_dropped
-            tally.dropped_too_long += is_dropped
-            tally.dropped_untrained += not is_dropped and pair is None
-        if pair is None:
-            return []
-        made.pieces.append(1)
-        made.heldout.append(is_heldout)
-        made.chosen.append(len(pair[0][0]))
-        ids, labels = (numpy.asarray(pair[0][place] + pair[1][place], dtype="<i4") for place in (0, 1))
-        return [(ids, labels)]
+            tally.truncated += is_long and data.too_long == "truncate"
+            tally.split += is_long and data.too_long == "split"
+            tally.dropped_too_long += not rows
+            tally.dropped_untrained += bool(rows) and not trained
+            count_tokens(tally, sequences, [one for row in trained for one in row], item.where, data)
+        if stored:
+            made.pieces.append(len(stored))
+            made.heldout.append(is_heldout)
+            made.values += [self._kind.values([len(ids) for ids, _ in row], label, item.content.fields) for row in trained]
+        return stored
 
     def _items(self, chunk: Chunk, made: Samples) -> Iterator[_Item]:
         source, tally = self._sources[chunk.key], made.tally
@@ -187,14 +166,8 @@ class Sampler:
                 if isinstance(row, DataError):
                     raise row
                 _refuse_large(row, where)
-                if self._request.pairs or self._request.labels:
-                    form = PREFERENCE if self._request.pairs else UNPAIRED
-                    item = self._answers(row, form, source, where, None if chunk.again else tally)
-                else:
-                    form = tally.form or choose(row, source.format, source.columns, where)
-                    if not tally.form:
-                        self._check_settings(form, form in CHATS, form in RAW)
-                    item = _Item([self._text(row, form, source, where, None if chunk.again else tally)], where)
+                form = tally.form or self._kind.form(row, source, where)
+                item = self._item(row, form, source, where, tally, chunk.again)
             except _RequestError:
                 raise
             except DataError as error:
@@ -207,28 +180,34 @@ class Sampler:
             tally.form = form
             yield item
 
-    def _text(self, row: dict[str, Any], form: str, source: Source, where: str, tally: Tally | None) -> Rendered | Encoded:
-        sample = convert(row, form, source.columns, where, self._data.system_prompt)
-        if isinstance(sample, Tokens):
-            return validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
-        return self._rendered(sample, form, where, tally)
-
-    def _answers(self, row: dict[str, Any], form: str, source: Source, where: str, tally: Tally | None) -> _Item:
-        """Return both answers of a pair, or those with a label."""
-        if form == PREFERENCE:
-            pair: Pair = pair_of(row, source.columns, where, self._data.system_prompt)
-            samples, prompt, labels = [pair.chosen, pair.rejected], pair.prompt, list[bool]()
-        else:
-            found = labelled_of(row, source.format, source.columns, where, self._data.system_prompt)
-            samples, prompt, labels = found.samples, found.prompt, found.labels
-        is_chat = isinstance(samples[0], Chat)
-        self._check_settings(form + (" of messages" if is_chat else " of text"), is_chat, not is_chat)
+    def _item(self, row: dict[str, Any], form: str, source: Source, where: str, made: Tally, again: bool) -> _Item:
+        """Return the content of a row; its counts are made where it is not read `again`."""
+        tally = None if again else made
+        content = self._kind.content(row, form, source, where, self._data.system_prompt)
+        samples = content.samples
+        variant = self._kind.variant(samples)
+        if variant != (made.kind or variant):
+            raise DataError(
+                f"{where}: the row is of {variant}, and the rows before it are of {made.kind}: text gets no chat template, so "
+                "one model would see two formats; write all rows as messages, or name two files in data.sources"
+            )
+        if not made.form or variant != made.kind:
+            self._check_settings(f"{form} of {variant}" if variant else form, samples[0])
         before = tally.control_tokens if tally else 0
-        texts = [self._rendered(sample, form, where, tally) for sample in samples]
+        texts = [self._text(sample, form, where, tally) for sample in samples]
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-        return _Item([*texts], where, prompt, labels)
+            if not self._kind.keeps_columns:
+                _count_left_out(row, form, source, samples, texts, tally)
+            tally.contradicted += self._kind.contradicts_itself(row)
+        made.kind = variant
+        return _Item(texts, where, content)
+
+    def _text(self, sample: Sample, form: str, where: str, tally: Tally | None) -> Rendered | Encoded:
+        if isinstance(sample, Tokens):
+            return validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
+        return self._rendered(sample, form, where, tally)
 
     def _rendered(self, sample: Chat | Plain, form: str, where: str, tally: Tally | None) -> Rendered:
         """Return the text of a sample; `tally` counts the rows with control tokens."""
@@ -254,9 +233,9 @@ class Sampler:
             self._template = ChatTemplate(self._tokenizer)
         return self._template
 
-    def _check_settings(self, form: str, is_chat: bool, is_raw: bool) -> None:
+    def _check_settings(self, form: str, sample: Sample) -> None:
         """Refuse settings that have no effect on rows of this format; with several sources, another one may use them."""
-        data, chats = self._data, ", ".join(CHATS)
+        data, chats, is_chat, is_raw = self._data, ", ".join(CHATS), isinstance(sample, Chat), isinstance(sample, Plain)
         if data.sources:
             return
         if data.system_prompt is not None and not is_chat:
@@ -276,23 +255,6 @@ class Sampler:
         for _, alike in groupby(rendered, key=lambda text: text.add_special_tokens):
             data = self._data
             yield from encode(list(alike), self._tokenizer, data.add_bos_token, data.add_eos_token, self._controls)
-
-    def _cut(self, sample: Encoded, where: str) -> list[Encoded]:
-        """Return the sample in pieces of at most max_length tokens; none if it is dropped."""
-        max_length, (ids, labels) = self._data.max_length, sample
-        if len(ids) <= max_length:
-            return [sample]
-        if self._data.too_long == "error":
-            form = self._request.pairs or self._request.labels
-            raise DataError(
-                f"{where}: {len(ids)} tokens, more than data.max_length {max_length}; "
-                f"raise it, or set data.too_long to truncate{', split or' if not form else ' or'} drop"
-            )
-        if self._data.too_long == "drop":
-            return []
-        return (
-            [(ids[:max_length], labels[:max_length])] if self._data.too_long == "truncate" else list(split(sample, max_length))
-        )
 
     def _is_heldout(self, content: bytes, key: str) -> bool:
         """Decide by a hash of the stored tokens, so that equal samples are in the same split; of answers to compare, of
@@ -323,9 +285,17 @@ def _size(value: Any) -> int:
     return 1
 
 
-def digest(ids: Any, labelled: Any) -> bytes:
-    """Return 16 bytes of a hash of a sample: of its tokens (int32), and of which of them are trained (bool)."""
-    return hashlib.sha256(ids.tobytes() + labelled.tobytes()).digest()[:16]
+def digest(ids: Any, labelled: Any, label: bool | None = None) -> bytes:
+    """Return 16 bytes of a hash of a sample: of its tokens (int32), of which of them are trained (bool), and of the label of
+    an answer that has one: equal answers with different labels are not equal samples."""
+    return hashlib.sha256(ids.tobytes() + labelled.tobytes() + (b"" if label is None else bytes([label]))).digest()[:16]
+
+
+def _count_left_out(
+    row: dict[str, Any], form: str, source: Source, samples: Sequence[Sample], texts: Sequence[Rendered | Encoded], tally: Tally
+) -> None:
+    text = "\n".join(one.text for one in texts if isinstance(one, Rendered))
+    left_out.count(left_out.names(row, form, source.columns, samples, text), tally.left_out)
 
 
 class _RequestError(DataError):
@@ -348,27 +318,6 @@ def subsample(rows: Iterable[Row], share: float, seed: int) -> Iterator[Row]:
 def shares(weight: float) -> list[float]:
     """Return the share that is drawn in each pass over a source: [1, 1, 0.5] for a weight of 2.5."""
     return [1.0] * int(weight) + [weight % 1] * (weight > int(weight))
-
-
-def split(sample: Encoded, max_length: int) -> Iterator[Encoded]:
-    """Yield consecutive pieces of at most max_length tokens.
-
-    A piece ends after the last answer that ends in it. If none does (plain text, or an answer longer than max_length), it is
-    full, and its last token is repeated as the first of the next piece, as context: the first token of a piece is never
-    trained, because no token precedes it that could predict it. So each trained token is trained once.
-    """
-    ids, labels = sample
-    start = 0
-    while len(ids) - start > max(max_length, 1):
-        end = start + max_length
-        boundary = next((at for at in range(end, start, -1) if labels[at] == IGNORED != labels[at - 1]), None)
-        yield _piece(sample, start, boundary or end)
-        start = boundary or max(end - 1, start + 1)
-    yield _piece(sample, start, len(ids))
-
-
-def _piece(sample: Encoded, start: int, end: int) -> Encoded:
-    return sample[0][start:end], [IGNORED, *sample[1][start + 1 : end]]
 
 
 def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:

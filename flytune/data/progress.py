@@ -14,7 +14,7 @@ from flytune.schema import Record, RecordError, Strict
 
 logger = logging.getLogger(__name__)
 PROGRESS = "progress.json"
-_FORMAT = "1"
+_FORMAT = "2"
 """Version of the preparation. Raise it when resuming from the same progress would give other bytes."""
 
 

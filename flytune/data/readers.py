@@ -1,4 +1,4 @@
-"""Files to rows, one at a time: JSON Lines, JSON, CSV, Parquet, Arrow, and folders of `datasets.save_to_disk`."""
+"""Files to rows, one at a time: JSON Lines, JSON, CSV, text, Parquet, Arrow, and folders of `datasets.save_to_disk`."""
 
 import bz2
 import csv
@@ -7,17 +7,22 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from flytune import json_core
+from flytune.data import saved_folders
 from flytune.data.hub import hub_rows
 from flytune.data.sources import TEXT_KINDS, Files, kind, locate
 from flytune.errors import DataError
+from flytune.files import open_regular
 from flytune.json_core import JSONError
 from flytune.recipe import Data, Source
+from flytune.sentences import counted
 
 Row = tuple[dict[str, Any] | DataError, str]
 """Values by column, or the error of a row that cannot be read; and its location: `train.jsonl:4127`."""
@@ -28,7 +33,10 @@ LARGEST_LINE = 20_000_000
 """Bytes of a line of JSON Lines or CSV; process.LARGEST_ROW limits the text of a row."""
 LARGEST_JSON = 2**30
 """Bytes of a JSON file that is not JSON Lines."""
-_TOO_LONG = f"a line of more than {LARGEST_LINE:,} bytes; divide the row into several"
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""Characters that separate columns of CSV."""
+_MOST_SKIPPED = 10 * LARGEST_LINE
+_TOO_LONG = f"more than {LARGEST_LINE:,} bytes; divide the row into several"
 
 
 def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
@@ -42,7 +50,7 @@ def read(source: Source, key: str = "data", advance: Advance | None = None) -> I
     if source.dataset_name is not None:
         rows: Iterator[Row] = ((_without_absent_keys(row), where) for row, where in hub_rows(source, source.dataset_name, key))
     else:
-        rows = read_path(str(source.path), f"{key}.path", source.dataset_split, advance)
+        rows = read_path(str(source.path), f"{key}.path", source, advance, source.exclude)
     return islice(rows, source.max_samples)
 
 
@@ -53,20 +61,26 @@ def read_heldout(data: Data, advance: Advance | None = None) -> Iterator[Row]:
         DataError: as `read`.
     """
     if data.heldout_path is not None:
-        yield from read_path(data.heldout_path, "data.heldout_path", data.dataset_split, advance)
+        yield from read_path(data.heldout_path, "data.heldout_path", data, advance)
         return
     for row, where in hub_rows(data, str(data.dataset_name), split=data.eval_split):
         yield _without_absent_keys(row), where
 
 
-def read_path(path: str, key: str, split: str, advance: Advance | None = None) -> Iterator[Row]:
-    """Yield the rows of all files at `path`; `key` is the recipe's name for it, `split` that of a saved DatasetDict."""
-    files = locate(path, key)
+def read_path(
+    path: str, key: str, source: Source | None = None, advance: Advance | None = None, exclude: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Yield the rows of all files at `path` apart from those to `exclude`; `key` is the recipe's name for it.
+
+    `source` says how a saved DatasetDict and text files are read; by default the split train, and lines.
+    """
+    files = locate(path, key, exclude)
     if files.saved:
-        yield from _saved(path, split)
+        split = source.dataset_split if source else "train"
+        yield from ((_without_absent_keys(row), where) for row, where in saved_folders.rows(path, split, key))
         return
     for file, label in zip(files.files, files.labels, strict=True):
-        yield from _file(files, file, label, advance)
+        yield from _file(files, file, label, advance, source.sample_by if source else "line")
 
 
 def strict(rows: Iterator[Row]) -> Iterator[Row]:
@@ -92,11 +106,13 @@ def _bad_rows_after(rows: Iterator[Row], where: str) -> int:
     return count
 
 
-def _file(source: Files, file: str, label: str, advance: Advance | None) -> Iterator[Row]:
-    reader = _READERS[str(kind(file))]
+def _file(source: Files, file: str, label: str, advance: Advance | None, sample_by: str) -> Iterator[Row]:
+    name = str(kind(file))
+    reader = partial(_text, sample_by) if name == "text" else _READERS[name]
     try:
-        with source.filesystem.open(file, "rb") as stored:
-            content = _decompressed(stored, file, "file" in source.filesystem.protocol)
+        is_local = "file" in source.filesystem.protocol
+        with open_regular(file) if is_local else source.filesystem.open(file, "rb") as stored:
+            content = _decompressed(stored, file, is_local)
             position = 0
             for number, row in enumerate(reader(content, label)):
                 if advance is not None and number % 64 == 0:
@@ -140,13 +156,21 @@ def _json_lines(file: Any, label: str) -> Iterator[Row]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yield each line; None in the place of one that is longer than LARGEST_LINE, which is never in memory completely."""
+    """Yield each line; None in the place of one that is longer than LARGEST_LINE, which is never in memory completely.
+
+    Raises:
+        OSError: a line is so long that the file has no lines.
+    """
     while line := file.readline(LARGEST_LINE + 1):
         if len(line) <= LARGEST_LINE:
             yield line
             continue
+        skipped = len(line)
         while line and not line.endswith(b"\n"):
             line = file.readline(LARGEST_LINE)
+            skipped += len(line)
+            if skipped > _MOST_SKIPPED:
+                raise OSError(f"a line of more than {_MOST_SKIPPED:,} bytes; write one row a line")
         yield None
 
 
@@ -181,7 +205,7 @@ def _json(file: Any, label: str) -> Iterator[Row]:
         if len(lists) != 1:
             raise DataError(
                 f"{label}: a JSON file must be a list of objects, or an object with one such list; "
-                f"found an object with {len(lists)} lists, its keys are {', '.join(value) or 'none'}"
+                f"found an object with {counted(len(lists), 'list')}, its keys are {', '.join(value) or 'none'}"
             )
         value = lists[0]
     if not isinstance(value, list):
@@ -196,9 +220,52 @@ def _json(file: Any, label: str) -> Iterator[Row]:
             yield DataError(f"{where}: not an object but {_type_name(item)}: {item!r:.80}"), where
 
 
+def _text(sample_by: str, file: Any, label: str) -> Iterator[Row]:
+    """Yield the lines of a text file that are not empty, its paragraphs, or its whole text."""
+    text, first, size = list[str](), 1, 0
+    lines = _text_lines(file, label)
+    number = 0
+    while True:
+        try:
+            line = next(lines, None)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error, f"{label}:{number + 1}") from None
+        number += 1
+        is_end = line is None or sample_by == "line" or (sample_by == "paragraph" and not line.strip())
+        text += [] if line is None else [line]
+        size += len(line or "")
+        if size > LARGEST_LINE:
+            raise DataError(f"{label}:{first}: a {sample_by} of more than {LARGEST_LINE:,} characters; divide it into several")
+        if is_end:
+            if sample := "".join(text).strip("\r\n"):
+                yield {"text": sample}, f"{label}:{first}"
+            text, first, size = [], number + 1, 0
+        if line is None:
+            return
+
+
+def _not_utf8(error: UnicodeDecodeError, where: str) -> DataError:
+    return DataError(f"{where}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}")
+
+
+def _delimiter(header: str) -> str:
+    """Return the character that divides a header into the most columns; a comma if several do."""
+    columns = {mark: len(next(csv.reader([header], delimiter=mark), ())) for mark in _DELIMITERS}
+    return max(columns, key=lambda mark: columns[mark])
+
+
 def _csv(file: Any, label: str) -> Iterator[Row]:
     csv.field_size_limit(LARGEST_LINE)
-    reader = csv.DictReader(_text_lines(file, label), strict=True)
+    lines = _text_lines(file, label)
+    try:
+        first = next(lines, "")
+        mark = _delimiter(first) if kind(label) != "tsv" else "\t"
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error, f"{label}:1") from None
+    except csv.Error as error:
+        raise DataError(f"{label}:1: not CSV: {error}") from None
+    by = "" if mark == "," else f" (columns are separated by {_DELIMITERS[mark]})"
+    reader = csv.DictReader(chain([first], lines), strict=True, delimiter=mark)
     try:
         names = list(reader.fieldnames or ())
         _refuse_duplicates(names, f"{label}:1")
@@ -206,14 +273,16 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
             where = f"{label}:{reader.reader.line_num}"
             if None in row or None in row.values():
                 cells = sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
-                yield DataError(f"{where}: {cells} cells, but the header has {len(reader.fieldnames or ())}"), where
+                yield (
+                    DataError(f"{where}: {counted(cells, 'cell')}, but the header has {len(reader.fieldnames or ())}{by}"),
+                    where,
+                )
             else:
                 yield row, where
     except csv.Error as error:
-        raise DataError(f"{label}:{reader.reader.line_num}: not CSV: {error}") from None
+        raise DataError(f"{label}:{reader.reader.line_num}: not CSV: {error}{by}") from None
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise DataError(f"{label}:{reader.reader.line_num + 1}: not UTF-8: byte 0x{byte:02x} at {error.start}") from None
+        raise _not_utf8(error, f"{label}:{reader.reader.line_num + 1}") from None
 
 
 def _text_lines(file: Any, label: str) -> Iterator[str]:
@@ -223,6 +292,20 @@ def _text_lines(file: Any, label: str) -> Iterator[str]:
         yield line.decode("utf-8-sig")
 
 
+def _rows_of(batch: Any) -> Iterator[dict[str, Any] | None]:
+    """Yield the rows of a record batch; None in the place of one that has more bytes than a line may have."""
+    if batch.nbytes <= LARGEST_LINE:
+        yield from batch.to_pylist()
+        return
+    for number in range(batch.num_rows):
+        row = batch.slice(number, 1)
+        yield row.to_pylist()[0] if row.nbytes <= LARGEST_LINE else None
+
+
+def _placed(row: dict[str, Any] | None, where: str) -> Row:
+    return (DataError(f"{where}: {_TOO_LONG}") if row is None else _without_absent_keys(row)), where
+
+
 def _parquet(file: Any, label: str) -> Iterator[Row]:
     from pyarrow import parquet
 
@@ -230,10 +313,11 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
     try:
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
         _refuse_duplicates(opened.schema_arrow.names, label)
-        for batch in opened.iter_batches(batch_size=256):
-            for row in batch.to_pylist():
+        # Some rows at a time: a value that is stored once and named by all rows would be in memory as often.
+        for batch in opened.iter_batches(batch_size=32):
+            for row in _rows_of(batch):
                 number += 1
-                yield _without_absent_keys(row), f"{label}, row {number}"
+                yield _placed(row, f"{label}, row {number}")
     except (OSError, DataError):
         raise
     except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
@@ -252,47 +336,26 @@ def _arrow(file: Any, label: str) -> Iterator[Row]:
         batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
         for batch in batches:
             batch.validate(full=True)  # wrong offsets would end the process
-            for start in range(0, batch.num_rows, 256):
-                for row in batch.slice(start, 256).to_pylist():
+            for start in range(0, batch.num_rows, 32):
+                for row in _rows_of(batch.slice(start, 32)):
                     number += 1
-                    yield _without_absent_keys(row), f"{label}, row {number}"
+                    yield _placed(row, f"{label}, row {number}")
     except (OSError, DataError):
         raise
     except Exception as error:  # as above
         raise DataError(f"{label}: a damaged Arrow file: {' '.join(str(error).split())} (after row {number})") from error
 
 
-_READERS = {"json lines": _json_lines, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow}
-"""Readers by the kind of a file (sources.KINDS)."""
+_READERS = {"json lines": _json_lines, "json": _json, "csv": _csv, "tsv": _csv, "parquet": _parquet, "arrow": _arrow}
+"""Readers by the kind of a file (sources.KINDS); of text, see _file."""
 
 
 def _refuse_duplicates(names: list[str], where: str) -> None:
     """Refuse two columns of one name: the last one would hide the others."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        places = " and ".join(str(at) for at, name in enumerate(names, 1) if name == twice[0])
-        raise DataError(f"{where}: the column {twice[0]!r:.60} is there twice, as columns {places}; keep one")
-
-
-def _saved(path: str, split: str) -> Iterator[Row]:
-    import datasets
-
-    try:
-        saved = datasets.load_from_disk(path)
-    except Exception as error:  # an incomplete folder raises errors of Arrow or JSON, or a KeyError
-        raise DataError(
-            f"{path}: looks like datasets.save_to_disk but cannot be read: {type(error).__name__}: {error}"
-        ) from error
-    if isinstance(saved, datasets.DatasetDict):
-        if split not in saved:
-            raise DataError(f"{path}: no split {split}; set data.dataset_split to one of {', '.join(saved)}")
-        saved = saved[split]
-    number = 0
-    try:
-        saved.data.table.validate(full=True)  # wrong offsets would end the process
-        for number, row in enumerate(saved, 1):
-            yield _without_absent_keys(row), f"{path}, row {number}"
-    except Exception as error:  # as above
-        raise DataError(f"{path}: a damaged data set: {' '.join(str(error).split())} (after row {number})") from error
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        places = " and ".join(islice((str(at) for at, name in enumerate(names, 1) if name == twice), 10))
+        raise DataError(f"{where}: the column {twice!r:.60} is there twice, as columns {places}; keep one")
 
 
 def _without_absent_keys(row: dict[str, Any]) -> dict[str, Any]:

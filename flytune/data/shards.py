@@ -2,16 +2,16 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
 from flytune.data.labels import Encoded
-from flytune.data.packing import Window
+from flytune.data.packing import PackingWindow
 from flytune.errors import DataError
 from flytune.files import sha256_of
 from flytune.models.scoring import IGNORED
@@ -29,7 +29,7 @@ class SplitWriter:
     """Writer of one split below `folder`, one shard after the other, with about half a million tokens in memory.
 
     With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well);
-    with `pairs` it is a pair of sequences, with the same column; with `labels` an answer with a column label, 1 or 0.
+    `columns` are further ones of its kind of rows (rows/base.py).
     Held-out samples have a column source, the index of their source in the manifest. `written` counts the complete shards of
     an earlier writer of the same split. `on_write` is called with the file, each table that is written to it, and the number
     of rows before it.
@@ -41,20 +41,20 @@ class SplitWriter:
         split: str,
         block_length: int | None = None,
         written: SplitCounts | None = None,
-        pairs: bool = False,
-        labels: bool = False,
+        columns: Mapping[str, str] = MappingProxyType({}),
         on_write: Callable[[str, Any, int], object] | None = None,
     ) -> None:
         import pyarrow
 
         ids = pyarrow.list_(pyarrow.int32())
-        extra = {"seq_lengths": ids} if block_length or pairs else {}
-        if labels:
-            extra["label"] = pyarrow.int32()
+        types = {"list": ids, "int": pyarrow.int32(), "text": pyarrow.string()}
+        extra = {name: types[kind] for name, kind in columns.items()}
+        if block_length:
+            extra["seq_lengths"] = ids
         if split == "heldout":
             extra["source"] = pyarrow.int32()
         self._schema = pyarrow.schema({"input_ids": ids, "labels": ids, **extra})
-        self._window = Window(block_length) if block_length else None
+        self._window = PackingWindow(block_length) if block_length else None
         self._folder, self._split = folder, split
         self._writer: Any = None
         self._pending: list[tuple[Any, ...]] = []
@@ -62,7 +62,7 @@ class SplitWriter:
         self._shards = list(written.shards) if written else []
         self._trained = written.trained_tokens if written else 0
         self._blocks = (written.blocks or 0) if written else 0
-        self._desirable = (written.desirable or 0 if written else 0) if labels else None
+        self._desirable = (written.desirable or 0 if written else 0) if "label" in columns else None
         self._rows, self._on_write = 0, on_write
         (folder / split).mkdir(parents=True, exist_ok=True)
 
@@ -79,8 +79,8 @@ class SplitWriter:
         return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
 
     def add(self, sample: Encoded | tuple[Any, ...], source: int = 0) -> None:
-        """Add a sample: input_ids and labels, lists or int32 arrays, of a pair also its two lengths, of a labelled answer its
-        label; `source` is the index of its source in the manifest."""
+        """Add a sample: input_ids and labels, lists or int32 arrays, and the values of `columns`; `source` is the index of its
+        source in the manifest."""
         self._samples += 1
         self._tokens += len(sample[0])
         if self._split == "heldout":
@@ -141,6 +141,9 @@ class SplitWriter:
             if isinstance(column[0], int):
                 columns.append(_as_arrow(numpy.array(column, dtype=numpy.int32)))
                 continue
+            if isinstance(column[0], str):
+                columns.append(_text_array(column))
+                continue
             values = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
             offsets = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
             columns.append(pyarrow.ListArray.from_arrays(_as_arrow(offsets), _as_arrow(values)))
@@ -168,6 +171,17 @@ def _as_arrow(numbers: Any) -> Any:
     import pyarrow
 
     return pyarrow.Array.from_buffers(pyarrow.int32(), len(numbers), [None, pyarrow.py_buffer(numbers)])
+
+
+def _text_array(texts: Sequence[str]) -> Any:
+    """Return texts as an Arrow array."""
+    import numpy
+    import pyarrow
+
+    encoded = [text.encode() for text in texts]
+    offsets = numpy.cumsum([0, *map(len, encoded)], dtype=numpy.int32)
+    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(b"".join(encoded))]
+    return pyarrow.Array.from_buffers(pyarrow.string(), len(encoded), buffers)
 
 
 def load(folder: Path, split: str) -> Any:

@@ -4,24 +4,31 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from flytune.data import file_patterns
 from flytune.data.hub import resolved_revision
 from flytune.errors import DataError
-from flytune.files import sha256_of
+from flytune.files import SETTINGS, sha256_of
 from flytune.recipe import Data
 from flytune.storage import Storage
 
-TEXT_KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv"}
+TEXT_KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "tsv": "tsv", "txt": "text"}
 KINDS = {**TEXT_KINDS, "parquet": "parquet", "arrow": "arrow"}
 """Kinds of files by suffix, in any case."""
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 """Further suffixes of text kinds."""
-_KINDS_SHOWN = "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv), Parquet (.parquet) or Arrow (.arrow)"
+_KINDS_SHOWN = (
+    "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv, .tsv), Parquet (.parquet), Arrow (.arrow) or, without other kinds, "
+    "text (.txt)"
+)
+_TEMPLATES = SETTINGS / "chat_templates"
+LARGEST_TEMPLATE = 1_000_000
+"""Bytes of a chat template; those of published models have 50,000 at most."""
 _IGNORED = re.compile(
     r"(?:readme|licen[cs]e|notice|citation|changelog)(?:\..*)?|dataset_infos?\.json|.*\.(?:md|crc|md5|sha256|dvc|lock|log)",
     re.IGNORECASE,
@@ -41,6 +48,8 @@ class Files(NamedTuple):
     """Paths in messages: below the path in the recipe."""
     saved: bool
     """True for a folder of `datasets.save_to_disk`."""
+    unused: tuple[str, ...] = ()
+    """Patterns to exclude that match nothing."""
 
 
 def kind(name: str) -> str | None:
@@ -50,31 +59,42 @@ def kind(name: str) -> str | None:
     return (TEXT_KINDS if compression else KINDS).get(name.removesuffix(compression).rpartition(".")[2])
 
 
-def locate(path: str, key: str) -> Files:
+def locate(path: str, key: str, exclude: Sequence[str] = ()) -> Files:
     """Return the data files at `path`; `key` is the recipe's name for it, for messages.
 
-    Of a folder, these are all its data files, sorted by name, those of the folders in it included. Links are followed.
+    Of a folder, these are all its data files, sorted by name, those of the folders in it included, but none that a name or
+    pattern of `exclude` matches. Of a pattern, those files and folders that it matches. Links are followed.
 
     Raises:
         DataError: nothing is there, it cannot be reached, or it is not data; or a folder has something that is not read.
     """
-    storage = _storage(path, key)
+    root, pattern = file_patterns.divided(path)
+    storage, wanted = _storage(root, key), file_patterns.Wanted(pattern, exclude)
     try:
         is_file = storage.info()["type"] == "file"
-        found = [] if is_file else list(_walk(storage, "", {}))
+        found = [] if is_file else list(_walk(storage, "", {}, wanted))
     except FileNotFoundError:
-        raise DataError(f"{key}: {path}: no such file or folder{_beside(path)}") from None
+        raise DataError(f"{key}: {path}: no such file or folder{beside(root)}") from None
     except RuntimeError as error:  # of links
         raise DataError(f"{key}: {path}: {error}") from None
+    if pattern and not found:
+        listed = [] if is_file else list(_walk(storage, "", {}, file_patterns.Wanted("", ())))
+        raise DataError(f"{key}: {path}: no file matches this pattern; of {root}, {_listing(_first_parts(listed))}")
     if is_file and kind(storage.path()) is None:
         raise DataError(f"{key}: {path}: unknown kind of file; known are {_KINDS_SHOWN}")
+    if is_file and exclude:
+        raise DataError(f"{key}: {path}: one file, of which exclude leaves nothing out; name its folder, or remove exclude")
     if is_file:
         return Files(storage.filesystem, [storage.path()], [path], saved=False)
-    return _folder(path, key, storage, found)
+    return _folder(path, root, key, storage, found)._replace(unused=tuple(wanted.unused))
 
 
-def _walk(storage: Storage, folder: str, seen: dict[str, str]) -> Iterator[str]:
-    """Yield the names of all files below a folder, relative to the address; `seen` are folders by their real paths.
+def _first_parts(names: list[str]) -> list[str]:
+    return sorted({name.partition("/")[0] for name in names})
+
+
+def _walk(storage: Storage, folder: str, seen: dict[str, str], wanted: file_patterns.Wanted) -> Iterator[str]:
+    """Yield the names of all wanted files below a folder, relative to the address; `seen` are folders by their real paths.
 
     Raises:
         RuntimeError: a link leads nowhere, or to a folder that is read anyway.
@@ -94,43 +114,49 @@ def _walk(storage: Storage, folder: str, seen: dict[str, str]) -> Iterator[str]:
             raise RuntimeError(f"{inner}: a Delta table, whose files have deleted rows too; write it as Parquet elsewhere")
         if name.startswith((".", "_")):
             continue
-        if entry["type"] == "directory" or (entry.get("islink") and storage.filesystem.isdir(entry["name"])):
-            yield from _walk(storage, inner, seen)
+        is_link = bool(entry.get("islink"))
+        is_folder = entry["type"] == "directory" or (is_link and storage.filesystem.isdir(entry["name"]))
+        if not wanted.has(inner, is_folder):
+            continue
+        if is_folder:
+            yield from _walk(storage, inner, seen, wanted)
         elif entry["type"] == "file" or storage.filesystem.isfile(entry["name"]):
             yield inner
         else:
-            raise RuntimeError(f"{inner} is {'a link that leads nowhere' if entry.get('islink') else 'no file'}; remove it")
+            raise RuntimeError(f"{inner} is {'a link that leads nowhere' if is_link else 'no file'}; remove it")
 
 
-def size(path: str, key: str) -> int | None:
+def size(path: str, key: str, exclude: Sequence[str] = ()) -> int | None:
     """Return the stored bytes of all data files at `path`; None if they are not read as files (`save_to_disk`).
 
     Raises:
         DataError: as `locate`.
     """
-    found = locate(path, key)
+    found = locate(path, key, exclude)
     return None if found.saved else sum(found.filesystem.info(file)["size"] or 0 for file in found.files)
 
 
-def _folder(path: str, key: str, storage: Storage, found: list[str]) -> Files:
+def _folder(path: str, root: str, key: str, storage: Storage, found: list[str]) -> Files:
     saved = bool({"state.json", "dataset_dict.json"} & set(found))
     files = [name for name in found if saved or not _IGNORED.fullmatch(name.rpartition("/")[2])]
     if not saved:
         _refuse_others(path, key, files)
     if not files:
-        listed = sorted({name.partition("/")[0] for name in found})
-        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(listed)}")
-    labels = [f"{path.rstrip('/')}/{name}" for name in files]
+        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(_first_parts(found))}")
+    labels = [f"{root.rstrip('/')}/{name}" for name in files]
     return Files(storage.filesystem, [storage.path(name) for name in files], labels, saved)
 
 
 def _refuse_others(path: str, key: str, files: list[str]) -> None:
     """Refuse files that would be left out, and folders that are most likely held-out data."""
     others = [name for name in files if kind(name) is None]
+    texts = [name for name in files if kind(name) == "text"]
+    # Beside rows, text files are mostly notes; they have no other columns than text.
+    others += texts if len(texts) < len(files) else []
     if others and len(others) < len(files):
         raise DataError(
-            f"{key}: {path}: {_listing(others)}, which cannot be read, beside data; known are {_KINDS_SHOWN}. Move such files "
-            "elsewhere, or name those to be read in data.sources"
+            f"{key}: {path}: {_listing(others)}, which cannot be read, beside data; known are {_KINDS_SHOWN}. Leave them out "
+            "(data.exclude: [NAME]), name the others (data.path: FOLDER/*.jsonl), or several sources in data.sources"
         )
     if others:
         raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(others)}")
@@ -139,7 +165,8 @@ def _refuse_others(path: str, key: str, files: list[str]) -> None:
         if heldout := next((folder for folder in folders if folder.lower() in _HELDOUT_FOLDERS), None):
             raise DataError(
                 f"{key}: {path}: {name}: the folder {heldout} is named like held-out data, and all files of a folder are read; "
-                "name the folder of training data, and this one in data.heldout_path"
+                f"name the folder of training data, or leave this one out (data.exclude: [{heldout}]), and name it in "
+                "data.heldout_path"
             )
 
 
@@ -157,10 +184,10 @@ def fingerprint(data: Data) -> str:
         if source.dataset_name is not None:
             revision = resolved_revision(source.dataset_name, source.revision, key)
             parts.append((f"{key}.dataset_name", source.dataset_name, revision))
-    paths = {f"{key}.path": source.path for key, source in data.all_sources.items()}
-    for key, path in {**paths, "data.heldout_path": data.heldout_path}.items():
+    paths = {f"{key}.path": (source.path, source.exclude) for key, source in data.all_sources.items()}
+    for key, (path, exclude) in {**paths, "data.heldout_path": (data.heldout_path, [])}.items():
         if path is not None:
-            parts += [(key, *part) for part in _digests(locate(path, key))]
+            parts += [(key, *part) for part in _digests(locate(path, key, exclude))]
     if data.chat_template is not None:
         parts.append(("chat_template", read_chat_template(data.chat_template)))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -185,16 +212,23 @@ def _file_sha256(file: Path, label: str) -> str:
         raise DataError(f"{label}: cannot be read: {error.strerror or error}") from None
 
 
+def shipped_templates() -> dict[str, Path]:
+    """Return the chat templates that recipes may name without a path."""
+    return {file.stem: file for file in sorted(_TEMPLATES.glob("*.jinja"))}
+
+
 def read_chat_template(path: str) -> str:
-    """Return the content of the recipe's Jinja file, or of the one at an address.
+    """Return the content of the recipe's Jinja file, of the one at an address, or of a shipped one by its name.
 
     Raises:
         DataError: it is not there, or not text.
     """
+    shipped = shipped_templates()
     try:
-        return _storage(path, "data.chat_template").read().decode("utf-8")
+        return _storage(str(shipped.get(path, path)), "data.chat_template").read(largest=LARGEST_TEMPLATE).decode("utf-8")
     except FileNotFoundError:
-        raise DataError(f"data.chat_template: {path}: no such file{_beside(path)}") from None
+        names = "" if "/" in path else f"; shipped are {', '.join(shipped)}"
+        raise DataError(f"data.chat_template: {path}: no such file{names}{beside(path)}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"data.chat_template: {path}: cannot be read: {error}") from error
 
@@ -203,7 +237,7 @@ def _storage(path: str, key: str) -> Storage:
     return Storage(path, key, error=DataError, failed="cannot be read", retry=False)
 
 
-def _beside(path: str) -> str:
+def beside(path: str) -> str:
     """Describe the folder in which a path is missing."""
     if "://" in path:
         return " at this address, or these credentials have no access to it"

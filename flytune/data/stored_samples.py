@@ -13,7 +13,7 @@ from flytune.records import SplitCounts
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredSamples:
     """Samples that follow one another in a shard, packed or not."""
 
     file: str
@@ -57,7 +57,7 @@ class Part:
         return f"{self.file} row {self.rows[sample]}"
 
 
-def parts(folder: Path, counts: SplitCounts) -> Iterator[Part]:
+def parts(folder: Path, counts: SplitCounts) -> Iterator[StoredSamples]:
     """Yield all samples of a split, in stored order; samples without tokens are omitted."""
     from pyarrow.parquet import ParquetFile
 
@@ -70,7 +70,7 @@ def parts(folder: Path, counts: SplitCounts) -> Iterator[Part]:
                 row += len(table)
 
 
-def part_of(file: str, table: Any, first_row: int) -> Part:
+def part_of(file: str, table: Any, first_row: int) -> StoredSamples:
     """Return the samples of a table of a shard; `first_row` is the number of rows before it."""
     import numpy
 
@@ -92,4 +92,4 @@ def part_of(file: str, table: Any, first_row: int) -> Part:
     labels = numbers_of(columns["labels"].flatten())
     ids, has_tokens = numbers_of(columns["input_ids"].flatten()), lengths > 0
     desirable = columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
-    return Part(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable)
+    return StoredSamples(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable)

@@ -7,12 +7,12 @@ from typing import Any
 
 from flytune import garbage_collection
 from flytune.data.hub import advice
-from flytune.data.sources import read_chat_template
+from flytune.data.sources import read_chat_template, shipped_templates
 from flytune.errors import DataError, RecipeError
-from flytune.models import base, vocabulary
+from flytune.models import base, chat_templates, tokenizer_steps, tokenizers, vocabulary
+from flytune.models.library_errors import reason
 from flytune.recipe import Data, Model
-
-SHIPPED = "chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
+from flytune.sentences import counted
 
 
 def load_tokenizer(model: Model, data: Data) -> Any:
@@ -21,8 +21,8 @@ def load_tokenizer(model: Model, data: Data) -> Any:
     Raises:
         DataError: it does not exist, access is denied, or it lacks a token or the fast implementation.
     """
-    tokenizer = _from_pretrained(model)
     name = f"the tokenizer of {model.name_or_path}"
+    tokenizer = chat_templates.limited(_from_pretrained(model), f"model.name_or_path: {name}")
     if not tokenizer.is_fast:
         raise DataError(
             f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which does not report the positions of "
@@ -49,8 +49,17 @@ def load_tokenizer(model: Model, data: Data) -> Any:
         raise DataError(f"data.pad_token: {name} has no pad token; set one of its own tokens{_candidates(tokenizer)}")
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template)
-        _check_template(tokenizer.chat_template, data.chat_template)
+        chat_templates.check(tokenizer.chat_template, f"data.chat_template: {data.chat_template}")
     return tokenizer
+
+
+def stored_tokenizer(dataset: Path, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer that is stored with prepared data.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    return tokenizers.load(dataset / "tokenizer", DataError, "prepare the data again", trust_remote_code)
 
 
 def check_rows(tokenizer: Any, rows: int | None, model: Model) -> None:
@@ -64,7 +73,8 @@ def check_rows(tokenizer: Any, rows: int | None, model: Model) -> None:
         if rows is not None and number is not None and number >= rows:
             token = getattr(tokenizer, field)
             raise DataError(
-                f"data.{field}: {token!r} has the id {number:,}, and the embedding of {model.name_or_path} has {rows:,} rows; "
+                f"data.{field}: {token!r} has the id {number:,}, and the embedding of {model.name_or_path} "
+                f"has {counted(rows, 'row')}; "
                 f"set a token that the model has, or list it in model.extra_special_tokens, for which rows are added"
             )
 
@@ -97,9 +107,9 @@ def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
     if tokenizer.chat_template is None:
         raise DataError(
             f"data.chat_template: the tokenizer of {model.name_or_path} has no chat template, and the format {form} needs one; "
-            f"set a Jinja file, such as {SHIPPED}"
+            f"set a Jinja file, or one that is shipped: {', '.join(shipped_templates())}"
         )
-    _check_template(tokenizer.get_chat_template(), f"of {model.name_or_path}")
+    chat_templates.check(tokenizer.get_chat_template(), f"the chat template of {model.name_or_path}")
 
 
 def _from_pretrained(model: Model) -> Any:
@@ -111,13 +121,16 @@ def _from_pretrained(model: Model) -> Any:
         folder = Path(name := base.local_name(model, weights=False))
     except RecipeError as error:
         raise DataError(str(error)) from None
+    if folder.is_dir() and (refused := tokenizer_steps.problem_in(folder)):
+        raise DataError(f"{where}: its tokenizer is not loaded: {refused}; use another model")
     try:
         return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
         if folder.is_dir():
             names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-            reason = " ".join(str(error).split())[:300]
-            raise DataError(f"{where}: no tokenizer can be read from this folder, which has {names}: {reason}") from error
+            raise DataError(
+                f"{where}: no tokenizer can be read from this folder, which has {names}: {reason(error)}"
+            ) from error
         if "trust_remote_code" in str(error):
             raise DataError(f"{where}: its tokenizer is custom code; to run it set model.trust_remote_code: true") from error
         raise DataError(f"{where}: {advice(error, 'model')}") from error
@@ -126,12 +139,10 @@ def _from_pretrained(model: Model) -> Any:
 def _try(tokenizer: Any, name: str) -> None:
     """Encode and decode a text, which fails with files that could be read and make no sense."""
     try:
-        tokenizer.decode(tokenizer("a text, 1 ö")["input_ids"], skip_special_tokens=True)
-        len(tokenizer.get_vocab()), tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.special_tokens_map
+        tokenizers.try_out(tokenizer)
     except Exception as error:  # TypeError, KeyError, OverflowError and those of tokenizers, which are plain Exceptions
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise DataError(
-            f"model.name_or_path: {name} is damaged: it encodes no text ({reason}); copy its files again"
+            f"model.name_or_path: {name} is damaged: it encodes no text ({reason(error)}); copy its files again"
         ) from error
     try:
         json.dumps([tokenizer.init_kwargs, tokenizer.chat_template], default=str, ensure_ascii=False).encode()
@@ -150,13 +161,3 @@ def _candidates(tokenizer: Any) -> str:
     if not names:
         return f", for example {tokenizer.eos_token} (labels are stored, so an EOS in the text is still trained)"
     return f", for example {' or '.join(dict.fromkeys(names[:4]))}"
-
-
-def _check_template(source: str, name: str) -> None:
-    from jinja2 import TemplateSyntaxError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        render_jinja_template([], chat_template=source)
-    except TemplateSyntaxError as error:
-        raise DataError(f"data.chat_template: {name}: line {error.lineno}: not a Jinja template: {error.message}") from None

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from flytune.errors import DataError
-from flytune.recipe import Recipe, Source
+from flytune.recipe import OF_HELDOUT, Recipe, Source
 from flytune.storage import Storage
 
 # Other codes, and %20 in an address, are left unchanged.
@@ -19,7 +19,7 @@ _CODE = re.compile(r"%[YmdHjGVu]")
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 
 
-class Window(NamedTuple):
+class RenderedWindow(NamedTuple):
     """The existing data of a recipe's window."""
 
     recipe: Recipe | None
@@ -28,7 +28,7 @@ class Window(NamedTuple):
     """Paths of the window that do not exist."""
 
 
-def render(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str], bool] | None = None) -> Window:
+def render(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str], bool] | None = None) -> RenderedWindow:
     """Return the recipe with a source for each day (or hour) of the window that has data, oldest first.
 
     Each has all settings of the path: weight, format, and max_samples, which then applies to each day. A recipe without codes
@@ -56,13 +56,13 @@ def render(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str],
         sources += [source.model_copy(update={"path": path}) for path in existing]
         has_windows = has_windows or bool(existing)
     if not has_windows:
-        return Window(None if missing else recipe, missing)
+        return RenderedWindow(None if missing else recipe, missing)
     # These are now in each source; next to `sources` they would apply to heldout_path alone.
-    kept = {"format", "columns"} if data.heldout_path else set()
+    kept = OF_HELDOUT if data.heldout_path else ()
     plain = {name: field.get_default() for name, field in Source.model_fields.items() if name not in kept}
     update = {} if data.sources else plain
     rendered = type(data).model_validate(data.model_dump() | update | {"sources": [one.model_dump() for one in sources]})
-    return Window(recipe.model_copy(update={"data": rendered}), missing)
+    return RenderedWindow(recipe.model_copy(update={"data": rendered}), missing)
 
 
 def _paths(path: str, kickoff: datetime, days: int) -> list[str]:

@@ -4,6 +4,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flytune.console import output
 from flytune.data.process import Chunk, Sampler, Samples
 from flytune.data.tokenizer import Encoder
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
+from flytune.sentences import counted
 
 logger = logging.getLogger(__name__)
 CHUNKS_BEFORE_START = 16
@@ -70,7 +73,8 @@ class Workers:
             yield from self._ahead(chunks)
         except BrokenProcessPool:
             raise DataError(
-                f"one of {self._processes} tokenizing processes was killed, most likely because memory ran out; "
+                f"one of {counted(self._processes, 'tokenizing process', 'tokenizing processes')} was killed, "
+                "most likely because memory ran out; "
                 "give prepare_data more memory (tasks/prepare.py), or fewer cores"
             ) from None
 
@@ -121,6 +125,8 @@ def cores() -> int:
 def _initialize(request: DataRequest, encoder: Encoder) -> None:
     """Initialize a worker process."""
     global _sampler
+    output.install()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends at a Ctrl-C, and this process with it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process for each core is enough
     _sampler = Sampler(request, encoder)
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again

@@ -5,11 +5,11 @@ import importlib.util
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from flytune.doctor.control_plane import certificates, client_of, errors, line, platform_of
 from flytune.doctor.finding import NO_CLUSTER, Finding, fail, ok, warn
 from flytune.hardware import load_shapes
 
@@ -18,14 +18,6 @@ PORT = 443
 _SECONDS = 10.0
 _PLAN = "tasks.plan.make_plan"
 _CHECK_CONFIG = "check the config's endpoint, admin.insecure and authType; then admin's log"
-
-
-def config_file() -> Path | None:
-    """Return the configuration file that pyflyte uses, if any: FLYTECTL_CONFIG, ./flytekit.config, ~/.flyte/config(.yaml)."""
-    from flytekit.configuration.file import get_config_file
-
-    found = get_config_file(None)
-    return Path(found._location) if found else None  # there is no public attribute for it
 
 
 def local(config: Path | None) -> Iterator[Finding]:
@@ -37,21 +29,25 @@ def local(config: Path | None) -> Iterator[Finding]:
 
 def findings(config: Path | None, project: str, domain: str, only_reach: bool = False) -> Iterator[Finding]:
     """Check admin, project and domain, registered tasks, and storage; stop after a failure that prevents further checks."""
-    from flytekit.configuration import PlatformConfig
+    from flytekit.configuration.file import get_config_file
+    from flytekit.configuration.internal import Platform
 
     named = os.environ.get("FLYTECTL_CONFIG")
     if named and not Path(named).exists():
         yield fail("flyte config", f"FLYTECTL_CONFIG names {named}, which does not exist and is ignored", NO_CLUSTER)
         return
-    platform = PlatformConfig.auto(str(config)) if config else PlatformConfig.auto()
-    if config is None and platform.endpoint == PlatformConfig().endpoint:
+    if (platform := platform_of(config)) is None:
         yield fail("flyte config", "none; no cluster is configured", NO_CLUSTER)
+        return
+    if config and not Platform.URL.read(get_config_file(str(config))):
+        said = f"{config}: no admin.endpoint can be read there, so that pyflyte would ask {platform.endpoint}"
+        yield fail("flyte config", said, "`flytectl config init --host=HOST`, or write `admin: {endpoint: dns:///HOST}`")
         return
     yield ok("flyte config", f"{config or 'the environment'}: {platform.endpoint}")
     found = _unreachable(platform.endpoint) or _version(platform)
     yield found
     if found.level == "OK" and not only_reach:
-        client = _client(platform)
+        client = client_of(platform, retries=False)
         yield _guarded("project", lambda: _project(client, project, domain))
         yield _guarded("registered", lambda: _registered(client, project, domain))
         yield _guarded("storage", lambda: _storage(client, platform, project, domain))
@@ -68,18 +64,12 @@ def _unreachable(endpoint: str) -> Finding | None:
     return None
 
 
-def _client(platform: Any) -> Any:
-    from flytekit.clients.friendly import SynchronousFlyteClient
-
-    return SynchronousFlyteClient(replace(platform, rpc_retries=0))
-
-
 def _version(platform: Any) -> Finding:
     """Return admin's version, with a timeout: flytekit's calls have none, and never return if the server is not admin."""
     found: list[Finding] = []
 
     def version() -> Finding:
-        return ok("admin", f"answers, version {_client(platform).get_control_plane_version() or 'unknown'}")
+        return ok("admin", f"answers, version {client_of(platform, retries=False).get_control_plane_version() or 'unknown'}")
 
     thread = Thread(target=lambda: found.append(_guarded("admin", version)), daemon=True)
     thread.start()
@@ -90,14 +80,10 @@ def _version(platform: Any) -> Finding:
 
 def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
     """Run a check; return errors of flytekit, gRPC and the network as findings."""
-    import grpc
-    from flytekit.exceptions.base import FlyteException
-    from requests import RequestException
-
+    failures: tuple[type[Exception], ...] = (*errors(), OSError)  # errors of requests are OSErrors
     try:
         return check()
-    # flytekit wraps some of gRPC's errors in RuntimeError.
-    except (grpc.RpcError, FlyteException, RequestException, OSError, RuntimeError) as error:
+    except failures as error:
         return fail(what, line(error), _CHECK_CONFIG)
 
 
@@ -148,10 +134,9 @@ def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
     content = b"flytune doctor\n"
     md5 = hashlib.md5(content, usedforsecurity=False).digest()
     upload = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
-    verify = False if platform.insecure_skip_verify else platform.ca_cert_file_path
     headers = {"Content-Length": str(len(content)), **_headers(md5, upload)}
     try:
-        done = requests.put(upload.signed_url, data=content, headers=headers, verify=verify, timeout=_SECONDS)
+        done = requests.put(upload.signed_url, data=content, headers=headers, verify=certificates(platform), timeout=_SECONDS)
     except requests.RequestException as error:  # its text contains the signed address, which is secret
         said = f"{upload.native_url}: upload failed: {type(error).__name__}"
         return fail("storage", said, "check that this machine can reach the storage")
@@ -166,14 +151,3 @@ def _headers(md5: bytes, upload: Any) -> dict[str, str]:
 
     azure = {"x-ms-blob-type": "BlockBlob"} if upload.native_url.startswith("abfs") else {}
     return {"Content-MD5": b64encode(md5).decode(), **azure, **dict(upload.headers)}
-
-
-def line(error: BaseException) -> str:
-    """Return the root cause of an error of flytekit or gRPC, on one line."""
-    import grpc
-
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, grpc.Call):  # its text has many lines
-        return f"{error.code().name}: {error.details()}"[:300]
-    return " ".join(str(error).split())[:300] or type(error).__name__

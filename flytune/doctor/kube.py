@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from flytune.doctor import nodes as cluster_nodes
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.doctor.nodes import Kubernetes, Node
-from flytune.doctor.volumes import Claim, Storage
+from flytune.doctor.volumes import Claim, ClusterVolumes
 from flytune.hardware import Cluster, Shape
 from flytune.hardware.shapes import GIB
 
@@ -82,7 +82,7 @@ def _keys(core: Any, name: str, namespace: str) -> list[list[str] | None]:
     return _read(lambda: sorted(core.read_namespaced_secret(name, namespace, _request_timeout=_SECONDS).data or {}))
 
 
-def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Storage:
+def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> ClusterVolumes:
     from kubernetes.client import StorageV1Api
 
     def claim(name: str) -> Claim:
@@ -97,7 +97,7 @@ def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Storag
         return {one.metadata.name: one.spec.volume_lifecycle_modes or ["Persistent"] for one in listed}
 
     named = dict.fromkeys(name for volume in cluster.volumes if (name := volume.persistent_volume_claim) is not None)
-    return Storage(
+    return ClusterVolumes(
         claims={name: made for name in named for made in _read(partial(claim, name))},
         drivers=(_read(drivers) or [{}])[0] if any(volume.csi for volume in cluster.volumes) else {},
     )

@@ -15,14 +15,17 @@ from sys import version_info
 
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.errors import RecipeError
+from flytune.files import ROOT
 from flytune.hardware import load_cluster, load_shapes
 from flytune.hardware.cluster import CLUSTER_FILE
 from flytune.hardware.shapes import GIB, SHAPES_FILE
-from flytune.recipe import Recipe
+from flytune.recipe import read_recipe
+from flytune.sentences import counted
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PYTHONS = ((3, 11), (3, 12))
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 """Versions of Python in pyproject.toml."""
+_WITHOUT_FLYTEKIT = (3, 13)
+"""The version from which flytekit 1.16 cannot be installed."""
 DISK_GIB, MEMORY_GIB, TEMPORARY_GIB = 10, 6, 4
 """Free space that the demo needs, for the environment and its small models; other runs may need more, as in their plans."""
 _SECONDS = 5.0
@@ -32,7 +35,10 @@ def findings() -> Iterator[Finding]:
     """Check this machine."""
     yield python((version_info.major, version_info.minor))
     has_torch = importlib.util.find_spec("torch") is not None
-    yield packages(pins(ROOT / ("requirements.lock" if has_torch else "requirements-light.lock")), _installed())
+    if ROOT:
+        yield packages(pins(ROOT / ("requirements.lock" if has_torch else "requirements-light.lock")), _installed())
+    else:
+        yield ok("packages", "not compared: the lock files are in a clone, and this is an installed package")
     yield torch() if has_torch else ok("torch", "not installed: this machine plans and submits, and does not train")
     yield free("disk", shutil.disk_usage(Path.cwd()).free, DISK_GIB)
     if memory := _available_memory():
@@ -41,21 +47,21 @@ def findings() -> Iterator[Finding]:
     yield hub_token(_token())
     yield hub(os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     yield docker()
-    yield from files(ROOT / "recipes")
+    yield from files(ROOT / "recipes") if ROOT else hardware_files()
 
 
 def python(version: tuple[int, int]) -> Finding:
     """Check the version of the interpreter."""
     said = ".".join(map(str, version))
     if version in PYTHONS:
-        return ok("python", said)
-    supported = " and ".join(".".join(map(str, one)) for one in PYTHONS)
+        return ok("python", said if version < _WITHOUT_FLYTEKIT else f"{said}: plans and reads; flytekit, for runs, needs 3.12")
+    supported = f"{PYTHONS[0][0]}.{PYTHONS[0][1]} to {PYTHONS[-1][0]}.{PYTHONS[-1][1]}"
     do = "create .venv again: `rm -r .venv; make install PYTHON=python3.11`"
     return fail("python", f"{said}; Flytune runs on {supported}", do)
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Return the versions in a lock file by name; none if there is no such file (in an installed package)."""
+    """Return the versions in a lock file by name; none if there is no such file (in a pod)."""
     if not lock.is_file():
         return {}
     return dict(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;+]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
@@ -68,7 +74,7 @@ def packages(locked: Mapping[str, str], installed: Mapping[str, str]) -> Finding
     wrong = [f"{name} {found[name]} (lock: {pin})" for name, pin in locked.items() if found[name] not in (None, pin)]
     missing = [name for name in locked if found[name] is None]
     if not wrong and not missing:
-        return ok("packages", f"{len(locked)} packages in the locked versions")
+        return ok("packages", f"{counted(len(locked), 'package')} in the locked versions")
     said = ", ".join([*wrong[:4], *([f"missing: {', '.join(missing[:4])}"] if missing else [])])
     more = max(0, len(wrong) - 4) + max(0, len(missing) - 4)
     return warn("packages", said + (f" and {more} more" if more else ""), "`make install` installs the locked versions")
@@ -147,12 +153,14 @@ def docker() -> Finding:
 
 def files(recipes: Path) -> Iterator[Finding]:
     """Check that the files that users edit can be read."""
-    for what, read in (
-        (SHAPES_FILE.name, lambda: f"{len(load_shapes())} shapes"),
-        (CLUSTER_FILE.name, _cluster),
-        ("recipes", lambda: f"{len([Recipe.from_yaml(path) for path in sorted(recipes.glob('*.yaml'))])} recipes are valid"),
-    ):
-        yield _read(what, read)
+    yield from hardware_files()
+    yield _read("recipes", lambda: f"{len([read_recipe(path) for path in sorted(recipes.glob('*.yaml'))])} recipes are valid")
+
+
+def hardware_files() -> Iterator[Finding]:
+    """Check shapes.yaml and cluster.yaml."""
+    yield _read(SHAPES_FILE.name, lambda: counted(len(load_shapes()), "shape"))
+    yield _read(CLUSTER_FILE.name, _cluster)
 
 
 def _cluster() -> str:

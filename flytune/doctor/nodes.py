@@ -8,6 +8,7 @@ from flytune.doctor import volumes
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.hardware import Cluster, Shape
 from flytune.schema import Strict
+from flytune.sentences import counted, counted_of
 
 OPERATOR = "pytorchjobs.kubeflow.org"
 GANG_RESOURCES = {
@@ -65,12 +66,12 @@ class Kubernetes(Strict):
     namespace: str
     secrets: dict[str, list[str] | None]
     """Keys of each existing secret that cluster.yaml names; None if access is denied."""
-    storage: volumes.Storage = volumes.Storage()
+    storage: volumes.ClusterVolumes = volumes.ClusterVolumes()
 
 
 def findings(found: Kubernetes, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
     """Check operator, gang scheduler, secrets, volumes, and each of the shapes."""
-    yield ok("kubernetes", f"{found.address}: {len(found.nodes)} nodes")
+    yield ok("kubernetes", f"{found.address}: {counted(len(found.nodes), 'node')}")
     yield _operator(found, [shape.name for shape in shapes if shape.nodes > 1])
     if cluster.gang_scheduling != "none":
         yield _gang(found, cluster.gang_scheduling)
@@ -114,7 +115,7 @@ def nodes_for(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
         do = "add it to cluster.yaml's spot_taints, and set spot: true in shapes.yaml, or remove the taint"
         return warn(what, f"{labelled[0].name} repels its pods by the taint {taints}", do)
     if len(schedulable) < shape.nodes:
-        return warn(what, f"{len(schedulable)} of its {shape.nodes} nodes exist", _SCALED)
+        return warn(what, counted_of(len(schedulable), shape.nodes, "node", "exists", "exist"), _SCALED)
     return ok(what, f"{len(schedulable)} {'node' if len(schedulable) == 1 else 'nodes'}")
 
 

@@ -18,7 +18,7 @@ class Claim(Strict):
     """ReadWriteOnce, ReadOnlyMany, ReadWriteMany ...: those of its volume if it is bound, else those that it asks for."""
 
 
-class Storage(Strict):
+class ClusterVolumes(Strict):
     """Facts about a cluster's claims and drivers."""
 
     claims: dict[str, Claim | None] = Field(default={})
@@ -27,7 +27,7 @@ class Storage(Strict):
     """Lifecycle modes of the CSI drivers, by name; None if access is denied."""
 
 
-def findings(found: Storage, namespace: str, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
+def findings(found: ClusterVolumes, namespace: str, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
     """Check each volume of cluster.yaml that the pods of these shapes, or of the light tasks, mount."""
     for volume in cluster.volumes:
         mounting = [shape for shape in shapes if volume.is_mounted_by(shape.name)]

@@ -1,4 +1,4 @@
-"""Memory, step time and communication of a workload, in closed form."""
+"""Sizes of a model; memory, step time and communication of a workload, in closed form."""
 
 from flytune.estimates.framework import AdapterKernels, Framework, Loss
 from flytune.estimates.memory import Memory
@@ -13,7 +13,10 @@ __all__ = [
     "Optimizer",
     "StepTime",
     "Workload",
+    "config_sizes",
+    "counting",
     "framework",
+    "intervals",
     "memory",
     "model_states",
     "step_time",

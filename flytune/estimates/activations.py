@@ -64,10 +64,12 @@ def count(workload: Workload) -> Activations:
     kept, working = kept + inputs, max(working, products)
     adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
     gradient = (stream + compute) * sizes.hidden_size
+    folded = _folded_weights(workload, compute)
     return Activations(
         stream=tokens * stream * sizes.hidden_size,
-        kept=tokens * (kept + adapters),
-        working=tokens * (working + gradient) + _dora_weights(workload, compute),
+        kept=tokens * (kept + adapters) + folded,
+        # The gradient of the sum of weight and adapter has the size of the weight.
+        working=tokens * (working + gradient) + _dora_weights(workload, compute) + folded,
         loss=tokens * _loss(workload, compute, stream) + _tiles(workload),
     )
 
@@ -123,7 +125,7 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         return 0.0
     layers = workload.geometry.num_hidden_layers
     inputs: dict[str, float] = {}
-    for one in workload.adapted:
+    for one in workload.adapted_layers:
         inputs[one.name] = inputs.get(one.name, 0.0) + one.rows * one.count * one.share / layers
     if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
@@ -135,6 +137,18 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
     copy = 4 if workload.precision == "pure" and not workload.layout.deepspeed else compute
     mask = 0 if not workload.adapter_dropout else copy if workload.on_cpu else 1
     return float(sum(rows * (copy + mask) for rows in inputs.values()))
+
+
+def _folded_weights(workload: Workload, compute: int) -> float:
+    """Return bytes of one layer's expert weights with their adapters added (PEFT's ParamWrapper), which backward needs.
+
+    A product reads their sum, and not the weight; the factors are there in the dtype of the weight too. Layers that are not
+    recomputed are taken for equal: those without experts keep less.
+    """
+    sizes = workload.geometry
+    layers = sizes.num_hidden_layers - (sizes.dense_layers if workload.checkpointing != "none" else 0)
+    factors = sum(workload.rank(one) * one.count * (one.rows + one.columns) for one in workload.folded)
+    return compute * (sum(one.parameters for one in workload.folded) + factors) / max(1, layers)
 
 
 def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, float]:

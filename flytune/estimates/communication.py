@@ -18,7 +18,7 @@ NVME_GBS = 5.0
 
 def shards(workload: Workload) -> int:
     """Return the number of GPUs that optimizer states are divided among."""
-    return workload.gpus if workload.layout.shards_optimizer else 1
+    return workload.degrees.data_parallel if workload.layout.shards_optimizer else 1
 
 
 def communication_bytes(workload: Workload) -> tuple[float, float]:
@@ -27,10 +27,7 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     A ring over n GPUs sends (n - 1) / n of the bytes for an all-gather or a reduce-scatter, twice that for an all-reduce
     (Rajbhandari et al. 2020, §7, has the sums for ZeRO).
     """
-    layout = workload.layout
-    if workload.gpus == 1 or not layout.data_parallel:
-        return 0.0, 0.0
-    part = (workload.gpus - 1) / workload.gpus
+    layout, part = workload.layout, _ring(workload)
     gathered = _weight_bytes(workload)
     gradients = float(workload.trained * _gradient_bytes(workload))
     if layout.shards_parameters:
@@ -43,9 +40,14 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
 
 def reduced_bytes(workload: Workload) -> float:
     """Return the bytes of sharded gradients among those that one GPU sends in each micro batch."""
-    if workload.gpus == 1 or not workload.layout.shards_gradients:
+    if not workload.layout.shards_gradients:
         return 0.0
-    return (workload.gpus - 1) / workload.gpus * workload.trained * _gradient_bytes(workload)
+    return _ring(workload) * workload.trained * _gradient_bytes(workload)
+
+
+def _ring(workload: Workload) -> float:
+    """Return the share of the bytes that one GPU sends in an all-gather or a reduce-scatter."""
+    return 1 - 1 / workload.degrees.data_parallel
 
 
 def _weight_bytes(workload: Workload) -> float:
@@ -99,7 +101,7 @@ def optimizer_seconds(workload: Workload, accelerator: Accelerator, lasting: Sta
                 # Every page is fetched and put back in each step: the next page is never one that was used recently.
                 seconds += 2 * lasting.paged / pcie_rate(accelerator)
         return seconds
-    node = workload.trained / shards(workload) * workload.gpus / workload.nodes
+    node = workload.trained / shards(workload) * workload.degrees.processes
     held = 4 if workload.layout.deepspeed else BYTES[workload.weight_dtype]
     seconds = node * ADAMW_NUMBERS["fused"] * held / (HOST_MEMORY_GBS * 1e9)
     return seconds + (node * 2 * 12 / (NVME_GBS * 1e9) if workload.optimizer_on == "nvme" else 0.0)

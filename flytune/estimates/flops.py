@@ -104,17 +104,32 @@ def flops(workload: Workload) -> Flops:
         # Forward, the inputs' and the weights' gradients, and again forward where layers are recomputed.
         adapters=0.0
         if full
-        else passes * 2.0 * routed_adapters(workload) * workload.tokens + (passes - 1) * dora_flops(workload),
+        else passes * 2.0 * routed_adapters(workload) * workload.tokens
+        + (passes - 1) * dora_flops(workload)
+        + passes * folding_flops(workload)
+        + folded_gradients(workload),
         scores_again=(ATTENTION_BACKWARD - 2) * attention,
     )
 
 
 def routed_adapters(workload: Workload) -> float:
-    """Return the number of adapter parameters that one token passes."""
-    geometry = workload.geometry
-    layers = sum(workload.rank(one.name) * one.count * (one.rows + one.columns) * one.share for one in workload.adapted)
-    head = geometry.hidden_size + geometry.vocab_size if "lora_head" in workload.lora_targets else 0
-    return layers + workload.lora_r * head
+    """Return the number of adapter parameters that one token passes; those of experts are added to the weights instead."""
+    layers = sum(workload.rank(one) * one.count * (one.rows + one.columns) * one.share for one in workload.adapted_layers)
+    return layers + workload.table_adapters
+
+
+def folding_flops(workload: Workload) -> float:
+    """Return the operations of adding the adapters of experts to their weights once, in all layers.
+
+    PEFT (tuners/lora/layer.py, ParamWrapper) computes W + B A of every expert of a layer, whichever tokens it gets; backward
+    has two products of that size, for the gradients of A and B.
+    """
+    return sum(2.0 * workload.rank(one) * one.parameters for one in workload.folded)
+
+
+def folded_gradients(workload: Workload) -> float:
+    """Return the operations of the gradients of experts' weights, from which those of their adapters are computed."""
+    return sum(2.0 * workload.tokens * one.share * one.parameters for one in workload.folded)
 
 
 def dora_flops(workload: Workload) -> float:
@@ -127,7 +142,7 @@ def dora_flops(workload: Workload) -> float:
         return 0.0
     again = workload.tokens if workload.adapter_dropout else 0
     return sum(
-        2.0 * one.count * one.rows * (workload.rank(one.name) * (one.rows + one.columns) + again * one.columns * one.share)
+        2.0 * one.count * one.rows * (workload.rank(one) * (one.rows + one.columns) + again * one.columns * one.share)
         for one in workload.adapted
     )
 
@@ -164,6 +179,12 @@ def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forwar
         return forward
     wide = sum(count * 2 * m * k * n for (m, k, n), count in layer_shapes(workload).items())
     return wide / (accelerator.float32_tflops * 1e12)
+
+
+def folded_seconds(workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds of the gradients of experts' weights, from which those of their adapters are computed."""
+    folded = ((one, workload.tokens * one.share) for one in workload.folded)
+    return sum(one.count * product_seconds((one.rows, tokens, one.columns), accelerator) for one, tokens in folded)
 
 
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:

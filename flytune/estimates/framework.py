@@ -24,6 +24,10 @@ class Loss:
 CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, cpu_tiles=True)
 """TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of all logits."""
 
+OWN_LOGITS = Loss(per_word=8, moved_per_word=40, cpu_tiles=True)
+"""Flytune's loss of the model's own logits (models/own_logits.py): the logits and what caps them, in 16 bits, their gradient,
+and its parts before they are joined; a few rows at a time are in float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterKernels:

@@ -36,9 +36,10 @@ QUANTIZED_LAUNCHES = {
     "nf4_double": 4,
     "fp4_double": 4,
     "int8": 8,
-    "gptq4": 10,
+    "gptq4": 5,
 }
-"""Kernels beside each product. 8 bits: two casts, quantization, the search for outliers (3), their two products."""
+"""Kernels beside each product. gptq4: fitted, of the ten in its code. 8 bits: two casts, quantization,
+the search for outliers (3), their two products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,10 @@ def adapter_bytes(workload: Workload) -> float:
         return 0.0
     own = adapter_kernels(workload)
     moved = workload.tokens * sum(
-        one.count * (own.inputs * one.rows + own.outputs * one.columns) * one.share for one in workload.adapted
+        one.count * (own.inputs * one.rows + own.outputs * one.columns) * one.share for one in workload.adapted_layers
     )
+    # W is read and W + B A written in a forward pass; backward reads the gradient of W + B A twice.
+    moved += 2 * BYTES[workload.compute_dtype] * sum(one.parameters for one in workload.folded)
     if workload.dora:
         # B A is written and cast, added to the weight, squared and summed; outputs are scaled and added in float32.
         moved += DORA_WEIGHT_BYTES * sum(one.parameters for one in workload.adapted)
@@ -149,19 +152,21 @@ def dequantization_bytes(workload: Workload) -> float:
 
 def optimizer_bytes(workload: Workload, shards: int) -> float:
     """Return bytes through memory of one optimizer step on one GPU, for its share of the parameters."""
-    held = 4 if workload.method != "full" or workload.layout.deepspeed else BYTES[workload.weight_dtype]
     numbers = ADAMW_NUMBERS[workload.optimizer.implementation] + CLIPPING_NUMBERS
-    return workload.trained / shards * numbers * held
+    return workload.trained / shards * numbers * workload.updated_bytes
 
 
 def launches(workload: Workload) -> float:
     """Return the number of kernels of one micro batch, all passes."""
     geometry = workload.geometry
-    layers, linears = geometry.num_hidden_layers, sum(one.count for one in geometry.linears)
+    layers, grouped = geometry.num_hidden_layers, geometry.groups_experts
+    linears = sum(one.count for one in geometry.linears if not one.is_experts) + layers * grouped
     each = layers * kernels(workload).launches
-    each += sum(one.count for one in workload.adapted) * (8 if not workload.framework.fused_adapters else 4)
+    each += sum(one.count for one in workload.adapted_layers) * (8 if not workload.framework.fused_adapters else 4)
     each += sum(one.count for one in geometry.linears if one.quantizable) * QUANTIZED_LAUNCHES[workload.quantization]
-    each += (layers - geometry.dense_layers) * 20 * geometry.experts if geometry.experts > 1 else 0
+    if geometry.experts > 1:
+        # Kernels of an expert, one after the other, or of all together (transformers, integrations/moe.py).
+        each += (layers - geometry.dense_layers) * 20 * (1 if grouped else geometry.experts)
     if workload.layout.deepspeed and workload.layout.shards_parameters:
         each += ZERO3_HOOK * (linears + 2 * layers)
     return each * (4 if recomputes(workload) else 3)

@@ -1,7 +1,7 @@
 """Memory of one GPU in each phase of a run, in closed form, from the sizes of the model and the way it is trained.
 
-Every constant has a unit and a source, here, in model_states.py and in activations.py; docs/measured.md has the errors. No
-constant belongs to one run or one publication: differences between frameworks are the fields of framework.py.
+Every constant has a unit and a source, here, in model_states.py and in activations.py; docs/measured/memory.md has the errors.
+No constant belongs to one run or one publication: differences between frameworks are the fields of framework.py.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
 # (activations, logits, gathered units), twice: see UNMOVABLE. Medians of the published runs with fixed shapes and without
 # expandable segments that name both figures (reserved less outside less allocated, over those parts), in groups of cause:
 # logits of all tokens are the largest blocks, and are asked for in 2 and 4 bytes; gathering parameters mixes sizes. The first
-# is above its median, 0.12, by the verdicts on published runs near the limit (docs/measured.md).
+# is above its median, 0.12, by the verdicts on published runs near the limit (docs/measured/memory.md).
 FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.14, 0.2, 0.4
-# What it holds where there is room, as the simulated allocator shows the causes (planning/dryrun/allocator.py): a share of the
+# What it holds where there is room, as the simulated allocator shows the causes (dryrun/allocator.py): a share of the
 # same parts, since segments are not joined; where parameters are gathered, those units once more, on a stream of their own.
 CACHED, CACHED_SHARDED, CACHED_UNITS = 0.12, 0.16, 1.0
 # While the loss has logits of all tokens, which fit into no segment of a layer: the share of one layer's bytes that stays
@@ -107,7 +107,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     # The first update's states occupy the memory of activations, in pieces; the next step allocates it again.
     refilled = totals[-1][0] + max(moving for _, moving in totals)
     outside = {"CUDA context": CUDA_CONTEXT_GIB * GIB}
-    if workload.gpus > 1 and not workload.layout.pipelined:
+    if workload.degrees.world > 1:
         outside["NCCL"] = NCCL_GIB * GIB
     return Memory(
         phases=phases,
@@ -125,14 +125,15 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
     # Offloaded checkpoints leave the GPU but for the layers that are copied at the moment, each way.
     deep = 2 * model_states.UNITS_AT_WORK if workload.checkpointing == "offloaded" else layers
     kept = deep * batch.stream if recomputed else layers * batch.kept
-    if workload.layout.pipelined:
-        kept /= workload.gpus
+    kept /= workload.degrees.gpus_per_process
     at_work = (batch.kept if recomputed else 0.0) + batch.working
     head = workload.geometry.vocab_size * workload.geometry.hidden_size * BYTES[workload.compute_dtype]
     all_gradients = lasting.gradients / layers if workload.optimizer.in_backward else lasting.gradients
     accumulated = 0.0 if workload.accumulation == 1 or workload.optimizer.in_backward else lasting.gradients
     head_gradient = (
-        float(head) if workload.method == "full" and not workload.reward_head and not workload.layout.shards_parameters else 0.0
+        float(head)
+        if workload.method == "full" and workload.head_outputs is None and not workload.layout.shards_parameters
+        else 0.0
     )
     gathered = lasting.root + lasting.units + lasting.unit_gradients
     at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.root, "gradients": accumulated}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flytune.estimates import zero
 from flytune.estimates.activations import stream_bytes
 from flytune.estimates.workload import BYTES, Workload
-from flytune.models import Geometry
+from flytune.records import Geometry
 
 # Bytes of a quantized weight without its scales.
 PACKED = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "fp4_double": 0.5, "gptq4": 0.5, "int8": 1.0}
@@ -135,7 +135,7 @@ def _factored(workload: Workload) -> int:
     if workload.method == "full":
         tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
         return sum(one.count * (one.rows + one.columns) for one in sizes.linears) + tables * table + sizes.extra
-    adapters = sum(one.count * (one.rows + one.columns + 2 * workload.rank(one.name)) for one in workload.adapted)
+    adapters = sum(one.count * (one.rows + one.columns + 2 * workload.rank(one)) for one in workload.adapted)
     return round(adapters) + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
 
 
@@ -163,7 +163,8 @@ def of(workload: Workload) -> States:
     """Return the states of a workload on one GPU, whatever the batch."""
     if workload.layout.deepspeed:
         return _zero(workload)
-    shards = workload.gpus if workload.layout.shards_parameters or workload.layout.pipelined else 1
+    degrees = workload.degrees
+    shards = degrees.gpus_per_process * (degrees.data_parallel if workload.layout.shards_parameters else 1)
     full = workload.method == "full"
     width: float = stored_bytes(workload)
     sizes = workload.geometry
@@ -237,9 +238,9 @@ def _adapter_bytes(workload: Workload) -> float:
 
 
 def _zero(workload: Workload) -> States:
-    layout, shards, width = workload.layout, workload.gpus, BYTES[workload.compute_dtype]
+    layout, shards, width = workload.layout, workload.degrees.data_parallel, BYTES[workload.compute_dtype]
     full, trained = workload.method == "full", float(workload.trained)
-    parts = zero.Zero(layout, shards, trained, width, resident_only=workload.on_cpu)
+    parts = zero.ZeroParts(layout, shards, trained, width, resident_only=workload.on_cpu)
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)
     adapters = 0.0 if full else trained * width
     part = shards if layout.shards_parameters else 1

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flytune.estimates import model_states
+from flytune.estimates import intervals, model_states
 from flytune.estimates.communication import (
     communication_bytes,
     host_bytes,
@@ -16,6 +16,8 @@ from flytune.estimates.flops import (
     attention_seconds,
     dora_flops,
     flops,
+    folded_seconds,
+    folding_flops,
     head_shape,
     input_gradients_seconds,
     layers_seconds,
@@ -40,12 +42,6 @@ HIDDEN_SHARE = 0.5
 the computation."""
 ADAPTER_SHARE = 0.5
 """Assumed. Share of the rate of matrix products that LoRA's narrow matrices reach; they are few operations."""
-
-ENOUGH_TOKENS = 2048
-"""Tokens of a micro batch below which a step mostly waits, and its time is estimated badly."""
-MEASURED_RATIO = {True: (0.93, 1.07), False: (0.53, 1.08)}
-"""Measured over estimated, 10th and 90th percentile, with enough tokens and with fewer, over the 102 and 7 rows that no
-constant was fitted on (`python -m benchmarks.throughput`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,9 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     computing = _computing(workload, accelerator)
     micro = sum(computing.values())
     waits = launches(workload) * LAUNCH_SECONDS
-    # In transformers' Mixtral, the CPU waits for the GPU's assignment of tokens to experts, and the GPU then for the CPU.
-    computing["launching"] = waits if workload.geometry.experts > 1 else max(0.0, waits - micro)
+    # Where experts are modules, the CPU waits for the GPU's assignment of tokens to experts, and the GPU then for the CPU.
+    is_asked = workload.geometry.experts > 1 and not workload.geometry.groups_experts
+    computing["launching"] = waits if is_asked else max(0.0, waits - micro)
     micro += computing["launching"]
 
     repeated, once = communication_bytes(workload)
@@ -113,7 +110,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
 
     times = workload.accumulation
     # GPUs that take turns share the same tokens.
-    own = workload.gpus if workload.layout.pipelined else 1
+    own = workload.gpus // workload.degrees.data_parallel
     needed = flops(workload).needed
     found = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},
@@ -138,7 +135,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     attention = attention_seconds(workload, accelerator)
     head = product_seconds(head_shape(workload), accelerator)
     full = workload.method == "full"
-    narrow = 2 * routed_adapters(workload) * workload.tokens
+    narrow = 2 * routed_adapters(workload) * workload.tokens + folding_flops(workload)
     narrow /= 1e12 * (
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
@@ -151,7 +148,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         "backward": input_gradients_seconds(workload, accelerator, layers)
         + head
         + ATTENTION_BACKWARD * attention
-        + (weights if full else 0.0)
+        + (weights if full else folded_seconds(workload, accelerator))
         + head * workload.trains_head,
         # Norms have no gradients; the product with the inputs that are left has those of the inputs alone.
         "adapters": 0.0
@@ -162,7 +159,7 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     }
 
 
-def likely(workload: Workload, found: StepTime) -> tuple[float, float]:
-    """Return tokens a second of one GPU between which four of five measured runs are, by the measured errors."""
-    low, high = MEASURED_RATIO[workload.tokens >= ENOUGH_TOKENS]
-    return low * found.tokens_per_second, high * found.tokens_per_second
+def likely(workload: Workload, found: StepTime, is_calibrated: bool = False) -> tuple[float, float]:
+    """Return tokens a second of one GPU between which nine of ten measured runs are, by the measured errors."""
+    band = intervals.speed(workload, is_calibrated)
+    return band.low * found.tokens_per_second, band.high * found.tokens_per_second

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flytune.estimates.framework import FLYTUNE, Framework
-from flytune.models import Geometry, Linear
+from flytune.records import Degrees, Geometry, Linear
 from flytune.sharding import Layout, Precision
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -55,8 +55,8 @@ class Workload:
     accumulation: int = 1
     sequences_per_row: int = 1
     """Sequences of up to sequence_length tokens in each row of a micro batch: two of a pair."""
-    reward_head: bool = False
-    """True if the head has one output for each token, and there are no logits of the vocabulary."""
+    head_outputs: int | None = None
+    """Outputs of a head that is trained completely, also beside an adapter; None for the logits of the vocabulary."""
     reference: Literal["none", "adapter", "copy"] = "none"
     """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the weights."""
     frozen_passes: int = 0
@@ -64,12 +64,14 @@ class Workload:
     quantization: Literal["none", "nf4", "nf4_double", "fp4", "fp4_double", "int8", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
-    """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_head, embedding and head; the last two are
-    fully trained."""
+    """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_embedding, lora_head, embedding and head;
+    the last two are fully trained."""
     lora_leaves_out: tuple[str, ...] = ()
-    """Paths of linear layers that have a name of lora_targets and no adapter: of an encoder, of attention to images."""
+    """Keys of linear layers that have a name of lora_targets and no adapter: of an encoder, of attention to images."""
     lora_ranks: tuple[tuple[str, float], ...] = ()
-    """Mean ranks over the layers of those linear layers that have another one than `lora_r`."""
+    """Mean ranks over the layers of those linear layers that have another one than `lora_r`, by their keys."""
+    lora_experts: bool = False
+    """True if experts that are one parameter of their layer have adapters, which PEFT adds to the weights before a product."""
     dora: bool = False
     """True if DoRA trains the norms of the rows of adapted weights too."""
     adapter_dropout: bool = True
@@ -96,6 +98,16 @@ class Workload:
         return self.micro_batch * self.sequences_per_row * self.sequence_length
 
     @property
+    def degrees(self) -> Degrees:
+        """Processes of the run, and what they divide."""
+        return self.layout.degrees(self.gpus, self.nodes)
+
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of a trained number as the optimizer updates it: adapters are float32, and so are DeepSpeed's master copies."""
+        return 4 if self.method != "full" or self.layout.deepspeed else BYTES[self.weight_dtype]
+
+    @property
     def optimizer_on(self) -> Literal["none", "cpu", "nvme"]:
         """Device that optimizer states are offloaded to."""
         return self.offload if self.layout.optimizer_on is None else self.layout.optimizer_on
@@ -110,22 +122,40 @@ class Workload:
     @property
     def lora_parameters(self) -> int:
         """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021, §4.1)."""
-        layers = sum(self.rank(one.name) * one.count * (one.rows + one.columns) for one in self.adapted)
-        head = self.geometry.hidden_size + self.geometry.vocab_size if "lora_head" in self.lora_targets else 0
-        return round(layers + self.lora_r * head)
+        layers = sum(self.rank(one) * one.count * (one.rows + one.columns) for one in self.adapted)
+        return round(layers + self.table_adapters)
+
+    @property
+    def table_adapters(self) -> float:
+        """Parameters of the adapters on embedding and head."""
+        each, ranks = self.geometry.hidden_size + self.geometry.vocab_size, dict(self.lora_ranks)
+        tables = [name for name in ("lora_embedding", "lora_head") if name in self.lora_targets]
+        return each * sum(ranks.get(name, self.lora_r) for name in tables)
 
     @property
     def adapted(self) -> list[Linear]:
-        """Adapted linear layers of all decoder layers."""
+        """Adapted linear layers of all decoder layers; a matrix that modules share counts once for each of them."""
         return [
-            linear
+            linear.model_copy(update={"count": linear.modules}) if linear.modules else linear
             for linear in self.geometry.linears
-            if linear.name in self.lora_targets and linear.adaptable and linear.path not in self.lora_leaves_out
+            if linear.name in self.lora_targets
+            and (linear.adaptable or (self.lora_experts and linear.is_experts))
+            and linear.key not in self.lora_leaves_out
         ]
 
-    def rank(self, name: str) -> float:
+    @property
+    def folded(self) -> list[Linear]:
+        """Adapted parameters of experts, whose adapters are added to the weights before each product."""
+        return [one for one in self.adapted if one.is_experts]
+
+    @property
+    def adapted_layers(self) -> list[Linear]:
+        """Adapted linear layers, whose adapters have an input of their own."""
+        return [one for one in self.adapted if not one.is_experts]
+
+    def rank(self, linear: Linear) -> float:
         """Return the mean rank of a linear layer's adapters."""
-        return dict(self.lora_ranks).get(name, self.lora_r)
+        return dict(self.lora_ranks).get(linear.key, self.lora_r)
 
     @property
     def magnitudes(self) -> int:
@@ -162,7 +192,7 @@ class Workload:
             return max(table, experts, *(one.rows * one.columns for one in geometry.linears))
         if self.fully_trained:
             return table
-        return round(max((self.rank(one.name) * max(one.rows, one.columns) for one in self.adapted), default=0))
+        return round(max((self.rank(one) * max(one.rows, one.columns) for one in self.adapted), default=0))
 
     @property
     def trained(self) -> int:
@@ -170,10 +200,10 @@ class Workload:
         if self.method == "full":
             return self.geometry.parameters
         rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
-        head = self.geometry.hidden_size if self.reward_head else 0
+        head = self.geometry.hidden_size * (self.head_outputs or 0)
         return self.lora_parameters + self.magnitudes + self.fully_trained + rows + head
 
     @property
     def outputs(self) -> int:
         """Outputs of the head for each token: the vocabulary, or the one reward."""
-        return 1 if self.reward_head else self.geometry.vocab_size
+        return self.head_outputs or self.geometry.vocab_size

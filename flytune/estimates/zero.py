@@ -9,7 +9,7 @@ MASTER, MOMENTS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class ZeroParts:
     """The parts of one process."""
 
     layout: Layout

@@ -7,11 +7,12 @@ from typing import Any
 
 from flytune.models import Row, bootstrap
 from flytune.records import Answer, Part, Wins
+from flytune.sentences import counted
 
 LENGTHS = 4
 """Number of ranges of length, with about equally many samples in each."""
 _FEWEST = 2
-"""Smallest number of samples of a reported part: a single one has no interval."""
+"""Smallest number of samples whose win rate is reported: a single one has no interval."""
 
 
 def parts(rows: Sequence[Row], sources: Sequence[str], base: Any, tuned: Any, tokens: Any) -> list[Part]:
@@ -23,19 +24,38 @@ def parts(rows: Sequence[Row], sources: Sequence[str], base: Any, tuned: Any, to
         base, tuned: negative log-likelihood of each sample, in nats, shape (samples,).
         tokens: scored tokens of each sample, shape (samples,).
     """
+    named = [*_by_source(sources), *_by_length([len(row["input_ids"]) for row in rows])]
+    return _losses(named, base, tuned, tokens)
+
+
+def of_labels(base: Any, tuned: Any, tokens: Any, desirable: int) -> list[Part]:
+    """Return base and tuned loss of desirable and of undesirable answers; none where there is one kind alone.
+
+    Args:
+        desirable: number of desirable answers, which come first.
+    """
+    if not 0 < desirable < len(tokens):
+        return []
+    places = list(range(len(tokens)))
+    named = [("label", "desirable", places[:desirable]), ("label", "undesirable", places[desirable:])]
+    return _losses(named, base, tuned, tokens)
+
+
+def _losses(named: Sequence[tuple[str, str, list[int]]], base: Any, tuned: Any, tokens: Any) -> list[Part]:
+    """Return the losses of each kind, name and list of samples that has tokens to score; one sample has no interval."""
     import numpy
 
     found = []
-    for kind, name, chosen in [*_by_source(sources), *_by_length([len(row["input_ids"]) for row in rows])]:
-        nll = numpy.stack([base[chosen], tuned[chosen], (tuned - base)[chosen]], axis=1)
-        if len(chosen) < _FEWEST or not tokens[chosen].sum():
+    for kind, name, chosen in named:
+        if not tokens[chosen].sum():
             continue
+        nll = numpy.stack([base[chosen], tuned[chosen], (tuned - base)[chosen]], axis=1)
         points, lows, highs = bootstrap(nll, tokens[chosen])
         found.append(
             Part(
                 kind=kind,
                 name=name,
-                samples=len(chosen),
+                samples=int((tokens[chosen] > 0).sum()),
                 tokens=int(tokens[chosen].sum()),
                 base_loss=points[0],
                 tuned_loss=points[1],
@@ -61,7 +81,8 @@ def _by_length(lengths: Sequence[int]) -> Iterator[tuple[str, str, list[int]]]:
     )
     low = ranked[0] if ranked else 0
     for end in ends if len(ends) > 1 else ():
-        yield "length", f"{low} to {end} tokens", [at for at, length in enumerate(lengths) if low <= length <= end]
+        first = f"{low} to " if low < end else ""
+        yield "length", f"{first}{counted(end, 'token')}", [at for at, length in enumerate(lengths) if low <= length <= end]
         low = end + 1
 
 

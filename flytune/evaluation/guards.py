@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from flytune.recipe import Guard, Recipe
 from flytune.records import Metrics, TaskScore
+from flytune.sentences import counted
 
 # 0.4 - 0.3 is more than 0.1, in floating point.
 _ROUNDING = 1e-9
@@ -49,7 +50,10 @@ def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:
     if worse <= guard.margin + _ROUNDING:
         return None
     way = "fell" if score.higher_is_better else "rose"
-    errors = f"standard errors {_number(score.base_stderr)} and {_number(score.tuned_stderr)}, {score.documents:,} documents"
+    errors = (
+        f"standard errors {_number(score.base_stderr)} and {_number(score.tuned_stderr)}, "
+        f"{counted(score.documents, 'document')}"
+    )
     return (
         f"{score.task} {score.metric} {way} from {_number(score.base)} to {_number(score.tuned)}, by {_number(worse)} "
         f"({errors}); evaluation.must_not_fall allows {guard.margin:g}"

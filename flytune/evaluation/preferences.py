@@ -1,15 +1,59 @@
-"""Accuracy and margin of held-out answers: which of two answers to one prompt, or with two labels, each model prefers."""
+"""Figures of preferences: which of two answers to one prompt, or with two labels, each model prefers, or rewards."""
 
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from flytune.models import bootstrap
+from flytune.models import Row, bootstrap, reward_head
 from flytune.models.scoring import RESAMPLES
-from flytune.records import LabelReward, Preference
+from flytune.recipe import Recipe, Reward
+from flytune.records import Interval
+
+Sides = dict[str, Interval]
+"""The intervals of a figure: base, tuned and difference, as far as it has them."""
 
 
-def preference(base: Any, tuned: Any, beta: float) -> Preference:
-    """Return the preferences of both models.
+class HeldoutFigures(NamedTuple):
+    """Figures of the held-out samples, and the scores by which models are compared."""
+
+    figures: dict[str, Sides]
+    """Sides of each figure, named as the figure is."""
+    weights: Any
+    """Weight of each sample, shape (samples,)."""
+    scores: dict[str, Any]
+    """Scores of each sample times its weight, shape (samples,), named as their figure is."""
+
+
+def intervals(values: Mapping[str, Any], weights: Any) -> dict[str, Interval]:
+    """Return the mean of each array of values times weights, with the same resamples for all of them.
+
+    Arrays of booleans are shares. Where all values of one are equal, no resample differs, and the interval is that of Clopper
+    and Pearson (1934).
+    """
+    import numpy
+
+    columns = numpy.stack([numpy.asarray(value, dtype=float) for value in values.values()], axis=1)
+    ends = zip(*bootstrap(columns, weights), strict=True)
+    found = {name: Interval(value=value, low=low, high=high) for name, (value, low, high) in zip(values, ends, strict=True)}
+    return {
+        name: exact(interval, len(weights)) if numpy.asarray(values[name]).dtype == bool else interval
+        for name, interval in found.items()
+    }
+
+
+def exact(share: Interval, samples: int) -> Interval:
+    """Return the interval of a share, widened if it is 0 or 1, of so many samples."""
+    if share.value not in (0.0, 1.0) or not share.is_known:
+        return share
+    reach = 1 - 0.025 ** (1 / samples)
+    return Interval(value=share.value, low=max(0.0, share.value - reach), high=min(1.0, share.value + reach))
+
+
+def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
+    """Return the figures of pairs.
+
+    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
+    the base is the reference, whose own rewards are all 0.
 
     Args:
         base, tuned: negative log-likelihood of each sequence in nats, shape (2 x pairs,): those of the chosen answers, then
@@ -21,19 +65,19 @@ def preference(base: Any, tuned: Any, beta: float) -> Preference:
     pairs = len(base) // 2
     margins = [nll[pairs:] - nll[:pairs] for nll in (base, tuned)]
     reward = beta * (margins[1] - margins[0])
-    figures = {"accuracy": reward > 0, "margin": reward, "base": margins[0] > 0, "tuned": margins[1] > 0}
-    values = numpy.stack([numpy.asarray(value, dtype=float) for value in figures.values()], axis=1)
-    points, lows, highs = bootstrap(values, numpy.ones(pairs, dtype=int))
-    found = {
-        name + end: value[at]
-        for end, value in (("", points), ("_low", lows), ("_high", highs))
-        for at, name in enumerate(figures)
+    rewards = {"preference_loss": numpy.logaddexp(0.0, -reward), "reward_accuracy": reward > 0, "reward_margin": reward}
+    preferred = {"base": margins[0] > 0, "tuned": margins[1] > 0}
+    preferred["difference"] = preferred["tuned"].astype(float) - preferred["base"]
+    weights = numpy.ones(pairs, dtype=int)
+    found = intervals(rewards | preferred, weights)
+    figures = {name: {"tuned": found[name]} for name in rewards} | {
+        "chosen_preferred": {name: found[name] for name in preferred}
     }
-    return Preference.model_validate({"pairs": pairs, "beta": beta, **found})
+    return HeldoutFigures(figures, weights, {name: rewards[name] for name in ("preference_loss", "reward_accuracy")})
 
 
-def preference_of_labels(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float) -> Preference:
-    """Return the preferences of both models between each desirable and each undesirable answer.
+def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float) -> HeldoutFigures:
+    """Return the figures of labelled answers; a pair is any desirable answer with any undesirable one.
 
     Their prompts differ, and so do their lengths: log-probabilities are compared for each token. Intervals are of a bootstrap
     that draws the desirable and the undesirable answers apart.
@@ -49,7 +93,7 @@ def preference_of_labels(base: Any, tuned: Any, tokens: Any, desirable: int, bet
     reward, undesirable = beta * (base - tuned), len(base) - desirable
     ranked = {"accuracy": reward, **{name: -nll / numpy.maximum(tokens, 1) for name, nll in (("base", base), ("tuned", tuned))}}
     draw = numpy.random.default_rng(0)
-    found = list[Any]()
+    drawn_figures = list[Any]()
     block = max(1, 2**22 // len(base))
     for start in range(-1, RESAMPLES, block):
         # The first row is all answers, each once.
@@ -63,22 +107,51 @@ def preference_of_labels(base: Any, tuned: Any, tokens: Any, desirable: int, bet
             for each, part, sign in zip(drawn, (reward[:desirable], reward[desirable:]), (1, -1), strict=True)
         ]
         shares = [_share(drawn[0], drawn[1], values[:desirable], values[desirable:]) for values in ranked.values()]
-        found.append(numpy.stack([*shares, means[0][0] - means[1][0], *means[0], *means[1]], axis=1))
-    resampled = numpy.concatenate(found)
+        columns = [*shares, shares[2] - shares[1], means[0][0] - means[1][0], *means[0], *means[1]]
+        drawn_figures.append(numpy.stack(columns, axis=1))
+    resampled = numpy.concatenate(drawn_figures)
     ends = numpy.percentile(resampled[1:], [2.5, 97.5], axis=0)
     if min(desirable, undesirable) < 2:
         ends[0], ends[1] = -sys.float_info.max, sys.float_info.max
-    names = (*ranked, "margin", "reward", "moved", "reward", "moved")
-    values = [
-        {name: float(resampled[0, at]), f"{name}_low": float(ends[0, at]), f"{name}_high": float(ends[1, at])}
-        for at, name in enumerate(names)
-    ]
-    labels = [
-        LabelReward.model_validate({"label": label, "answers": answers, **values[at], **values[at + 1]})
-        for label, answers, at in ((True, desirable, 4), (False, undesirable, 6))
-    ]
-    named = values[0] | values[1] | values[2] | values[3]
-    return Preference.model_validate({"pairs": desirable * undesirable, "beta": beta, "labels": labels, **named})
+    of = [Interval(value=value, low=low, high=high) for value, low, high in zip(resampled[0], *ends, strict=True)]
+    fewest = min(desirable, undesirable)
+    figures: dict[str, Sides] = {
+        "reward_accuracy": {"tuned": exact(of[0], fewest)},
+        "desirable_preferred": {"base": exact(of[1], fewest), "tuned": exact(of[2], fewest), "difference": of[3]},
+        "reward_margin": {"tuned": of[4]},
+        "desirable_reward": {"tuned": of[5]},
+        "desirable_moved": {"tuned": exact(of[6], desirable)},
+        "undesirable_reward": {"tuned": of[7]},
+        "undesirable_moved": {"tuned": exact(of[8], undesirable)},
+    }
+    weights = numpy.repeat([0.5 / desirable, 0.5 / undesirable], [desirable, undesirable])
+    kernels = {
+        "preference_loss": lambda margins: numpy.logaddexp(0.0, -margins),
+        "reward_accuracy": lambda margins: (margins > 0).astype(float),
+    }
+    scores = {name: weights * _of_each(reward[:desirable], reward[desirable:], kernel) for name, kernel in kernels.items()}
+    loss = intervals({"preference_loss": scores["preference_loss"]}, weights)["preference_loss"]
+    if fewest < 2:
+        loss = loss.model_copy(update={"low": -sys.float_info.max, "high": sys.float_info.max})
+    return HeldoutFigures({"preference_loss": {"tuned": loss}} | figures, weights, scores)
+
+
+def _of_each(rewards: Any, others: Any, kernel: Callable[[Any], Any]) -> Any:
+    """Return each answer's part in the mean of a kernel of the margins of all pairs, that of `rewards` first, then of `others`.
+
+    The parts are those of Hajek's projection, twice as far from the mean as an answer's own mean over its pairs: the mean over
+    both labels, each of which counts half, is the mean over the pairs, and varies with the drawn answers as that does.
+    """
+    import numpy
+
+    block = max(1, 2**22 // len(others))
+    totals, by_other = numpy.zeros(len(rewards)), numpy.zeros(len(others))
+    for start in range(0, len(rewards), block):
+        values = kernel(rewards[start : start + block, None] - others[None, :])
+        totals[start : start + block] = values.mean(axis=1)
+        by_other += values.sum(axis=0) / len(rewards)
+    own = numpy.concatenate([totals, by_other])
+    return 2 * own - totals.mean()
 
 
 def _share(drawn: Any, others_drawn: Any, values: Any, others: Any) -> Any:
@@ -89,3 +162,24 @@ def _share(drawn: Any, others_drawn: Any, values: Any, others: Any) -> Any:
     below = numpy.hstack([numpy.zeros((len(others_drawn), 1)), others_drawn[:, order].cumsum(axis=1)])
     smaller = below[:, numpy.searchsorted(others[order], values, side="left")]
     return (drawn * smaller).sum(axis=1) / (len(values) * len(others))
+
+
+def of_rewards(recipe: Recipe, model: Any, sequences: Sequence[Row], pad_token_id: int) -> HeldoutFigures:
+    """Return the figures of a reward model. Its base has no head of rewards, and so no figures.
+
+    Args:
+        sequences: the chosen sequence of each pair, then the rejected ones (models.scoring.sequences_of).
+
+    Raises:
+        ExportError: a reward is not finite.
+    """
+    import numpy
+
+    assert isinstance(recipe.objective, Reward)
+    found = reward_head.finite_rewards(model, sequences, pad_token_id, recipe.evaluation.batch_size, "reward model")
+    chosen, rejected = numpy.split(found, 2)
+    losses = reward_head.pair_losses(found, recipe.objective.center_rewards_coefficient)
+    values = {"reward_accuracy": chosen > rejected, "loss": losses, "reward_margin": chosen - rejected}
+    weights = numpy.ones(len(chosen), dtype=int)
+    figures = {name: {"tuned": interval} for name, interval in intervals(values, weights).items()}
+    return HeldoutFigures(figures, weights, {name: values[name] for name in ("reward_accuracy", "loss")})

@@ -38,12 +38,14 @@ class Questions:
         """Decode tokens for readers, without special tokens and surrounding space."""
         return _text(self.tokenizer, tokens)
 
-    def side_by_side(self, base: list[generation.Answer], tuned: list[generation.Answer]) -> list[Answer]:
+    def side_by_side(self, base: list[generation.GeneratedAnswer], tuned: list[generation.GeneratedAnswer]) -> list[Answer]:
         """Return the answers of both models to each prompt."""
         pairs = zip(self.prompts, base, tuned, strict=True)
         return [self._answer(*pair) for pair in pairs]
 
-    def _answer(self, question: tuple[list[int], list[int]], base: generation.Answer, tuned: generation.Answer) -> Answer:
+    def _answer(
+        self, question: tuple[list[int], list[int]], base: generation.GeneratedAnswer, tuned: generation.GeneratedAnswer
+    ) -> Answer:
         prompt, reference = map(self.text, question)
         return Answer(
             prompt=prompt,

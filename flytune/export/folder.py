@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import ExportError
-from flytune.models import loading
+from flytune.models import loading, tokenizers
 from flytune.recipe import Recipe
 
 
@@ -30,11 +30,4 @@ def tokenizer(folder: Path) -> Any:
     Raises:
         ExportError: it cannot be read.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ExportError(
-            f"{folder.name}: its tokenizer cannot be read ({' '.join(str(error).split())}); nothing was stored"
-        ) from None
+    return tokenizers.load(folder, advice="nothing was stored")

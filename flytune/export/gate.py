@@ -9,20 +9,24 @@ from flytune.export.folder import tokenizer, trained_folder
 from flytune.export.manifest import MANIFEST
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
-from flytune.models import Row, adapter_config, finite_loss, loading, probe, reward_head
+from flytune.models import Row, adapter_config, expert_probe, heads, loading, probe
 from flytune.models import base as models_base
 from flytune.models.scoring import GATE_SAMPLES, sequences_of
 from flytune.recipe import Recipe
 from flytune.records import Export, Manifest, TrainingResult
 from flytune.schema import RecordError
+from flytune.sentences import counted, counted_of
 
 # Nats per token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
-# training and evaluation. Measured on the demo's models: docs/measured.md. A lost tensor costs several nats.
+# training and evaluation. Measured on the demo's models: docs/measured/gate.md. A lost tensor costs several nats.
 LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 # Bound on the logits' distance (probe.distance) of the worst prompt. float32: sums in another order. 16 bits: the export
 # rounds weights to 2**-9 (bfloat16) or 2**-12 of themselves, and reloaded layers keep their sums in 16 bits where the live
-# ones kept them in float32. Figures: docs/measured.md.
+# ones kept them in float32. Figures: docs/measured/gate.md.
 LOGIT_BOUND = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
+
+# Bound on the distance of an expert's adapter: exports and reloaded adapters are float32, and what is compared is float64.
+EXPERT_BOUND = 1e-5
 
 
 def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], load: Callable[[], Any]) -> Any:
@@ -31,28 +35,25 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
     `check_files` comes first. `load` is then called, once, for the model that the files hold; its logits on the fixed prompts
     and its loss on the first of `rows`, the data set's held-out samples, must be those that training recorded from the live
     model before the export. An artifact that is evaluated on other samples than those of its own training has no recorded
-    loss to compare with.
+    loss to compare with, and neither has one without held-out samples.
 
     Raises:
         ExportError: names the tensor, file or figure, the expected value, and the value found.
     """
     folder = check_files(recipe, trained, dataset)
     model = load()
-    found = _heldout_loss(recipe, model, rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)], folder)
+    first = rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)]
+    found = _heldout_loss(recipe, model, first, folder) if first else None
     _check_answers(recipe, trained, model)
-    _check_loss(recipe, trained, dataset, found)
+    if found is not None:
+        _check_loss(recipe, trained, dataset, found)
     return model
 
 
 def _heldout_loss(recipe: Recipe, model: Any, rows: Sequence[Row], folder: Path) -> float:
-    """Return the reloaded model's loss in nats: per token, of pairs over both answers; of a reward model per pair."""
-    pad, batch_size, sequences = tokenizer(folder).pad_token_id or 0, recipe.evaluation.batch_size, sequences_of(rows)
-    if recipe.objective.is_reward_model:
-        found = reward_head.finite_rewards(model, sequences, pad, batch_size, "tuned model")
-        return float(reward_head.pair_losses(found, recipe.objective.center_rewards_coefficient).mean())
+    """Return the reloaded model's loss over all sequences, in the unit of its head."""
     # Padding is masked: any token will do.
-    nll, tokens = finite_loss(model, sequences, pad, batch_size, "tuned model")
-    return float(nll.sum() / tokens.sum())
+    return heads.head_of(recipe).loss(model, sequences_of(rows), tokenizer(folder).pad_token_id or 0, recipe)
 
 
 def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:
@@ -104,26 +105,48 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
         live = probe.Answers.read(trained / probe.PROBE)
     except (SafetensorError, OSError, TypeError) as error:
         raise ExportError(f"{probe.PROBE}: missing, cut short or damaged ({error}); nothing was stored") from None
+    _check_experts(trained, live.experts, model)
     found = probe.ask(model, live.prompts)
     if found.logits.shape != live.logits.shape:
         raise ExportError(
-            f"{probe.PROBE}: the live model answered from {live.logits.shape[1]} tokens, the exported one from "
+            f"{probe.PROBE}: the live model answered from {counted(live.logits.shape[1], 'token')}, the exported one from "
             f"{found.logits.shape[1]}; nothing was stored"
         )
     distances, bound = probe.distance(live.logits, found.logits), LOGIT_BOUND[recipe.model.dtype]
     worst = int(distances.argmax())
     # Not `>`: a NaN distance is not within the bound.
     if not float(distances.max()) <= bound:
+        beyond_it = counted_of(int((distances > bound).sum()), len(distances), "prompt", "is", "are")
         raise ExportError(
             f"{trained.name}: to {probe.PROMPTS[worst]!r} the exported model's logits are {float(distances[worst]):.2g} of "
-            f"their spread away from the live model's (bound {bound:g}; {int((distances > bound).sum())} of {len(distances)} "
-            "prompts are beyond it): what was exported is not what was trained; nothing was stored"
+            f"their spread away from the live model's (bound {bound:g}; {beyond_it} "
+            "beyond it): what was exported is not what was trained; nothing was stored"
         )
     difference, limit = float((found.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
     if not difference <= limit:
         raise ExportError(
-            f"{trained.name}: the exported model's loss on the {len(distances)} fixed prompts is {difference:.2g} nats away "
+            f"{trained.name}: the exported model's loss on the {counted(len(distances), 'fixed prompt')} is "
+            f"{difference:.2g} nats away "
             f"from the live model's (bound {limit:g}): what was exported is not what was trained; nothing was stored"
+        )
+
+
+def _check_experts(trained: Path, live: Any, model: Any) -> None:
+    """Compare each expert's adapter with that of the live model; the prompts reach only some experts."""
+    names, found = expert_probe.names(model), expert_probe.fingerprints(model)
+    if (found is None) != (live is None) or (found is not None and found.shape != live.shape):
+        counts = [0 if one is None else len(one) for one in (live, found)]
+        raise ExportError(
+            f"{trained.name}: the live model had adapters on {counted(counts[0], 'expert')}, the exported one has them on "
+            f"{counts[1]:,}; nothing was stored"
+        )
+    if found is None:
+        return
+    distance, worst = expert_probe.farthest(live, found)
+    if not distance <= EXPERT_BOUND:
+        raise ExportError(
+            f"{trained.name}: {names[worst]}: its exported adapter is {distance:.2g} of itself away from the live one (bound "
+            f"{EXPERT_BOUND:g}): what was exported is not what was trained; nothing was stored"
         )
 
 
@@ -134,7 +157,8 @@ def _check_loss(recipe: Recipe, trained: Path, dataset: Path, found: float) -> N
         return
     if not abs(found - live) <= LOSS_BOUND[recipe.model.dtype]:
         raise ExportError(
-            f"{trained.name}: the exported model's loss on the first {GATE_SAMPLES} held-out samples is {found:.4f}, the live "
+            f"{trained.name}: the exported model's loss on the first "
+            f"{counted(GATE_SAMPLES, 'held-out sample')} is {found:.4f}, the live "
             f"model's was {live:.4f} (bound {LOSS_BOUND[recipe.model.dtype]}): what was exported is not what was trained; "
             "nothing was stored"
         )

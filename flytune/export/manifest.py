@@ -26,7 +26,7 @@ class Written(Strict):
     """Names of its tensors."""
 
 
-class Progress(Record):
+class ExportProgress(Record):
     """export.partial.json: the complete files of weights, which a later export of the same weights does not write again."""
 
     weights: str | None = None
@@ -58,14 +58,14 @@ class Progress(Record):
         return made
 
 
-def write_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> None:
+def write_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: ExportProgress | None = None) -> None:
     """Write export.json next to `folder`, with every file's size and hash; files that `progress` has are not read again."""
     with written_atomically(folder.parent / MANIFEST) as temporary:
         make_manifest(recipe, folder, revision, progress).write(temporary)
     (folder.parent / _PROGRESS).unlink(missing_ok=True)
 
 
-def make_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: Progress | None = None) -> Export:
+def make_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: ExportProgress | None = None) -> Export:
     """Return the manifest of an exported folder, as `write_manifest` stores it."""
     hashes = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
     return Export(

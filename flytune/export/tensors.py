@@ -7,8 +7,9 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.errors import ExportError, FlytuneError
-from flytune.models import adapter_config, loading, safetensors_files, sharded_loading, weight_index
+from flytune.models import adapter_config, heads, loading, safetensors_files, sharded_loading, weight_index
 from flytune.recipe import Model, Recipe
+from flytune.sentences import counted, counted_of
 
 _NOT_STORED = "nothing was stored"
 _INDEX = weight_index.INDEX
@@ -83,7 +84,9 @@ def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[
                         f"{where}: is {str(tensor.dtype).removeprefix('torch.')}, expected {dtype}; {_NOT_STORED}"
                     )
                 if bad := int((~torch.isfinite(tensor)).sum()):
-                    raise ExportError(f"{where}: {bad} of {tensor.numel()} values are not finite; {_NOT_STORED}")
+                    raise ExportError(
+                        f"{where}: {counted_of(bad, tensor.numel(), 'value', 'is', 'are')} not finite; {_NOT_STORED}"
+                    )
                 if not tensor.any():
                     zeros[name] = file.name
                 shapes[name] = list(tensor.shape)
@@ -102,13 +105,11 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
         trust_remote_code=recipe.model.trust_remote_code,
     )
     try:
-        model = sharded_loading.meta_model(
-            described, recipe.model.dtype, recipe.training.seed if recipe.objective.is_reward_model else None
-        )
+        model = sharded_loading.meta_model(described, recipe.model.dtype, heads.head_of(recipe), recipe.training.seed)
         persistent = model.state_dict().keys()
         wanted = dict(model.named_parameters())
         wanted |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-        sources = safetensors_files.sources(safetensors_files.Files(folder), model, wanted)
+        sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), model, wanted)
     except (FlytuneError, OSError, ValueError) as error:
         raise ExportError(f"{folder.name}/config.json: describes no model that could be built: {error}") from error
     used: set[str] = set()
@@ -122,7 +123,7 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
             continue
         used.add(source.key)
         if shapes[source.key] != list(tensor.shape):
-            file = safetensors_files.Files(folder).file_of[source.key].name
+            file = safetensors_files.TensorFiles(folder).file_of[source.key].name
             raise ExportError(
                 f"{file}: {source.key}: expected shape {list(tensor.shape)}, found {shapes[source.key]}; {_NOT_STORED}"
             )
@@ -162,7 +163,16 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     partner = {name: _partner(name) for name in shapes if _partner(name)}
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)
-    for name in partner:
+    experts = [name for name in partner if ".experts." in name] if config.get("target_parameters") else []
+    for name in experts:
+        # A factor has the ranks of all experts of a layer, one after the other.
+        mine, other = (shapes[name][0], shapes[partner[name]][-1]) if ".lora_A." in name else (rank, rank)
+        if mine != other or (not ranks and mine % rank):
+            raise ExportError(
+                f"adapter_model.safetensors: {name}: has {counted(mine, 'row')}, and its lora_B {counted(other, 'column')}; "
+                f"both must have {rank} for each expert; {_NOT_STORED}"
+            )
+    for name in partner.keys() - {*experts}:
         found = shapes[name]
         wanted = [rank, *found[1:]] if ".lora_A." in name else [*found[:-1], rank]
         if not ranks and found != wanted:
@@ -191,5 +201,5 @@ def _zero_in_base(names: Collection[str], model: Model) -> set[str]:
     """Return those of `names` that are all zero in the base model's files too (an unused bias, for example)."""
     if not names:
         return set()
-    base = safetensors_files.Files(loading.local_folder(model))
+    base = safetensors_files.TensorFiles(loading.local_folder(model))
     return {name for name in names if name in base.file_of and not base[name][...].any()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.export.manifest import Progress, Written, write_manifest
+from flytune.export.manifest import ExportProgress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
 from flytune.models import loading, pissa
 from flytune.recipe import Recipe
@@ -37,7 +37,7 @@ def write(
     """
     folder, first = out / ("model" if recipe.method.name == "full" else "adapter"), trainer.is_world_process_zero()
     limit = max_file_bytes or MAX_FILE_BYTES
-    progress = Progress.of(folder, weights and f"{weights} in files of {limit} bytes") if first else Progress()
+    progress = ExportProgress.of(folder, weights and f"{weights} in files of {limit} bytes") if first else ExportProgress()
     progress = write_weights(trainer, recipe, tokenizer, folder, progress, limit)
     if first:
         write_manifest(recipe, folder, loading.commit(recipe.model, local=True), progress)
@@ -46,8 +46,13 @@ def write(
 
 
 def write_weights(
-    trainer: Any, recipe: Recipe, tokenizer: Path, folder: Path, progress: Progress | None = None, limit: int = MAX_FILE_BYTES
-) -> Progress:
+    trainer: Any,
+    recipe: Recipe,
+    tokenizer: Path,
+    folder: Path,
+    progress: ExportProgress | None = None,
+    limit: int = MAX_FILE_BYTES,
+) -> ExportProgress:
     """Write the trained weights of a live trainer; every process must call it, and the first one writes.
 
     `folder` receives the complete model in recipe.model.dtype with its tokenizer, or the adapter in PEFT's layout. The first
@@ -63,8 +68,8 @@ def write_weights(
 
     strategy, model = sharding_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
     full, first, hashed = recipe.method.name == "full", trainer.is_world_process_zero(), progress is not None
-    progress = progress or Progress()
-    strategy.before_gather(model)
+    progress = progress or ExportProgress()
+    strategy.before_gather(trainer.model_wrapped)
     # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other to.
     parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
     parameters = {name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad}
@@ -195,4 +200,8 @@ def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:
     config.base_model_name_or_path = recipe.model.name_or_path
     config.revision = loading.commit(recipe.model, local=True)
     config.inference_mode = True
+    # The order of PEFT's sets of names differs from process to process.
+    for name, value in vars(config).items():
+        if isinstance(value, set):
+            setattr(config, name, sorted(value))
     config.save_pretrained(str(folder))

@@ -10,6 +10,7 @@ __all__ = [
     "FailureText",
     "kind_named",
     "kind_of",
+    "messages",
     "reports",
     "shortened",
     "table",

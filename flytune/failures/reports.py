@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
-from flytune.failures.table import BUG, CRASH, KINDS, Kind, kind_of
+from flytune.failures.table import BUG, CRASH, KINDS, FailureKind, kind_of
 from flytune.files import written_atomically
 from flytune.schema import Record, RecordError
 
@@ -72,7 +72,7 @@ def of_exit(exitcode: int, rank: int) -> Failure:
     return _failure(kind, rank, ended + because)
 
 
-def _failure(kind: Kind, rank: int, message: str, recoverable: bool | None = None, details: str = "") -> Failure:
+def _failure(kind: FailureKind, rank: int, message: str, recoverable: bool | None = None, details: str = "") -> Failure:
     return Failure(
         rank=rank,
         time=time.time(),

@@ -13,7 +13,7 @@ RETRIES = 3
 
 
 @dataclass(frozen=True)
-class Kind:
+class FailureKind:
     """Row of the table: an error belongs to it if its class or a base is one of `types`, or `pattern` is in its text."""
 
     name: str
@@ -53,36 +53,38 @@ _STATUS = r"\b{0} (?:Client|Server) Error|(?:Client|Server) error '{0}"
 
 # The first row that fits is taken: rows that name a cause come before those of errors that wrap others.
 KINDS = (
-    Kind(
+    FailureKind(
         "preempted",
         True,
         "nothing: it resumes from its last checkpoint",
         ("flytune.errors.Preempted",),
         signals=(signal.SIGTERM,),
     ),
-    Kind(
+    FailureKind(
         "killed again",
         False,
         "a shape with more memory_gib or less shared_memory_gib, or fewer processes a node; if the memory was far below the "
         "limit, look at the node's events",
         ("flytune.errors.KilledAgain",),
     ),
-    Kind("hang", True, "look at the stacks: one rank is not where the others wait", ("flytune.errors.Hang",)),
-    Kind(
+    FailureKind("hang", True, "look at the stacks: one rank is not where the others wait", ("flytune.errors.Hang",)),
+    FailureKind(
         "GPUs not as promised",
         False,  # DeviceError.goes_on says when another node may have them
         "as the message says",
         ("flytune.errors.DeviceError",),
     ),
-    Kind("bad loss", False, "lower training.learning_rate, or look at the data of that step", ("flytune.errors.BadLoss",)),
-    Kind(
+    FailureKind(
+        "bad loss", False, "lower training.learning_rate, or look at the data of that step", ("flytune.errors.BadLoss",)
+    ),
+    FailureKind(
         "out of GPU memory",
         False,
         "a smaller training.per_device_train_batch_size or data.max_length, more sharding or offload, or a larger shape",
         ("flytune.errors.OutOfMemory", "torch.OutOfMemoryError"),
         r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
     ),
-    Kind(
+    FailureKind(
         "out of host memory",
         True,
         "if it happens again, a shape with more memory_gib or less shared_memory_gib",
@@ -90,7 +92,7 @@ KINDS = (
         r"Cannot allocate memory|can't allocate memory",
         (signal.SIGKILL,),
     ),
-    Kind(
+    FailureKind(
         "broken GPU",
         True,
         "if it happens again on the same node, take the node out",
@@ -98,56 +100,56 @@ KINDS = (
         r"uncorrectable ECC|fallen off the bus|GPU is lost|CUDA error: unknown error|no CUDA-capable device|"
         r"CUDA driver initialization failed|ncclUnhandledCudaError|ncclSystemError",
     ),
-    Kind(
+    FailureKind(
         "storage full",
         False,
         "make room, or name another folder",
         (),
         _FULL,
     ),
-    Kind(
+    FailureKind(
         "credentials expired",
         True,
         "nothing: the next pod gets new ones",
         (),
         r"ExpiredToken|RequestExpired|token (has|is) expired",
     ),
-    Kind(
+    FailureKind(
         "hub refused",
         False,
         "HF_TOKEN in the pods, and the model's licence accepted for that account",
         ("huggingface_hub.errors.GatedRepoError", "huggingface_hub.errors.RepositoryNotFoundError"),
         _STATUS.format("40[13]"),
     ),
-    Kind(
+    FailureKind(
         "not handed on",
         False,
         "pods with GPUs do not access the hub: they can load the recipe's base model, and models in a folder or at an address",
         ("huggingface_hub.errors.OfflineModeIsEnabled",),
         r"outgoing traffic has been disabled",
     ),
-    Kind(
+    FailureKind(
         "hub busy",
         True,
         "nothing; if it persists, a model folder of your own",
         ("huggingface_hub.errors.LocalEntryNotFoundError",),
         _STATUS.format("(?:429|5[0-9][0-9])"),
     ),
-    Kind(
+    FailureKind(
         "cache not writable",
         False,
         "set HF_HOME and TMPDIR to folders that can be written",
         (),
         r"(PermissionError|Permission denied|Read-only file system).*(/\.cache/|/huggingface/|/\.triton|/caches/)",
     ),
-    Kind(
+    FailureKind(
         "storage refused",
         False,
         "the pod's credentials and their rights at that address",
         ("builtins.PermissionError", "botocore.exceptions.NoCredentialsError"),
         _REFUSED + r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno (1|13|30)\]",
     ),
-    Kind(
+    FailureKind(
         "collective timeout",
         True,
         "look at the other ranks' logs: one of them did not reach the collective",
@@ -156,14 +158,14 @@ KINDS = (
         (signal.SIGABRT,),
         notices=True,
     ),
-    Kind(
+    FailureKind(
         "rendezvous",
         True,
         "all pods of the run must start within the rendezvous' timeout: gang scheduling, or free machines",
         ("torch.distributed.elastic.rendezvous.api.RendezvousError", "torch.distributed.DistStoreError"),
         r"waiting for clients|client socket has (failed|timed out)|failed to connect to .*:\d+",
     ),
-    Kind(
+    FailureKind(
         "peer gone",
         True,
         "look at the other ranks' logs: one of them has failed",
@@ -172,7 +174,7 @@ KINDS = (
         r"DistBackendError: .*(ncclRemoteError|ncclInternalError|NCCL communicator was aborted)",
         notices=True,
     ),
-    Kind(
+    FailureKind(
         "storage away",
         True,
         "nothing; if it persists, look at the storage itself",
@@ -185,20 +187,23 @@ KINDS = (
         ),
         _ERRNO_AWAY + r"|StorageError: |SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
     ),
-    Kind("bad data", False, "correct the data; prepare says where", ("flytune.errors.DataError",)),
-    Kind("refused", False, "as the message says", ("flytune.errors.FlytuneError",)),
+    FailureKind("bad data", False, "correct the data; prepare says where", ("flytune.errors.DataError",)),
+    FailureKind("bad reward", False, "mend the reward, or the row that it names", ("flytune.errors.RewardError",)),
+    FailureKind("refused", False, "as the message says", ("flytune.errors.FlytuneError",)),
 )
-BUG = Kind("bug", False, "look at the traceback; another attempt would fail in the same way")
-CRASH = Kind("crash", False, "look at the end of the rank's log; a native library crashed; after SIGBUS, /dev/shm is full")
+BUG = FailureKind("bug", False, "look at the traceback; another attempt would fail in the same way")
+CRASH = FailureKind(
+    "crash", False, "look at the end of the rank's log; a native library crashed; after SIGBUS, /dev/shm is full"
+)
 
 
-def kind_of(error: BaseException) -> Kind:
+def kind_of(error: BaseException) -> FailureKind:
     """Return the row of an error, or of the errors that it was raised from."""
     chain = list(_chain(error))
     return next((kind for kind in KINDS if any(kind.is_of(link) for link in chain)), BUG)
 
 
-def kind_named(text: str) -> Kind | None:
+def kind_named(text: str) -> FailureKind | None:
     """Return the row of an error with the text "Type: message"."""
     return next((kind for kind in KINDS if kind.is_named(text)), None)
 

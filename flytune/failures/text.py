@@ -60,7 +60,9 @@ class FailureText(NamedTuple):
 
 def task_name() -> str:
     """Return the name of the Flyte task that this process runs, as the pod's command has it; empty elsewhere."""
-    return dict(zip(sys.argv, sys.argv[1:], strict=False)).get("task-name", "")
+    given = dict(zip(sys.argv, sys.argv[1:], strict=False))
+    # Flyte 1's command names it so, Flyte 2's the other way.
+    return given.get("task-name", given.get("instance", ""))
 
 
 def shortened(text: str, limit: int) -> str:

@@ -8,9 +8,10 @@ from pydantic import Field
 
 from flytune import limits
 from flytune.errors import RecipeError
+from flytune.files import SETTINGS
 from flytune.schema import Strict, load_rows
 
-ACCELERATORS_FILE = Path(__file__).resolve().parents[2] / "accelerators.yaml"
+ACCELERATORS_FILE = SETTINGS / "accelerators.yaml"
 
 Positive = Annotated[float, Field(gt=0, le=limits.RATE)]
 

@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 
 from flytune import limits
 from flytune.errors import RecipeError
+from flytune.files import SETTINGS
 from flytune.hardware.volumes import Volume
 from flytune.schema import Strict, load_yaml, validated
 
-CLUSTER_FILE = Path(__file__).resolve().parents[2] / "cluster.yaml"
+CLUSTER_FILE = SETTINGS / "cluster.yaml"
 
 
 class SecretKey(Strict):

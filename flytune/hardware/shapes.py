@@ -8,10 +8,11 @@ from pydantic import Field, model_validator
 
 from flytune import limits
 from flytune.errors import RecipeError
+from flytune.files import SETTINGS
 from flytune.hardware.networks import NETWORKS, Network, NetworkName
 from flytune.schema import Strict, load_rows
 
-SHAPES_FILE = Path(__file__).resolve().parents[2] / "shapes.yaml"
+SHAPES_FILE = SETTINGS / "shapes.yaml"
 GIB = 2**30
 
 
@@ -49,6 +50,9 @@ class Shape(Strict):
     """EFA or InfiniBand devices that a pod requests."""
     node_labels: dict[str, str] = Field(default={})
     """Labels of the nodes that the pods must run on, beside the accelerator's."""
+    retries: Annotated[int, Field(ge=0, le=limits.RETRIES)] = 3
+    """Number of attempts after the first of each task with the row's pods; preemptions and other failures that another attempt
+    can overcome use them."""
     interruptions_per_hour: Annotated[float | None, Field(ge=0, le=limits.RATE)] = None
     """Interruptions of all nodes together; if not set, a likely rate of such machines."""
 

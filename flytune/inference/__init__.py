@@ -1,5 +1,5 @@
 """Answers to files of prompts."""
 
-from flytune.inference.prompts import Part
+from flytune.inference.prompts import PromptPart
 
-__all__ = ["Part", "batch", "prompts"]
+__all__ = ["PromptPart", "batch", "prompts"]

@@ -14,14 +14,17 @@ from tqdm import tqdm
 
 from flytune.adapters import loading as adapters_loading
 from flytune.artifacts import opening
+from flytune.console import step_lines
 from flytune.data import messages_of, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder as export_folder
-from flytune.inference.prompts import BASE, Part, answers_name, read_part
-from flytune.models import Answer, Generation, end_markers, loading
+from flytune.inference.prompts import BASE, PromptPart, answers_name, read_part
+from flytune.models import GeneratedAnswer, Generation, end_markers, loading, vocabulary
 from flytune.models.generation import answer
+from flytune.models.library_errors import named
 from flytune.recipe import Recipe
+from flytune.sentences import counted
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -52,14 +55,12 @@ class _PromptFormat:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         if self.tokenizer.chat_template is None:
             raise DataError(f"{where}: messages, but the model's tokenizer has no chat template; give a prompt")
-        from jinja2 import TemplateError
-
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools_of(row.get("tools"), where), add_generation_prompt=True, tokenize=False
             )
-        except TemplateError as error:
-            raise DataError(f"{where}: the chat template refuses the messages: {error}") from None
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
         # The template has already written BOS.
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -96,7 +97,7 @@ class InferenceModel:
         # The base gets prompts in the artifact's format.
         self.formats[BASE] = self.formats[_OWN]
 
-    def answers(self, rows: Sequence[dict[str, Any]], generation: Generation) -> list[Answer | DataError]:
+    def answers(self, rows: Sequence[dict[str, Any]], generation: Generation) -> list[GeneratedAnswer | DataError]:
         """Return the answer to each row of `flytune.inference.prompts.read_part`, in order, or the error of a bad row.
 
         Rows are answered adapter by adapter, so that each is switched on once.
@@ -104,13 +105,13 @@ class InferenceModel:
         Raises:
             DataError: the first bad row, before any row is answered, if max_bad_fraction is 0.
         """
-        found: dict[int, Answer | DataError] = {}
+        found: dict[int, GeneratedAnswer | DataError] = {}
         by_adapter: dict[str, dict[int, list[int]]] = {}
         for index, line in enumerate(rows):
             name = line["row"].get("adapter") or _OWN
             try:
                 tokens = self.formats[name].tokens(line["row"], line["where"])
-                self._check_length(tokens, generation, line["where"])
+                self._check(tokens, generation, line["where"])
                 by_adapter.setdefault(name, {})[index] = tokens
             except DataError as error:
                 if not generation.max_bad_fraction:
@@ -120,7 +121,8 @@ class InferenceModel:
             for name, prompts in by_adapter.items():
                 with self._active(name):
                     form = self.formats[name]
-                    answers = answer(self.model, form.tokenizer, list(prompts.values()), generation, form.ends, bar, name)
+                    with named(f"{name}: its model cannot answer", ExportError, (OSError, RuntimeError)):
+                        answers = answer(self.model, form.tokenizer, list(prompts.values()), generation, form.ends, bar, name)
                 found |= dict(zip(prompts, answers, strict=True))
         return [found[index] for index in range(len(rows))]
 
@@ -134,11 +136,13 @@ class InferenceModel:
             self.model.set_adapter(name)
         return nullcontext()
 
-    def _check_length(self, tokens: list[int], generation: Generation, where: str) -> None:
+    def _check(self, tokens: list[int], generation: Generation, where: str) -> None:
+        vocabulary.check_ids(self.model, tokens, where)
         longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if longest and len(tokens) + generation.max_new_tokens > longest:
             raise DataError(
-                f"{where}: {len(tokens):,} tokens and {generation.max_new_tokens} of an answer (max_new_tokens) are more than "
+                f"{where}: {counted(len(tokens), 'token')} and {generation.max_new_tokens} of an answer "
+                "(max_new_tokens) are more than "
                 f"the model's context of {longest:,}"
             )
 
@@ -159,7 +163,7 @@ def check_names(adapters: Collection[str], is_adapter: bool) -> None:
         )
 
 
-def find_answers(part: Part, scratch_folder: str, out: Path) -> bool:
+def find_answers(part: PromptPart, scratch_folder: str, out: Path) -> bool:
     """Look for the answers of an earlier run at the address `scratch_folder`; if they are there, write them to the file `out`.
 
     Returns: True if they were found.
@@ -172,14 +176,14 @@ def find_answers(part: Part, scratch_folder: str, out: Path) -> bool:
         answers = storage.read(name)
     except FileNotFoundError:
         return False
-    log.info("%s: answered before; taken from %s", part.file, storage.path(name))
+    step_lines.show(f"{part.file}: answered before; taken from {storage.path(name)}")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(answers)
     return True
 
 
 def answer_part(
-    part: Part,
+    part: PromptPart,
     file: Path,
     artifact: Path,
     others: Mapping[str, Path],
@@ -201,12 +205,13 @@ def answer_part(
         lines.append(row | ({"reason": str(found)} if isinstance(found, DataError) else {"found": _columns(found)}))
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     Storage(scratch_folder, key="keep").write(answers_name(part), out.read_bytes())
-    tokens = sum(found.answer_tokens for found in answers if isinstance(found, Answer))
-    log.info("%s: %d prompts, %d tokens answered in %.0f s", part.file, len(rows), tokens, time.perf_counter() - started)
+    tokens = sum(found.answer_tokens for found in answers if isinstance(found, GeneratedAnswer))
+    seconds = time.perf_counter() - started
+    step_lines.show(f"{part.file}: {counted(len(rows), 'prompt')}, {counted(tokens, 'token')} answered in {seconds:.0f} s")
     return out
 
 
-def _columns(found: Answer) -> dict[str, Any]:
+def _columns(found: GeneratedAnswer) -> dict[str, Any]:
     return {
         "answer": found.text,
         "prompt_tokens": found.prompt_tokens,

@@ -16,6 +16,7 @@ from flytune.data.bad_rows import BAD_ROWS
 from flytune.data.sources import kind
 from flytune.errors import DataError, RecipeError
 from flytune.models import Generation
+from flytune.records.contents import seal
 from flytune.schema import Record, Strict
 from flytune.storage import Storage
 
@@ -30,7 +31,7 @@ MAX_SHARDS = 900
 _SETTING = "max_bad_fraction"
 
 
-class Part(Strict):
+class PromptPart(Strict):
     """The prompts of one pod: a file of JSON Lines, and everything that their answers depend on."""
 
     file: str
@@ -73,7 +74,9 @@ class _Split(Record):
     parquet: bool
 
 
-def split(prompts: Path, shards: int, adapters: Collection[str], generation: Generation, models: str, out: Path) -> list[Part]:
+def split(
+    prompts: Path, shards: int, adapters: Collection[str], generation: Generation, models: str, out: Path
+) -> list[PromptPart]:
     """Distribute the rows of a file over `shards` parts in `out`: the first row to the first part, and so on.
 
     A row has `messages` (a chat that needs an answer, optionally with `tools`) or `prompt` (plain text to continue), and may
@@ -89,7 +92,7 @@ def split(prompts: Path, shards: int, adapters: Collection[str], generation: Gen
     counts, digests = [0] * shards, [hashlib.sha256() for _ in range(shards)]
     with ExitStack() as stack, BadRows(out, generation.max_bad_fraction, _SETTING).opened() as bad:
         files = [stack.enter_context((out / f"part-{number:05}.jsonl").open("w", encoding="utf-8")) for number in range(shards)]
-        for row, found in tqdm(read_path(str(prompts), "prompts", "train"), desc="prompts", unit=" rows", delay=2):
+        for row, found in tqdm(read_path(str(prompts), "prompts"), desc="prompts", unit=" rows", delay=2):
             # In a pod, the file's folder is temporary: the name is enough.
             number, where, part = bad.rows, found.removeprefix(f"{prompts.parent}/"), bad.rows % shards
             bad.rows += 1
@@ -109,7 +112,7 @@ def split(prompts: Path, shards: int, adapters: Collection[str], generation: Gen
         raise DataError(f"prompts: {prompts.name} has no rows")
     _Split(rows=bad.rows, bad=bad.count, first_bad=bad.first, parquet=kind(prompts.name) == "parquet").write(out / "split.json")
     return [
-        Part(file=f"part-{part:05}.jsonl", rows=count, sha256=digest.hexdigest(), generation=generation, models=models)
+        PromptPart(file=f"part-{part:05}.jsonl", rows=count, sha256=digest.hexdigest(), generation=generation, models=models)
         for part, (count, digest) in enumerate(zip(counts, digests, strict=True))
         if count
     ]
@@ -150,12 +153,12 @@ def read_part(file: Path) -> list[dict[str, Any]]:
         return [json_core.load_object(line) for line in lines]
 
 
-def answers_name(part: Part) -> str:
+def answers_name(part: PromptPart) -> str:
     """Return the name of the scratch file of a part's answers."""
     return f"{part.key}.jsonl"
 
 
-def remove_answers(parts: Sequence[Part], scratch_folder: str) -> None:
+def remove_answers(parts: Sequence[PromptPart], scratch_folder: str) -> None:
     """Remove the scratch files of these parts.
 
     Raises:
@@ -166,8 +169,8 @@ def remove_answers(parts: Sequence[Part], scratch_folder: str) -> None:
         storage.remove(answers_name(part))
 
 
-def join(split_folder: Path, parts: Sequence[Part], answered: Sequence[Path], out: Path) -> Summary:
-    """Write the rows with their answers in the order of the prompts, and inference.json, to the folder `out`.
+def join(split_folder: Path, parts: Sequence[PromptPart], answered: Sequence[Path], out: Path) -> Summary:
+    """Write the rows with their answers in the order of the prompts, inference.json, and the list of files to the folder `out`.
 
     The file is answers.parquet if the prompts are Parquet, otherwise answers.jsonl; rows are unchanged apart from the columns
     of ANSWERS.
@@ -199,6 +202,7 @@ def join(split_folder: Path, parts: Sequence[Part], answered: Sequence[Path], ou
         _to_parquet(out / "answers.jsonl")
     summary = Summary(rows=info.rows, bad=bad.count, generation=generation, models=parts[0].models, **totals)
     summary.write(out / SUMMARY)
+    seal(out, "answers")
     return summary
 
 

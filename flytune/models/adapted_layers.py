@@ -3,6 +3,9 @@
 import re
 from typing import Any
 
+from flytune.models import expert_layers
+from flytune.recipe import Method
+
 _FIXED = (
     r"(?:.*\.)?(?:[^.]*router[^.]*|gate|indexer|encoder_attn|cross_attn|crossattention)\..*|"
     r"(?:.*\.)?(?:[^.]*router|shared_expert_gate|dt_proj)"
@@ -45,8 +48,26 @@ def is_left_out(model_type: str, decoder: str | None, module: str) -> bool:
     return leaf == "out_proj" and model_type in MAMBA
 
 
-def fields(model: Any) -> dict[str, Any]:
-    """Return the fields of PEFT's LoraConfig for `all-linear` on a model: target_modules, exclude_modules."""
+def fields(model: Any, method: Method) -> dict[str, Any]:
+    """Return the fields of PEFT's LoraConfig that name what an adapter changes: target_modules, target_parameters ..."""
+    if method.is_all_linear:
+        found = _all_linear(model)
+    else:
+        named = method.target_modules
+        if isinstance(named, str) and _type_of(model) in FUSED_EXPERTS:
+            # PEFT would take the last parts of the names that match, and adapt them in all layers.
+            named = [name for name in _linear_layers(model) if re.fullmatch(named, name)]
+        found = {"target_modules": named if isinstance(named, str) else list(named)}
+    if not method.experts:
+        return found
+    targets = found["target_modules"]
+    if not method.is_all_linear and (listed := [name for name in _linear_layers(model) if expert_layers.is_listed(name)]):
+        ends = "|".join(map(re.escape, listed))
+        found["target_modules"] = f"(?:{targets})|(?:{ends})" if isinstance(targets, str) else [*targets, *listed]
+    return found | {"target_parameters": expert_layers.suffixes(expert_layers.fused(model)) or None}
+
+
+def _all_linear(model: Any) -> dict[str, Any]:
     names = FUSED_EXPERTS.get(_type_of(model), frozenset())
     linear = _linear_layers(model)
     if names:

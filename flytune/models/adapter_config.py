@@ -5,7 +5,9 @@ PEFT takes it as it is: a rank of 10**9 is allocated, `megatron_core` is importe
 
 from typing import Any
 
-from flytune import json_core
+from flytune import json_core, limits
+from flytune.recipe import patterns
+from flytune.sentences import counted
 
 CONFIG = "adapter_config.json"
 LARGEST = 10_000_000
@@ -27,6 +29,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "lora_dropout": (int, float),
     "target_modules": (list, str, type(None)),
     "exclude_modules": (list, str, type(None)),
+    "target_parameters": (list, type(None)),
     "fan_in_fan_out": (bool,),
     "bias": (str,),
     "use_rslora": (bool,),
@@ -44,6 +47,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "trainable_token_indices": (dict, list, type(None)),
     "megatron_core": (str, type(None)),
 }
+# Fields that PEFT matches with Python's `re`, and the expression that it makes of their text.
+_EXPRESSIONS = {
+    "target_modules": patterns.WHOLE,
+    "exclude_modules": patterns.WHOLE,
+    "target_parameters": patterns.WHOLE,  # names: a string is refused
+    "modules_to_save": patterns.SAVED,
+    "layers_pattern": patterns.NUMBERED,
+    "rank_pattern": patterns.END,
+    "alpha_pattern": patterns.END,
+}
 # Fields that build other layers, allocate or import: Flytune writes none of them.
 _UNUSED = (
     "auto_mapping",
@@ -56,7 +69,6 @@ _UNUSED = (
     "alora_invocation_tokens",
     "monteclora_config",
     "layer_replication",
-    "target_parameters",
     "use_bdlora",
     "arrow_config",
     "kasa_config",
@@ -72,7 +84,8 @@ def read(content: str | bytes) -> dict[str, Any]:
     """Return the checked content of adapter_config.json.
 
     Raises:
-        AdapterConfigRefused: it is not JSON, or a field is unknown, of another type, absurd, or unused by Flytune.
+        AdapterConfigRefused: it is not JSON, or a field is unknown, of another type, absurd, or unused by Flytune; or the
+            scale is missing.
     """
     try:
         config = json_core.load_object(content, LARGEST)
@@ -81,6 +94,8 @@ def read(content: str | bytes) -> dict[str, Any]:
     for name, value in config.items():
         if reason := _problem(name, value):
             raise AdapterConfigRefused(f"{name!r:.60}: {reason}")
+    if "lora_alpha" not in config:
+        raise AdapterConfigRefused("'lora_alpha': missing; PEFT would take 8, whatever the adapter was trained with")
     return config
 
 
@@ -107,6 +122,8 @@ def _problem(name: str, value: Any) -> str | None:
         return "unknown; Flytune's PEFT has no such field"
     if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
         return f"must be {' or '.join(kind.__name__ for kind in _KINDS[name])}; found {value!r:.60}"
+    if name in _EXPRESSIONS and (reason := _pattern_problem(name, value)):
+        return reason
     if name == "r":
         return _rank_problem(value)
     if name in ("lora_alpha", "lora_dropout"):
@@ -122,6 +139,17 @@ def _problem(name: str, value: Any) -> str | None:
     if isinstance(value, list) and name != "layers_to_transform" and not all(isinstance(item, str) for item in value):
         return f"must be a list of names; found {value!r:.60}"
     return None
+
+
+def _pattern_problem(name: str, value: Any) -> str | None:
+    """Return which of the expressions, or of the names, of a field is refused, and why."""
+    are_names = name in ("target_modules", "exclude_modules", "target_parameters") and isinstance(value, list)
+    written = [value] if isinstance(value, str) else list(value or ())
+    most = limits.LISTED if are_names else patterns.MOST_KEYS
+    if len(written) > most:
+        return f"has {counted(len(written), 'entry', 'entries')}, and {most:,} are the most"
+    texts = () if are_names else (one for one in written if isinstance(one, str))
+    return next(filter(None, (patterns.problem(one, _EXPRESSIONS[name]) for one in texts)), None)
 
 
 def _rank_problem(value: Any) -> str | None:

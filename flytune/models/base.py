@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import RecipeError
+from flytune.files import CHUNK, FileRefusedError, check_regular, open_regular
 from flytune.models import remote
 from flytune.models.remote import INDEX, TEXTS, files_to_fetch
 from flytune.recipe import Model
@@ -27,6 +28,8 @@ from flytune.schema import Record
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 1.0
+_LARGEST_TEXT = 500_000_000
+"""Bytes of a config or tokenizer file, which libraries read completely; published ones have 40 MB at most."""
 
 
 class BaseRequest(Record):
@@ -145,7 +148,9 @@ def tokenizer_identity(model: Model) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.suffix in TEXTS):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        digest.update(path.read_bytes())
+        with open_regular(path, _LARGEST_TEXT) as content:
+            while chunk := content.read(CHUNK):
+                digest.update(chunk)
     return digest.hexdigest()[:16]
 
 
@@ -157,7 +162,7 @@ def local_name(model: Model, weights: bool = True) -> str:
         weights: whether more than config and tokenizer is needed.
 
     Raises:
-        RecipeError: the folder is not on this machine, or the address cannot be read or has no model.
+        RecipeError: the folder is not on this machine, or holds what is no file; or the address cannot be read or has no model.
         ExportError: the folder is an artifact, and a file of it was changed.
         StorageError: the address's storage is away.
     """
@@ -166,6 +171,7 @@ def local_name(model: Model, weights: bool = True) -> str:
         return str(remote.fetch_model(name, weights, model.trust_remote_code))
     folder = Path(name).expanduser()
     if folder.is_dir():
+        _check_files(folder)
         if weights:
             _verify(folder)
         return str(folder)
@@ -175,6 +181,20 @@ def local_name(model: Model, weights: bool = True) -> str:
             "owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
         )
     return name
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with a pipe, a device or an endless file, which the libraries would open by its name.
+
+    Raises:
+        RecipeError: there is one.
+    """
+    for path in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
+        if path.exists() and not path.is_dir():
+            try:
+                check_regular(path, _LARGEST_TEXT if path.suffix in TEXTS else None)
+            except FileRefusedError as error:
+                raise RecipeError(f"model.name_or_path: {path}: {error}") from None
 
 
 @functools.cache

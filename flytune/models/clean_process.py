@@ -80,6 +80,8 @@ def _free_gpu_memory() -> None:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Of a Ctrl-C, which this process gets too, the parent speaks.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _forget_pool() -> None:

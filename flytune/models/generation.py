@@ -8,9 +8,10 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from flytune import limits
-from flytune.errors import OutOfMemory, RecipeError
+from flytune.errors import ExportError, OutOfMemory, RecipeError
 from flytune.models.scoring import padded
 from flytune.schema import Strict, mistakes
+from flytune.sentences import counted
 
 
 class Generation(Strict):
@@ -39,7 +40,7 @@ class Generation(Strict):
 
 
 @dataclass(frozen=True)
-class Answer:
+class GeneratedAnswer:
     """Answer of a model."""
 
     text: str
@@ -51,9 +52,16 @@ class Answer:
 
 
 def end_markers(tokenizer: Any, model: Any) -> list[int]:
-    """Return the tokens that end an answer: EOS, the model's own, and the one that the chat template adds after an answer."""
+    """Return the tokens that end an answer: EOS, the model's own, and the one that the chat template adds after an answer.
+
+    Raises:
+        ExportError: the model's own are no ids of tokens.
+    """
     own = model.generation_config.eos_token_id if model.generation_config else None
-    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+    owns = own if isinstance(own, list) else [own]
+    if wrong := [one for one in owns if one is not None and (type(one) is not int or one < 0)]:
+        raise ExportError(f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}")
+    ends = {tokenizer.eos_token_id, *owns}
     if tokenizer.chat_template is not None:
         # A private-use character, which no template contains.
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
@@ -72,7 +80,7 @@ def answer(
     ends: list[int],
     bar: Any = None,
     salt: str = "",
-) -> list[Answer]:
+) -> list[GeneratedAnswer]:
     """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the longest first.
 
     Sampled answers depend on generation.seed, `salt` and the prompts alone.
@@ -98,7 +106,7 @@ def answer(
     torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    found: dict[int, Answer] = {}
+    found: dict[int, GeneratedAnswer] = {}
     for start in range(0, len(order), generation.batch_size):
         batch = order[start : start + generation.batch_size]
         input_ids = padded([prompts[index] for index in batch], pad, left=True).to(device)
@@ -108,7 +116,8 @@ def answer(
                 output = model.generate(input_ids=input_ids, attention_mask=mask)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
-                f"batch_size {generation.batch_size}: {len(batch)} prompts of {input_ids.shape[1]:,} tokens and their answers "
+                f"batch_size {generation.batch_size}: {counted(len(batch), 'prompt')} of "
+                f"{counted(input_ids.shape[1], 'token')} and their answers "
                 f"do not fit into the GPU; give a smaller batch_size, or a larger shape ({str(error)[:200]})"
             ) from error
         for index, tokens in zip(batch, output[:, input_ids.shape[1] :].tolist(), strict=True):
@@ -118,8 +127,8 @@ def answer(
     return [found[index] for index in range(len(prompts))]
 
 
-def _answer(tokenizer: Any, prompt: list[int], tokens: list[int], ends: list[int]) -> Answer:
+def _answer(tokenizer: Any, prompt: list[int], tokens: list[int], ends: list[int]) -> GeneratedAnswer:
     end = next((at for at, token in enumerate(tokens) if token in ends), None)
     said = tokens[:end]
     text = str(tokenizer.decode(said, skip_special_tokens=True))
-    return Answer(text, len(prompt), len(said), "length" if end is None else "stop")
+    return GeneratedAnswer(text, len(prompt), len(said), "length" if end is None else "stop")

@@ -3,6 +3,8 @@
 import ctypes
 import os
 
+from flytune import patches
+
 CPU_LOSS_TOKENS = 128
 """Tokens whose logits TRL's chunked loss has at a time on a CPU. Its default of 4,096 (trl/kernels/chunked_logprob.py) is meant
 for a GPU kernel: in torch's operations it takes 4.3 GiB for a vocabulary of 32,768 tokens and more."""
@@ -19,7 +21,7 @@ def return_freed_blocks() -> None:
 
     By default the threshold rises with the blocks that are freed, to 32 MiB, and activations come to be in the heap. torch
     aligns tensors to 64 bytes, for which glibc asks the heap for more than the tensor's size: the hole that a tensor leaves is
-    too small for the next of the same size. docs/measured.md has the figures.
+    too small for the next of the same size. docs/measured/cpus.md has the figures.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
@@ -30,6 +32,4 @@ def return_freed_blocks() -> None:
 
 def use_small_loss_tiles() -> None:
     """Have TRL's chunked loss compute the logits of CPU_LOSS_TOKENS tokens at a time."""
-    from trl.kernels import chunked_logprob
-
-    chunked_logprob.TOKEN_CHUNK_SIZE = CPU_LOSS_TOKENS
+    patches.trl.LOSS_TILE.install(CPU_LOSS_TOKENS)

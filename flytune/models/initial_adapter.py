@@ -8,6 +8,7 @@ from flytune.errors import FlytuneError, RecipeError, TrainingError
 from flytune.models import adapter_config
 from flytune.recipe import Method, Recipe
 from flytune.records.contents import CONTENTS, Contents
+from flytune.sentences import counted
 from flytune.storage import Storage
 
 CONFIG, WEIGHTS = adapter_config.CONFIG, "adapter_model.safetensors"
@@ -42,6 +43,9 @@ def problems(recipe: Recipe) -> list[str]:
     if isinstance(wanted, list) and (not isinstance(has, list) or set(wanted) != set(has)):
         shown = sorted(has) if isinstance(has, list) else has
         found.append(f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {shown}")
+    if bool(config.get("target_parameters")) != recipe.method.experts:
+        has = "adapts experts" if config.get("target_parameters") else "adapts no experts"
+        found.append(f"method.experts: {recipe.method.experts}, but the adapter of method.adapter {has}; write that")
     found += _table_problems(recipe, config)
     for name, plain in _PLAIN.items():
         if (value := config.get(name, plain)) != plain:
@@ -52,7 +56,7 @@ def problems(recipe: Recipe) -> list[str]:
 def _table_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
     """Compare the tables that are trained; the ids of tokens are compared when the adapter is loaded."""
     method, found = recipe.method, []
-    complete, rows = config.get("modules_to_save") or [], config.get("trainable_token_indices") or {}
+    complete, rows = config.get("modules_to_save") or [], _rows_of(config)
     if len(complete) != len(method.modules_to_save):
         found.append(
             f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has {complete}; write that"
@@ -69,6 +73,12 @@ def _table_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
             "from none"
         )
     return found
+
+
+def _rows_of(config: dict[str, Any]) -> dict[str, list[int]]:
+    """Return the ids of the tokens whose rows are trained, by table; PEFT takes a list for those of the embedding."""
+    rows = config.get("trainable_token_indices") or {}
+    return {"embed_tokens": rows} if isinstance(rows, list) else rows
 
 
 def _base_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
@@ -116,11 +126,12 @@ def load_weights(model: Any, method: Method) -> None:
     wrong += [name for name in parameters.keys() & state.keys() if parameters[name].shape != state[name].shape]
     if wrong:
         raise TrainingError(
-            f"{where}: {wrong[0]} and {len(wrong) - 1} others are missing on one side, or have another shape: its layers are "
+            f"{where}: {wrong[0]} and {counted(len(wrong) - 1, 'other is', 'others are')} missing on one "
+            "side, or have another shape: its layers are "
             "not those that method.target_modules names in this model; the run stops"
         )
     for name in sorted(state):
-        if not state[name].is_floating_point() or not state[name].isfinite().all():
+        if not state[name].is_floating_point() or not state[name].float().isfinite().all():
             raise TrainingError(
                 f"{where}: {name} in {WEIGHTS} has values that are not finite, or no floating-point numbers; the run stops: "
                 "start from another adapter"
@@ -163,9 +174,9 @@ def _check_rows(model: Any, method: Method, where: str) -> None:
         config = _config(_storage(str(method.adapter), TrainingError))
     except (FileNotFoundError, ValueError) as error:
         raise TrainingError(f"{where}: {CONFIG} cannot be read; the run stops: {error}") from error
-    if (has := sorted(map(sorted, (config.get("trainable_token_indices") or {}).values()))) != wanted:
+    if (has := sorted(map(sorted, _rows_of(config).values()))) != wanted:
         raise TrainingError(
-            f"{where}: it trains the rows of tokens {has[0]}, and this run those of {wanted[0]}; write the same "
+            f"{where}: it trains the rows of tokens {has[0] if has else []}, and this run those of {wanted[0]}; write the same "
             "model.extra_special_tokens and method.trainable_token_indices; the run stops"
         )
 

@@ -3,13 +3,19 @@
 import importlib
 import logging
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flytune import garbage_collection
-from flytune.models import adapted_layers, base, host_memory, reward_head, vocabulary
+from flytune.errors import RecipeError
+from flytune.models import adapted_layers, adapter_targets, adapter_tensors, base, heads, host_memory, tokenizers, vocabulary
+from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
+from flytune.records.contents import CONTENTS
+
+log = logging.getLogger(__name__)
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
@@ -19,23 +25,29 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
 
     `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
     max_memory). Only safetensors are read.
+
+    Raises:
+        RecipeError: the files make no sense to transformers. OSErrors and RuntimeErrors, which those of a storage and of a
+            device are too, stay as they are.
     """
     if recipe.method.name == "qlora":
         load_arguments["quantization_config"] = quantization(recipe, quant_storage)
-    model, read = auto_class(recipe).from_pretrained(
-        base.local_name(recipe.model),
-        revision=recipe.model.revision,
-        dtype=dtype,
-        attn_implementation=recipe.model.attn_implementation,
-        trust_remote_code=recipe.model.trust_remote_code,
-        use_safetensors=True,
-        output_loading_info=True,
-        **_head_arguments(recipe),
-        **load_arguments,
-    )
+    head = heads.head_of(recipe)
+    with named(f"model.name_or_path: {recipe.model.name_or_path}: cannot be loaded", RecipeError, (OSError, RuntimeError)):
+        model, read = head.loader().from_pretrained(
+            base.local_name(recipe.model),
+            revision=recipe.model.revision,
+            dtype=dtype,
+            attn_implementation=recipe.model.attn_implementation,
+            trust_remote_code=recipe.model.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            **head.arguments,
+            **load_arguments,
+        )
     vocabulary.grow(model, recipe.model)
-    if recipe.objective.is_reward_model and reward_head.NAME in read["missing_keys"]:
-        reward_head.draw(model, recipe.training.seed)
+    head.draw(model, read["missing_keys"], recipe.training.seed)
+    _warn_of_missing(recipe, read["missing_keys"])
     if recipe.method.name == "qlora":
         from peft import prepare_model_for_kbit_training
 
@@ -45,16 +57,16 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
     return _keep_quantized(model)
 
 
-def auto_class(recipe: Recipe) -> Any:
-    """Return transformers' class of the recipe's model: a causal language model, or the classifier that a reward model is."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    return AutoModelForSequenceClassification if recipe.objective.is_reward_model else AutoModelForCausalLM
-
-
-def _head_arguments(recipe: Recipe) -> dict[str, Any]:
-    """Return arguments of from_pretrained for the head."""
-    return {"num_labels": 1} if recipe.objective.is_reward_model else {}
+def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:
+    """Warn of parameters that the files have no values for, once on each node; a new head is drawn."""
+    if (missing := sorted({*names} - {*heads.head_of(recipe).drawn})) and os.environ.get("LOCAL_RANK", "0") == "0":
+        others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        log.warning(
+            "model.name_or_path: %s has no values for %s%s: they are random; check that its files are of this type of model",
+            recipe.model.name_or_path,
+            ", ".join(missing[:3]),
+            others,
+        )
 
 
 def _keep_quantized(model: Any) -> Any:
@@ -157,6 +169,8 @@ def train_in_float32(model: Any) -> None:
 
 def weights_folder(folder: Path) -> Path:
     """Return the folder of the weights: model/ or adapter/ of a training's output, the root of an artifact."""
+    if (folder / CONTENTS).is_file():
+        return folder  # Checked were the files at its root.
     return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)
 
 
@@ -166,20 +180,20 @@ def is_adapter(folder: Path) -> bool:
 
 
 def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
-    """Return the model of a training's output or an artifact; an adapter is loaded on its base model."""
+    """Return the model of a training's output or an artifact; an adapter is loaded on its base model.
+
+    Raises:
+        ValueError: tensors of an adapter have no place in the model, or are missing.
+    """
     folder = str(weights_folder(trained))
     if is_adapter(trained):
-        from peft import PeftModel
-
         loaded = base_model(recipe, recipe.model.dtype, **load_arguments)
-        if recipe.objective.is_reward_model:
-            from transformers import AutoTokenizer
-
-            # Its reward is that of the last token that is not padding; the base's configuration may name none.
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=recipe.model.trust_remote_code)
-            loaded.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return PeftModel.from_pretrained(loaded, folder)
-    return auto_class(recipe).from_pretrained(
+        heads.head_of(recipe).complete(
+            loaded, lambda: tokenizers.load(folder, trust_remote_code=recipe.model.trust_remote_code).pad_token_id
+        )
+        return adapter_tensors.put(loaded, Path(folder))
+    loader = heads.head_of(recipe).loader()
+    return loader.from_pretrained(
         folder,
         dtype=recipe.model.dtype,
         attn_implementation=recipe.model.attn_implementation,
@@ -215,9 +229,13 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
     Args:
         model: the base model, for the names of its embedding and head.
         added: ids of the recipe's added tokens; by default, the tokenizer's.
+
+    Raises:
+        RecipeError: a name or pattern of layers matches none of the model, or it has no such head.
     """
     if recipe.method.name == "full":
         return None
+    adapter_targets.check(recipe, model)
     from peft import LoraConfig
 
     method = recipe.method
@@ -225,22 +243,18 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         r=method.r,
         lora_alpha=method.lora_alpha,
         lora_dropout=method.lora_dropout,
-        **_targets(method.target_modules, model),
+        **adapted_layers.fields(model, method),
         use_dora=method.use_dora,
         use_rslora=method.use_rslora,
         init_lora_weights=method.init_lora_weights,  # type: ignore[arg-type]  # pissa_niter_16
         rank_pattern=dict(method.rank_pattern),
         alpha_pattern=dict(method.alpha_pattern),
-        task_type="SEQ_CLS" if recipe.objective.is_reward_model else "CAUSAL_LM",
+        task_type=heads.head_of(recipe).task_type,
         **(vocabulary.peft_fields(method, recipe.model, model, added) | _trained_head(recipe)),
     )
 
 
 def _trained_head(recipe: Recipe) -> dict[str, Any]:
-    """Return PEFT's field of the head that a reward model trains beside its adapter."""
-    return {"modules_to_save": ["score"]} if recipe.objective.is_reward_model else {}
-
-
-def _targets(named: str | list[str], model: Any) -> dict[str, Any]:
-    """Return PEFT's fields of the layers that get an adapter."""
-    return adapted_layers.fields(model) if named == "all-linear" else {"target_modules": named}
+    """Return PEFT's field of the head that is trained beside an adapter."""
+    modules = heads.head_of(recipe).trained_beside
+    return {"modules_to_save": [*modules]} if modules else {}

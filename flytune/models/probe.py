@@ -1,10 +1,11 @@
 """The probe: a model's logits for 16 fixed prompts, recorded from the live model and compared with those of every copy."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.models import reward_head
+from flytune.models import expert_probe, reward_head
 from flytune.models.scoring import padded
 
 PROBE = "gate/probe.safetensors"
@@ -45,11 +46,14 @@ class Answers:
     loss: Any
     """Logits after the last token of each prompt, float32 (prompts, vocabulary); rewards of a reward model (prompts, 1)."""
 
+    experts: Any = None
+    """Numbers of each expert's adapter (expert_probe.fingerprints), float64; None without adapters on experts."""
+
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
 
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(vars(self), str(file))
+        save_file({name: tensor for name, tensor in vars(self).items() if tensor is not None}, str(file))
 
     @classmethod
     def read(cls, file: Path) -> "Answers":
@@ -74,12 +78,18 @@ def tokenized(tokenizer: Any) -> list[list[int]]:
     return [list(ids[-MAX_TOKENS:]) for ids in found]
 
 
-def record(trainer: Any, tokenizer: Any, file: Path) -> None:
+def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any) -> None:
     """Record the answers of a trainer's live model in `file`. Every process calls it; the first one writes.
 
     All processes run the same forward passes, which gather parameters under ZeRO-3 and FSDP.
+
+    Args:
+        sharding: what gathers its parameters.
     """
     answers = ask(trainer.model_wrapped, tokenized(tokenizer))
+    sharding.before_gather(trainer.model_wrapped)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    answers = dataclasses.replace(answers, experts=expert_probe.fingerprints(model, sharding.gather))
     if trainer.is_world_process_zero():
         answers.write(file)
 

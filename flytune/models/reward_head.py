@@ -11,7 +11,7 @@ from typing import Any
 
 from flytune.errors import ExportError
 from flytune.models import vocabulary
-from flytune.models.safetensors_files import Part
+from flytune.models.safetensors_files import ParameterPart
 from flytune.models.scoring import Row, innermost, padded
 
 NAME = "score.weight"
@@ -63,7 +63,7 @@ class Drawn:
     def order(self) -> tuple[Path, str]:
         return Path(), NAME
 
-    def read(self, part: Part) -> None:
+    def read(self, part: ParameterPart) -> None:
         """Fill `part` with this process's values."""
         if part.local.numel():
             part.local.copy_(first_values(self.config, self.seed)[part.index])

@@ -21,7 +21,7 @@ CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """Part of a parameter that one process holds, and the tensor to load it into."""
 
     name: str
@@ -33,7 +33,7 @@ class Part:
     """Tensor of the part's shape to load into."""
 
 
-class Files:
+class TensorFiles:
     """Tensors of a folder, by name; one file is open at a time.
 
     Raises:
@@ -89,17 +89,17 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredParameter:
     """Parameter that is stored as it is."""
 
-    files: Files
+    files: TensorFiles
     key: str
 
     @property
     def order(self) -> tuple[Path, str]:
         return self.files.file_of[self.key], self.key
 
-    def read(self, part: Part) -> None:
+    def read(self, part: ParameterPart) -> None:
         """Load `part` in chunks of CHUNK_BYTES, so that little more than the part is in memory."""
         from safetensors import SafetensorError
 
@@ -128,7 +128,7 @@ class Stored:
 class Converted:
     """Parameter that transformers builds from tensors with other names (such as fused experts)."""
 
-    files: Files
+    files: TensorFiles
     model: Any
     """Stand-in for the model with the attributes that conversions use: config, get_parameter."""
     transform: Any
@@ -144,7 +144,7 @@ class Converted:
         key = next(iter(self.keys.values()))[0]
         return self.files.file_of[key], key
 
-    def read(self, part: Part) -> None:
+    def read(self, part: ParameterPart) -> None:
         """Convert and load `part`: of stacked experts only its own, otherwise the complete parameter is built."""
         if not part.local.numel():
             return
@@ -171,7 +171,7 @@ class Converted:
             )
         part.local.copy_(value[index])
 
-    def _stacks(self, part: Part) -> bool:
+    def _stacks(self, part: ParameterPart) -> bool:
         """Return whether row i of the parameter is built from the i-th tensor of each pattern alone."""
         from transformers.core_model_loading import Concatenate, MergeModulelist
 
@@ -184,7 +184,7 @@ class Converted:
         )
 
 
-def sources(files: Files, base: Any, tensors: dict[str, Any]) -> dict[str, Stored | Converted]:
+def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str, StoredParameter | Converted]:
     """Return the source of each parameter and persistent buffer of `base` (`tensors`, by name), if it has one.
 
     The matching is transformers' own (core_model_loading.convert_and_load_state_dict_in_model, steps 1 and 2).
@@ -197,7 +197,7 @@ def sources(files: Files, base: Any, tensors: dict[str, Any]) -> dict[str, Store
     converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     model = SimpleNamespace(config=base.config, get_parameter=tensors.__getitem__)
-    found: dict[str, Stored | Converted] = {}
+    found: dict[str, StoredParameter | Converted] = {}
     unused = []
     for key in sorted(files.file_of, key=dot_natural_key):
         target, pattern = rename_source_key(key, renamings, converters, base.base_model_prefix, tensors)
@@ -206,7 +206,7 @@ def sources(files: Files, base: Any, tensors: dict[str, Any]) -> dict[str, Store
         if target not in tensors:
             unused.append(key)
         elif pattern is None:
-            found.setdefault(target, Stored(files, key))
+            found.setdefault(target, StoredParameter(files, key))
         else:
             made = found.get(target)
             if not isinstance(made, Converted):

@@ -1,6 +1,8 @@
 """Held-out samples and their loss, for training (the live model) and evaluation (the exported model)."""
 
+import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +38,15 @@ def sequences_of(rows: Sequence[Row]) -> list[Row]:
 
 def _part(row: Row, start: int, end: int) -> Row:
     return {name: row[name][start:end] for name in ("input_ids", "labels")}
+
+
+def samples_sha256(rows: Sequence[Row]) -> str:
+    """Return the SHA-256 of the tokens and labels of rows, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        parts = [[int(value) for value in row[name]] for name in ("input_ids", "labels", "seq_lengths") if name in row]
+        digest.update(json.dumps([*parts, int(row.get("label", -1))]).encode())
+    return digest.hexdigest()
 
 
 def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss") -> tuple[Any, Any]:
@@ -123,19 +134,29 @@ def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) 
     scored = tokens > 0
     nll, tokens = nll[scored], tokens[scored]
     points = nll.sum(axis=0) / tokens.sum()
-    samples = len(tokens)
-    if samples < 2:
+    if len(tokens) < 2:
         unknown = [sys.float_info.max] * len(points)
         return points.tolist(), [-end for end in unknown], unknown
+    low, high = numpy.percentile(resampled(nll, tokens, resamples, seed), [2.5, 97.5], axis=0)
+    return points.tolist(), low.tolist(), high.tolist()
+
+
+def resampled(sums: Any, weights: Any, resamples: int = RESAMPLES, seed: int = 0) -> Any:
+    """Return the mean of each column of `sums` (samples, models) by `weights` in each resample, (resamples, models).
+
+    The samples that are drawn follow from their number and the seed alone.
+    """
+    import numpy
+
+    samples = len(weights)
     draw = numpy.random.default_rng(seed)
-    losses: list[Any] = []
+    means: list[Any] = []
     block = max(1, 2**22 // samples)
     for start in range(0, resamples, block):
         # Counts of each sample, not indices: a resampled sum is then a matrix product.
         counts = draw.multinomial(samples, [1 / samples] * samples, size=min(block, resamples - start))
-        losses.append(counts @ nll / (counts @ tokens)[:, None])
-    low, high = numpy.percentile(numpy.concatenate(losses), [2.5, 97.5], axis=0)
-    return points.tolist(), low.tolist(), high.tolist()
+        means.append(counts @ sums / (counts @ weights)[:, None])
+    return numpy.concatenate(means)
 
 
 def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flytune import patches
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import base as models_base
-from flytune.models import reward_head, safetensors_files, vocabulary
+from flytune.models import safetensors_files, vocabulary
+from flytune.models.heads import LANGUAGE_MODEL, Head
 from flytune.recipe import Model
 
 logger = logging.getLogger(__name__)
@@ -25,10 +27,10 @@ _WRAPPERS = re.compile(
 )
 
 
-def meta_model(model: Model, dtype: str, reward_seed: int | None = None) -> Any:
-    """Return the causal language model of `model` with parameters in `dtype` on the meta device, and real buffers on the CPU.
+def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int = 0) -> Any:
+    """Return the model of `model` with parameters in `dtype` on the meta device, and real buffers on the CPU.
 
-    With a `reward_seed` it is a reward model, whose head gets that seed's first values where the files have none.
+    A new head gets the seed's first values where the files have none.
 
     Buffers (rotary frequencies, embedding scales) and parameters that a model keeps in float32 are as from_pretrained makes
     them. A buffer that its model computes only in `__init__` is zero here, and undefined in from_pretrained.
@@ -37,7 +39,7 @@ def meta_model(model: Model, dtype: str, reward_seed: int | None = None) -> Any:
         RecipeError: the model's weights are quantized already.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.initialization import meta_device_safe_creation_ops
 
@@ -50,9 +52,9 @@ def meta_model(model: Model, dtype: str, reward_seed: int | None = None) -> Any:
         )
     text = config.get_text_config()
     stored_rows, text.vocab_size = text.vocab_size, vocabulary.wanted_rows(model, text.vocab_size)
-    kind: Any = AutoModelForCausalLM
-    if reward_seed is not None:
-        kind, config.num_labels = AutoModelForSequenceClassification, 1
+    kind = head.loader()
+    for argument, value in head.arguments.items():
+        setattr(config, argument, value)
     with torch.device("meta"), meta_device_safe_creation_ops():
         built = kind.from_config(
             config, dtype=dtype, attn_implementation=model.attn_implementation, trust_remote_code=model.trust_remote_code
@@ -73,7 +75,7 @@ def meta_model(model: Model, dtype: str, reward_seed: int | None = None) -> Any:
     built._weight_conversions = get_model_conversion_mapping(built)
     # Tables with rows for added tokens are longer than those in the files.
     built._stored_rows = stored_rows
-    built._drawn = {} if reward_seed is None else {reward_head.NAME: reward_head.Drawn(config, reward_seed)}
+    built._drawn = head.sources(config, seed)
     try:
         built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
     except OSError:
@@ -101,9 +103,8 @@ def real_adapters() -> Iterator[None]:
     those of the same seed on a real model.
     """
     import torch
-    from peft.tuners.lora.dora import DoraLinearLayer
 
-    original, measure = torch.nn.Module.to, DoraLinearLayer.update_layer
+    original, measure = patches.torch.MODULE_TO.current(), patches.peft.MAGNITUDES.current()
 
     def to(self: Any, *arguments: Any, **named: Any) -> Any:
         device, dtype, _, _ = torch._C._nn._parse_to(*arguments, **named)
@@ -117,13 +118,8 @@ def real_adapters() -> Iterator[None]:
         else:
             measure(self, base_layer=base_layer, lora_A=lora_A, lora_B=lora_B, scaling=scaling, **named)
 
-    torch.nn.Module.to = to  # type: ignore[method-assign]
-    DoraLinearLayer.update_layer = update_layer  # type: ignore[method-assign]
-    try:
+    with patches.torch.MODULE_TO.replaced(to), patches.peft.MAGNITUDES.replaced(update_layer):
         yield
-    finally:
-        torch.nn.Module.to = original  # type: ignore[method-assign]
-        DoraLinearLayer.update_layer = measure  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ def load_adapter_values(model: Any, folder: Path) -> None:
     def read(table: Any, rows: slice) -> Any:
         index, part = (rows, slice(0, table.shape[1])), torch.empty(rows.stop - rows.start, table.shape[1], dtype=table.dtype)
         name = names[id(table)]
-        sources[name].read(safetensors_files.Part(name, tuple(table.shape), index, part))
+        sources[name].read(safetensors_files.ParameterPart(name, tuple(table.shape), index, part))
         return part
 
     for layer in by_row:
@@ -214,7 +210,7 @@ def load_adapter_values(model: Any, folder: Path) -> None:
 def _sources(folder: Path, base: Any, slots: list[_Slot]) -> dict[str, Any]:
     """Return the source of each tensor that the files have; tables that added tokens made longer get rows for them."""
     tensors = {name: slot.tensor for slot in slots for name in slot.names}
-    sources = safetensors_files.sources(safetensors_files.Files(folder), base, tensors)
+    sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), base, tensors)
     drawn: dict[str, Any] = getattr(base, "_drawn", {})
     return drawn | vocabulary.grown_sources(sources, tensors, getattr(base, "_stored_rows", None))
 
@@ -281,17 +277,17 @@ def _load_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
     return int(part.local.nbytes)
 
 
-def _part(name: str, value: Any) -> safetensors_files.Part:
+def _part(name: str, value: Any) -> safetensors_files.ParameterPart:
     """Return the part of `value` on this process; DTensor divides rows as torch.chunk does: the last processes may get none."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape = tuple(value.shape)
     if not isinstance(value, DTensor):
-        return safetensors_files.Part(name, shape, tuple(slice(0, size) for size in shape), value)
+        return safetensors_files.ParameterPart(name, shape, tuple(slice(0, size) for size in shape), value)
     sizes, starts = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
     index = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
-    return safetensors_files.Part(name, shape, index, value.to_local())
+    return safetensors_files.ParameterPart(name, shape, index, value.to_local())
 
 
 def _progress(slots: list[_Slot]) -> Any:

@@ -12,9 +12,11 @@ from typing import Any
 
 from flytune import json_core
 from flytune.errors import RecipeError
+from flytune.files import read_regular
 from flytune.models import base
 from flytune.models.remote import INDEX
 from flytune.recipe import Model
+from flytune.sentences import counted
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -61,14 +63,16 @@ def _in_folder(folder: Path) -> dict[str, Tensor] | None:
     if not (folder / INDEX).is_file():
         return None
     try:
-        files = _files_of((folder / INDEX).read_bytes(), f"{folder / INDEX}")
+        files = _files_of(read_regular(folder / INDEX, json_core.LARGEST), f"{folder / INDEX}")
     except OSError as error:
         raise RecipeError(f"{_KEY}: {folder / INDEX}: cannot be read: {error.strerror}") from None
     missing = [file for file in files if not (folder / file).is_file()]
     if len(missing) == len(files):
         return None  # config and tokenizer alone
     if missing:
-        raise RecipeError(f"{_KEY}: {folder}: {len(missing)} of {len(files)} files of {INDEX} are missing: {missing[0]}")
+        raise RecipeError(
+            f"{_KEY}: {folder}: {len(missing)} of {counted(len(files), 'file')} of {INDEX} are missing: {missing[0]}"
+        )
     found: dict[str, Tensor] = {}
     for file in files:
         found |= _parse_file(folder / file)

@@ -1,15 +1,17 @@
 """Tokens added to a base model's vocabulary: their ids, their rows of embedding and head, and PEFT's layers that train rows."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flytune.errors import RecipeError
+from flytune import patches
+from flytune.errors import ExportError, RecipeError
 from flytune.models import base
-from flytune.models.safetensors_files import Part, Stored
+from flytune.models.safetensors_files import ParameterPart, StoredParameter
 from flytune.recipe import Method, Model
+from flytune.sentences import counted
 
 MULTIPLE = 8
 """Rows of a table that grows are a multiple of it: PEFT's own example of added tokens (examples/sft, pad_to_multiple_of=8);
@@ -39,6 +41,19 @@ def load_ids(model: Model) -> tuple[list[int], int]:
 def rows_for(rows: int, tokens: int) -> int:
     """Return the rows of a table of `rows` that has to hold `tokens`: unchanged where padding has room for them."""
     return rows if tokens <= rows else math.ceil(tokens / MULTIPLE) * MULTIPLE
+
+
+def check_ids(loaded: Any, ids: Collection[int], where: object) -> None:
+    """Compare tokens with the rows of a loaded model's embedding; a GPU would end the process at one that has none.
+
+    Raises:
+        ExportError: a token has no row: tokenizer and model are not of one artifact.
+    """
+    rows = loaded.config.get_text_config().vocab_size
+    if (largest := max(ids, default=0)) >= rows:
+        raise ExportError(
+            f"{where}: its tokenizer makes token {largest:,}, and the model has rows for {rows:,}; they do not belong together"
+        )
 
 
 def wanted_rows(model: Model, rows: int) -> int:
@@ -91,7 +106,7 @@ def gathered(tensor: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Grown(Stored):
+class Grown(StoredParameter):
     """Table that is stored without the rows of added tokens, which get the mean of its rows."""
 
     rows: int = 0
@@ -99,7 +114,7 @@ class Grown(Stored):
     means: dict[Any, Any] = field(default_factory=dict, compare=False)
     """Mean row by dtype, once it was computed."""
 
-    def read(self, part: Part) -> None:
+    def read(self, part: ParameterPart) -> None:
         local, start = part.local, part.index[0].start or 0
         kept = min(max(0, self.rows - start), len(local))
         stored, rest = (self.rows, *part.shape[1:]), part.index[1:]
@@ -129,7 +144,7 @@ def grown_sources(sources: Mapping[str, Any], tensors: Mapping[str, Any], rows: 
     return {
         name: Grown(source.files, source.key, rows=rows)
         if rows is not None
-        and type(source) is Stored
+        and type(source) is StoredParameter
         and tuple(source.files[source.key].get_shape()) == (rows, *tensors[name].shape[1:])
         and len(tensors[name]) > rows
         else source
@@ -163,7 +178,8 @@ def peft_fields(method: Method, model: Model, built: Any, ids: list[int] | None 
     rows = sorted({*added, *method.trainable_token_indices})
     if rows and rows[-1] >= built.config.get_text_config().vocab_size:
         raise RecipeError(
-            f"method.trainable_token_indices: {rows[-1]}: the model has {built.config.get_text_config().vocab_size:,} tokens"
+            f"method.trainable_token_indices: {rows[-1]}: the model has "
+            f"{counted(built.config.get_text_config().vocab_size, 'token')}"
         )
     by_row = {name: rows for table, name in tables.items() if table not in method.modules_to_save} if rows else {}
     if by_row and "lm_head" not in method.modules_to_save and getattr(head, "bias", None) is not None:
@@ -194,32 +210,23 @@ def allow_loss(model: Any) -> None:
     `peft_fields` refuses a head with a bias.
     """
     from peft.utils.other import TrainableTokensWrapper
-    from trl.trainer import utils
 
     wrappers: list[Any] = [module for module in model.modules() if isinstance(module, TrainableTokensWrapper)]
     for wrapper in wrappers:
         wrapper.bias = None
-    if wrappers and not hasattr(utils, "_gather_parameters"):
+    if wrappers:
         # A weight that was computed is complete, and ZeRO-3 has nothing to gather.
-        utils._gather_parameters = gather = utils.maybe_gather_lm_head_ctx
-        utils.maybe_gather_lm_head_ctx = lambda *tensors: gather(*(one for one in tensors if hasattr(one, "ds_status")))
+        gather = patches.trl.GATHERED_HEAD.original()
+        patches.trl.GATHERED_HEAD.install(lambda *tensors: gather(*(one for one in tensors if hasattr(one, "ds_status"))))
 
 
 @contextmanager
 def collected_rows() -> Iterator[None]:
-    """Let PEFT read rows of a table that ZeRO-3 has partitioned on any device within the block.
-
-    PEFT 0.21 (tuners/trainable_tokens/layer.py, _collect_token_weights) puts them on a CUDA device.
-    """
-    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    """Let PEFT read rows of a table that ZeRO-3 has partitioned on any device within the block."""
 
     def collect(self: Any, weight: Any, rows: list[int], embed_dim: int) -> Any:
         with gathered(weight):
             return weight.detach()[rows].clone()
 
-    layer: Any = TrainableTokensLayer
-    original, layer._collect_token_weights = layer._collect_token_weights, collect
-    try:
+    with patches.peft.TOKEN_ROWS.replaced(collect):
         yield
-    finally:
-        layer._collect_token_weights = original

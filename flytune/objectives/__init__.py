@@ -1,18 +1,27 @@
-"""All objectives, by name. A new one is a file in this folder, and its name in flytune.recipe.objective.Objective."""
+"""All objectives, by name. A new one is a file in this folder, named as its section (flytune.recipe.objectives)."""
 
+from collections.abc import Sequence
+from importlib import import_module
+
+from flytune.models import Row, heads
+from flytune.models.scoring import sequences_of
 from flytune.objectives.base import FILLER, ObjectiveBase, ReferenceKind
-from flytune.objectives.dpo import DirectPreference
-from flytune.objectives.kto import UnpairedPreference
-from flytune.objectives.reward import Reward
 from flytune.objectives.sft import Supervised
-from flytune.recipe import Recipe
+from flytune.recipe import SECTIONS, Recipe
 
-__all__ = ["FILLER", "OBJECTIVES", "ObjectiveBase", "ReferenceKind", "Supervised", "objective_of"]
+__all__ = ["FILLER", "OBJECTIVES", "ObjectiveBase", "ReferenceKind", "Supervised", "objective_of", "of_gate"]
 
-_KINDS: tuple[type[ObjectiveBase], ...] = (Supervised, DirectPreference, UnpairedPreference, Reward)
-OBJECTIVES: dict[str, type[ObjectiveBase]] = {kind.name: kind for kind in _KINDS}
+OBJECTIVES: dict[str, type[ObjectiveBase]] = {name: import_module(f"flytune.objectives.{name}").OBJECTIVE for name in SECTIONS}
 
 
 def objective_of(recipe: Recipe) -> ObjectiveBase:
     """Return the objective that a recipe names."""
     return OBJECTIVES[recipe.objective.name]()
+
+
+def of_gate(recipe: Recipe, rows: Sequence[Row]) -> tuple[Sequence[Row], ObjectiveBase]:
+    """Return the held-out rows that the gate compares, and what measures them: of a language model the tokens' loss, whatever
+    its objective."""
+    if heads.head_of(recipe) is heads.LANGUAGE_MODEL:
+        return sequences_of(rows), Supervised()
+    return rows, objective_of(recipe)

@@ -1,10 +1,13 @@
 """The interface of an objective: TRL's trainer and its arguments, the batches, and the score of held-out rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from flytune.models import Row
 from flytune.recipe import Recipe
+from flytune.records import Manifest
+from flytune.records.figures import Figure
 
 ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 """Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
@@ -28,21 +31,32 @@ class ObjectiveBase:
 
     name: ClassVar[str]
     """Value of `objective` in recipes."""
-    sequences_per_row: ClassVar[int] = 1
-    """Sequences that a row of the data brings into a forward pass."""
-    can_precompute: ClassVar[bool] = False
-    """True if rows can have the log-probabilities of the reference, computed before training."""
+    references: ClassVar[tuple[ReferenceKind, ...]] = ("none",)
+    """Reference models that its recipes may have."""
 
+    logged: ClassVar[Mapping[str, str]] = {}
+    """Name in TRL's logs of each field of a logged step that has a figure beside the loss."""
     head_outputs: ClassVar[tuple[str, ...]] = ()
     """Results of TRL's chunked loss for each token; none where the model has no head of the vocabulary."""
+
+    def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
+        """Return the name in TRL's logs of each reward, by its name; none where nothing is drawn."""
+        return {}
+
+    def figures(self, recipe: Recipe) -> list[Figure]:
+        """List its figures, the most important first; models are compared by the first one that is paired."""
+        raise NotImplementedError
 
     def frozen_passes(self, recipe: Recipe) -> int:
         """Return the forward passes of a row without gradients, beside that of training."""
         return int(self.reference(recipe) not in ("none", "precomputed"))
 
-    def frozen_passes_first(self, recipe: Recipe) -> bool:
-        """Return whether those passes come before the one of training, and not between its forward and backward pass."""
-        return False
+    def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
+        """Run the forward pass of training and those without gradients in the order of a step; return both results.
+
+        The second is None if there are no frozen passes; here they come between the forward and the backward pass of training.
+        """
+        return trained(), frozen() if self.frozen_passes(recipe) else None
 
     def problems(self, recipe: Recipe) -> list[str]:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line each."""
@@ -56,17 +70,32 @@ class ObjectiveBase:
         """Return the reference model of each step."""
         return "none"
 
-    def switches_dropout_off(self, recipe: Recipe) -> bool:
+    def _switches_dropout_off(self, recipe: Recipe) -> bool:
         """Return whether dropout, the adapter's too, is off in training."""
         return False
+
+    def lora_dropout(self, recipe: Recipe) -> float:
+        """Return the dropout of the adapter in training."""
+        return 0.0 if self._switches_dropout_off(recipe) else recipe.method.lora_dropout
+
+    def set_dropout(self, recipe: Recipe, model: Any) -> None:
+        """Switch the dropout of a model off if it is off in training, as TRL's trainer does."""
+        from trl.trainer.utils import disable_dropout_in_model
+
+        if self._switches_dropout_off(recipe):
+            disable_dropout_in_model(model)
 
     def reasons(self, recipe: Recipe) -> list[str]:
         """List what the plan says about its cost, a line each."""
         return []
 
+    def warnings(self, recipe: Recipe, manifest: Manifest) -> list[str]:
+        """List what prepared data says against the recipe, a line each, without stopping the run."""
+        return []
+
     def dropout_reasons(self, recipe: Recipe) -> list[str]:
         """List the line of the plan about an adapter's dropout that is switched off."""
-        if recipe.method.name == "full" or not recipe.method.lora_dropout or not self.switches_dropout_off(recipe):
+        if recipe.method.name == "full" or not recipe.method.lora_dropout or not self._switches_dropout_off(recipe):
             return []
         return ["objective.disable_dropout: method.lora_dropout has no effect in training"]
 
@@ -93,6 +122,29 @@ class ObjectiveBase:
     def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
         """Return what makes a row to train of it and the row before it in its step; None if rows are trained as they are."""
         return None
+
+    def repeats(self, recipe: Recipe) -> int:
+        """Return the samples that a step has of each stored row."""
+        return 1
+
+    def temperature(self, recipe: Recipe) -> float:
+        """Return the divisor of the logits whose log-probabilities are trained."""
+        return 1.0
+
+    def finish(self, trainer: Any, out: Path) -> None:
+        """Add what the artifact has of the training to the folder `out`. The first process calls it at the end."""
+
+    def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return what the model gets of a batch of its collator."""
+        return batch
+
+    def row_numbers(self, outputs: Any) -> Any:
+        """Return the number of each row that TRL makes the loss of; None where it is the loss of the tokens."""
+        return None
+
+    def card_text(self, recipe: Recipe) -> str:
+        """Return what the model card says about the training; empty for a language model's own loss."""
+        return ""
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         """Return the live model's loss on each row times the row's weight, and the weight: arrays of shape (rows,).

@@ -6,31 +6,73 @@ once before training, and the rows have its log-probabilities.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flytune import patches
 from flytune.models import Row
 from flytune.models.scoring import IGNORED, padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, ReferenceKind, tables_beside_adapter
-from flytune.recipe import Recipe
+from flytune.recipe import Dpo, Kto, Recipe
+from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers
+from flytune.sentences import counted
 from flytune.sharding import sharding_of
+
+PREFERENCE_LOSS = Figure(
+    name="preference_loss",
+    title="preference loss",
+    unit="nats per pair",
+    better="lower",
+    meaning="minus the log sigmoid of the reward of the chosen answer less that of the rejected one",
+    neutral=math.log(2),
+    is_paired=True,
+    # A reward is a difference from the reference, times beta.
+    scaled_by=["objective.beta", "model.name_or_path", "model.revision"],
+)
+REWARD = "a reward is objective.beta times the log-probability of an answer, tuned minus base"
+_IN_NATS = {"sigmoid", "sigmoid_norm", "robust", "exo_pair"}
+"""Losses that are logarithms of probabilities."""
+
+
+def trained_loss(unit: str, meaning: str) -> Figure:
+    """Return the figure of a loss that is only measured in training."""
+    return LOSS.model_copy(update={"unit": unit, "meaning": meaning, "is_paired": False, "scaled_by": ["objective"]})
 
 
 class DirectPreference(ObjectiveBase):
     """TRL's DPOTrainer on pairs of sequences; all pairs have the same weight."""
 
     name = "dpo"
-    sequences_per_row = 2
-    can_precompute = True
+    references: ClassVar[tuple[ReferenceKind, ...]] = ("adapter", "copy", "precomputed")
+    logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "rewards/accuracies", "reward_margin": "rewards/margins"}
     head_outputs: ClassVar[tuple[str, ...]] = ("log_probs", "entropy", "mean_logits", "is_top1")
+
+    card_rows: ClassVar[str] = "pairs of answers"
+    """The rows, in the model card."""
+
+    def section(self, recipe: Recipe) -> Dpo | Kto:
+        """Return its section of a recipe."""
+        assert isinstance(recipe.objective, Dpo | Kto)
+        return recipe.objective
+
+    def figures(self, recipe: Recipe) -> list[Figure]:
+        objective = recipe.objective
+        assert isinstance(objective, Dpo)
+        margin = MARGIN.model_copy(update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {REWARD}"})
+        shared = [ACCURACY, margin, PREFERRED, of_answers(PERPLEXITY, "chosen"), of_answers(LOSS, "chosen")]
+        if objective.loss_type == ["sigmoid"] and set(objective.loss_weights) <= {1.0}:
+            return [PREFERENCE_LOSS.model_copy(update={"step": "loss", "eval_step": "eval_loss"}), *shared]
+        unit = "nats per pair" if _IN_NATS.issuperset(objective.loss_type) else "per pair"
+        return [PREFERENCE_LOSS, *shared, trained_loss(unit, f"{' + '.join(objective.loss_type)} of a pair")]
 
     def problems(self, recipe: Recipe) -> list[str]:
         method, sharding, found = recipe.method, sharding_of(recipe), []
         where = f"objective: {self.name}"
-        never = not self.can_precompute or recipe.objective.precompute_ref_log_probs is False
-        leave_out = "leave out precompute_ref_log_probs: false, or " if self.can_precompute else ""
+        never = getattr(recipe.objective, "precompute_ref_log_probs", False) is False
+        leave_out = "leave out precompute_ref_log_probs: false, or " if "precomputed" in self.references else ""
         if never and method.name == "full" and sharding.no_reference_copy:
             found.append(
                 f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; {leave_out}use sharding "
@@ -60,19 +102,19 @@ class DirectPreference(ObjectiveBase):
         return found
 
     def reference(self, recipe: Recipe) -> ReferenceKind:
-        method, asked = recipe.method, recipe.objective.precompute_ref_log_probs
+        method, asked = recipe.method, getattr(recipe.objective, "precompute_ref_log_probs", False)
         no_model = method.adapter or (method.name == "full" and sharding_of(recipe).no_reference_copy)
-        if self.can_precompute and (asked is True or (asked == "auto" and no_model)):
+        if asked is True or (asked == "auto" and no_model):
             return "precomputed"
         return "copy" if method.name == "full" else "adapter"
 
-    def switches_dropout_off(self, recipe: Recipe) -> bool:
-        return recipe.objective.disable_dropout
+    def _switches_dropout_off(self, recipe: Recipe) -> bool:
+        return self.section(recipe).disable_dropout
 
     def cost(self, recipe: Recipe) -> str:
         """Describe the forward passes of a row."""
         more = "" if self.reference(recipe) == "precomputed" else ", and one more of the reference"
-        return f"each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass{more}"
+        return f"each row is two sequences of up to {counted(recipe.data.max_length, 'token')} in one forward pass{more}"
 
     def reasons(self, recipe: Recipe) -> list[str]:
         sort = {
@@ -90,6 +132,7 @@ class DirectPreference(ObjectiveBase):
 
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
         objective = recipe.objective
+        assert isinstance(objective, Dpo)
         return {
             "loss_type": list(objective.loss_type),
             "loss_weights": list(objective.loss_weights) or None,
@@ -115,6 +158,20 @@ class DirectPreference(ObjectiveBase):
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
         return PairCollator(pad_token_id)
 
+    def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, IGNORED)
+        return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
+
+    def row_numbers(self, outputs: Any) -> Any:
+        return outputs.log_probs.sum(dim=1)
+
+    def card_text(self, recipe: Recipe) -> str:
+        section = self.section(recipe)
+        return (
+            f"Trained with {self.name.upper()} ({' + '.join(section.loss_type)}, beta {section.beta}) on {self.card_rows}; "
+            "the reference is the base model."
+        )
+
     def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
         """Return a batch of each row, on the trainer's device."""
         return (trainer._prepare_inputs(trainer.data_collator([row])) for row in rows)
@@ -137,6 +194,9 @@ class DirectPreference(ObjectiveBase):
         return numpy.asarray(losses), numpy.ones(len(losses))
 
 
+OBJECTIVE = DirectPreference
+
+
 @functools.cache
 def _trainer_class() -> Any:
     """Return PairTrainer, DPOTrainer on prepared pairs. TRL is imported here."""
@@ -146,7 +206,7 @@ def _trainer_class() -> Any:
         """DPOTrainer that takes its rows as they are; with `reads_reference` also the reference's log-probabilities in them."""
 
         def __init__(self, *args: Any, reads_reference: bool = False, **kwargs: Any) -> None:
-            with _without_reference_model() if reads_reference else nullcontext():
+            with patches.trl.REFERENCE_MODEL.replaced(lambda *_, **__: None) if reads_reference else nullcontext():
                 super().__init__(*args, **kwargs)
             # TRL's own argument would compute them here, in each process, with the model that is about to be trained.
             self.precompute_ref_logps = reads_reference
@@ -155,18 +215,6 @@ def _trainer_class() -> Any:
             return dataset
 
     return PairTrainer
-
-
-@contextmanager
-def _without_reference_model() -> Iterator[None]:
-    """Keep DPOTrainer from loading a reference model."""
-    from trl.trainer import dpo_trainer
-
-    load, dpo_trainer.create_model_from_path = dpo_trainer.create_model_from_path, lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        dpo_trainer.create_model_from_path = load
 
 
 @dataclass(frozen=True)

@@ -10,35 +10,100 @@ process, both are equal.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from flytune.data import weight_advice
 from flytune.models import Row
 from flytune.models.scoring import IGNORED
-from flytune.objectives.base import FILLER
-from flytune.objectives.dpo import DirectPreference, sequence_batch
-from flytune.recipe import Recipe
+from flytune.objectives.base import FILLER, ReferenceKind
+from flytune.objectives.dpo import PREFERENCE_LOSS, REWARD, DirectPreference, sequence_batch, trained_loss
+from flytune.recipe import Kto, Recipe
+from flytune.records import Manifest
+from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers, of_labels
 
 _KL = "KL_"
+
+# Micro batches that have one label alone have no margin.
+_MARGIN = of_labels(MARGIN).model_copy(
+    update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{of_labels(MARGIN).meaning}; {REWARD}"}
+)
+
+
+def _of_label(label: str, moved: str) -> list[Figure]:
+    """List the figures of the answers with one label."""
+    reward = Figure(
+        name=f"{label}_reward",
+        title=f"reward of {label} answers",
+        better="higher" if label == "desirable" else "lower",
+        neutral=0.0,
+        scaled_by=PREFERENCE_LOSS.scaled_by,
+    )
+    share = Figure(
+        name=f"{label}_moved",
+        title=f"{label} answers whose log-probability {moved}",
+        unit="share of answers",
+        better="higher",
+        neutral=0.5,
+    )
+    return [reward, share]
+
+
+_FIGURES = [
+    of_labels(PREFERENCE_LOSS),
+    of_labels(ACCURACY).model_copy(update={"step": ""}),
+    _MARGIN,
+    of_labels(PREFERRED).model_copy(
+        update={"meaning": "pairs whose desirable answer is more probable to the model for each token than the undesirable one"}
+    ),
+    *_of_label("desirable", "rose"),
+    *_of_label("undesirable", "fell"),
+    # Those of undesirable answers are measured where the held-out rows have no others.
+    *(of_answers(figure, label) for label in ("desirable", "undesirable") for figure in (PERPLEXITY, LOSS)),
+]
 
 
 class UnpairedPreference(DirectPreference):
     """TRL's KTOTrainer on labelled answers; the reference, and what it excludes, are those of dpo."""
 
     name = "kto"
-    sequences_per_row = 1
-    can_precompute = False
+    references: ClassVar[tuple[ReferenceKind, ...]] = ("adapter", "copy")
+    card_rows = "labelled answers; a pair is any desirable answer with any undesirable one"
+    logged: ClassVar[Mapping[str, str]] = {"reward_margin": "rewards/margins"}
     head_outputs = ("log_probs", "entropy", "mean_logits")
 
-    def frozen_passes(self, recipe: Recipe) -> int:
-        return 3 if recipe.objective.estimates_kl else 1
+    def figures(self, recipe: Recipe) -> list[Figure]:
+        return [
+            *_FIGURES,
+            trained_loss("per answer", f"{self.section(recipe).loss_type[0]} of an answer, times its label's weight"),
+        ]
 
-    def frozen_passes_first(self, recipe: Recipe) -> bool:
-        return recipe.objective.estimates_kl
+    def warnings(self, recipe: Recipe, manifest: Manifest) -> list[str]:
+        objective, desirable = recipe.objective, manifest.train.desirable or 0
+        undesirable = manifest.train.samples - desirable
+        assert isinstance(objective, Kto)
+        if not desirable or not undesirable:
+            return []
+        share = objective.desirable_weight * desirable / (objective.undesirable_weight * undesirable)
+        if 0.99 <= share <= 1.35:
+            return []
+        return [
+            f"objective: desirable answers weigh {share:.3g} times as much as undesirable ones; "
+            f"{weight_advice(desirable, undesirable)}"
+        ]
+
+    def frozen_passes(self, recipe: Recipe) -> int:
+        return 3 if _estimates_kl(recipe) else 1
+
+    def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
+        if not _estimates_kl(recipe):
+            return super().run_passes(recipe, trained, frozen)
+        known = frozen()
+        return trained(), known
 
     def cost(self, recipe: Recipe) -> str:
-        if not recipe.objective.estimates_kl:
+        if not _estimates_kl(recipe):
             return "each row has one more forward pass, of the reference"
         return (
             "each row has three more forward passes: of the reference, and of both models with another row's answer, which "
@@ -48,7 +113,7 @@ class UnpairedPreference(DirectPreference):
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
         names = ("beta", "desirable_weight", "undesirable_weight", "disable_dropout")
         own = {name: getattr(recipe.objective, name) for name in names}
-        return own | {"loss_type": recipe.objective.loss_type[0], "remove_unused_columns": False}
+        return own | {"loss_type": self.section(recipe).loss_type[0], "remove_unused_columns": False}
 
     def arguments_class(self) -> Any:
         from trl import KTOConfig
@@ -62,12 +127,20 @@ class UnpairedPreference(DirectPreference):
         return LabelledCollator(pad_token_id)
 
     def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
-        return functools.partial(mismatched, recipe.data.max_length) if recipe.objective.estimates_kl else None
+        return functools.partial(mismatched, recipe.data.max_length) if _estimates_kl(recipe) else None
 
     def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
         batches = [*super().scored_batches(trainer, rows)]
         trainer.add_kl(trainer.model_wrapped, batches, [FILLER not in row for row in rows])
         return batches
+
+
+OBJECTIVE = UnpairedPreference
+
+
+def _estimates_kl(recipe: Recipe) -> bool:
+    """Return whether the loss compares rewards with an estimate of the KL divergence, from answers to other prompts."""
+    return isinstance(recipe.objective, Kto) and recipe.objective.loss_type == ["kto"]
 
 
 def mismatched(max_length: int, row: Row, before: Row) -> Row:

@@ -5,21 +5,36 @@ the log sigmoid of the difference of both rewards.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from flytune.models import Row, reward_head
 from flytune.models.scoring import padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
 from flytune.recipe import Recipe
+from flytune.recipe import Reward as RewardSection
+from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
+from flytune.sentences import counted
 from flytune.sharding import sharding_of
 
 
-class Reward(ObjectiveBase):
+class RewardModeling(ObjectiveBase):
     """TRL's RewardTrainer on pairs of sequences; all pairs have the same weight."""
 
     name = "reward"
-    sequences_per_row = 2
+    logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "accuracy", "reward_margin": "margin"}
+
+    def figures(self, recipe: Recipe) -> list[Figure]:
+        update = {
+            "unit": "nats per pair",
+            "meaning": "minus the log sigmoid of the chosen answer's reward less the rejected one's",
+            "neutral": math.log(2),
+        }
+        if self.section(recipe).center_rewards_coefficient:
+            update |= {"meaning": f"{update['meaning']}, and the term that centers rewards"}
+        loss = LOSS.model_copy(update=update | {"scaled_by": ["objective.center_rewards_coefficient"]})
+        return [ACCURACY, loss, MARGIN]
 
     def problems(self, recipe: Recipe) -> list[str]:
         method, where, found = recipe.method, f"objective: {self.name}", []
@@ -43,11 +58,8 @@ class Reward(ObjectiveBase):
                 f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no lm_head, and score is "
                 "trained completely; remove it there"
             )
-        if sharding_of(recipe).layout(recipe).pipelined:
-            found.append(
-                f"{where} with sharding {recipe.sharding.name}: the head of rewards is on the last GPU, and the Trainer needs "
-                "the loss on the first; use sharding none or ddp"
-            )
+        if reason := sharding_of(recipe).no_reward_head:
+            found.append(f"{where} with sharding {recipe.sharding.name}: {reason}; use sharding none or ddp")
         if recipe.training.use_liger_kernel:
             found.append(
                 f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and its other kernels "
@@ -73,12 +85,13 @@ class Reward(ObjectiveBase):
             "(GenericForSequenceClassification); choose another base model (llama, mistral, qwen3, gemma3_text ...)"
         )
 
-    def switches_dropout_off(self, recipe: Recipe) -> bool:
-        return recipe.objective.disable_dropout
+    def _switches_dropout_off(self, recipe: Recipe) -> bool:
+        return self.section(recipe).disable_dropout
 
     def reasons(self, recipe: Recipe) -> list[str]:
         found = [
-            f"objective: {self.name}: each row is two sequences of up to {recipe.data.max_length} tokens in one forward pass; "
+            f"objective: {self.name}: each row is two sequences of up to "
+            f"{counted(recipe.data.max_length, 'token')} in one forward pass; "
             "the head has one output, so there are no logits of the vocabulary"
         ]
         if recipe.evaluation.sample_answers:
@@ -92,8 +105,8 @@ class Reward(ObjectiveBase):
 
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
         return {
-            "center_rewards_coefficient": recipe.objective.center_rewards_coefficient,
-            "disable_dropout": recipe.objective.disable_dropout,
+            "center_rewards_coefficient": self.section(recipe).center_rewards_coefficient,
+            "disable_dropout": self.section(recipe).disable_dropout,
             # The columns of prepared pairs are not TRL's.
             "remove_unused_columns": False,
         }
@@ -104,6 +117,20 @@ class Reward(ObjectiveBase):
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
         return functools.partial(batch, pad_token_id)
 
+    def row_numbers(self, outputs: Any) -> Any:
+        return outputs.logits.squeeze(-1)
+
+    def card_text(self, recipe: Recipe) -> str:
+        return (
+            "A reward model: one number for a prompt with its answer, of which only differences between answers to one prompt "
+            "have a meaning. The base has\nno head of rewards, and so no figures."
+        )
+
+    def section(self, recipe: Recipe) -> RewardSection:
+        """Return its section of a recipe."""
+        assert isinstance(recipe.objective, RewardSection)
+        return recipe.objective
+
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy
 
@@ -112,6 +139,9 @@ class Reward(ObjectiveBase):
             found = reward_head.rewards(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
         losses = reward_head.pair_losses(found, trainer.args.center_rewards_coefficient)
         return losses, numpy.ones(len(losses))
+
+
+OBJECTIVE = RewardModeling
 
 
 @functools.cache

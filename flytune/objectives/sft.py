@@ -6,6 +6,7 @@ from typing import Any
 from flytune.models import Row, heldout_loss
 from flytune.objectives.base import ObjectiveBase
 from flytune.recipe import Recipe
+from flytune.records.figures import LOSS, PERPLEXITY, Figure
 
 
 class Supervised(ObjectiveBase):
@@ -13,6 +14,9 @@ class Supervised(ObjectiveBase):
 
     name = "sft"
     head_outputs = ("log_probs", "entropy", "is_top1")
+
+    def figures(self, recipe: Recipe) -> list[Figure]:
+        return [PERPLEXITY, LOSS]
 
     def arguments_class(self) -> Any:
         from trl import SFTConfig
@@ -28,4 +32,7 @@ class Supervised(ObjectiveBase):
         return SFTTrainer
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
-        return heldout_loss(trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, 1, label="held-out loss")
+        return heldout_loss(trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, 1, label="scoring")
+
+
+OBJECTIVE = Supervised

@@ -1,4 +1,4 @@
-"""The plan of a run: candidates, requirements, ranking, calibration, the dry run."""
+"""The plan of a run: candidates, requirements, ranking, calibration."""
 
 from flytune.planning.budget import Budget
 from flytune.planning.uploads import Local
@@ -6,14 +6,20 @@ from flytune.planning.uploads import Local
 __all__ = [
     "Budget",
     "Local",
+    "base_sizes",
     "budget",
     "calibration",
-    "dryrun",
+    "comparing",
+    "document",
+    "drawn",
     "evaluation_shape",
     "folders",
+    "largest",
     "planner",
     "sample_count",
     "save_interval",
+    "signed_uploads",
+    "solving",
     "table",
     "uploads",
 ]

@@ -13,13 +13,12 @@ from pydantic import Field
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
-from flytune.files import written_atomically
-from flytune.hardware.shapes import SHAPES_FILE
+from flytune.files import ROOT, new_output
 from flytune.records import Calibration, Comparison
 from flytune.records.comparison import COMPARISON
-from flytune.schema import Strict, load_rows
+from flytune.schema import RecordError, Strict, load_rows
 
-CALIBRATION_FILE = SHAPES_FILE.parent / "calibration.yaml"
+CALIBRATION_FILE = (ROOT or Path()) / "calibration.yaml"
 
 
 class Factor(Calibration):
@@ -53,7 +52,7 @@ def found(folders: Iterable[Path]) -> list[Comparison]:
     """Return the comparisons of all artifacts below `folders`.
 
     Raises:
-        RecipeError: a folder does not exist, or no folder has a comparison.
+        RecipeError: a folder does not exist, no folder has a comparison, or one cannot be read.
     """
     files = []
     for folder in folders:
@@ -62,7 +61,14 @@ def found(folders: Iterable[Path]) -> list[Comparison]:
         files += sorted(folder.rglob(COMPARISON))
     if not files:
         raise RecipeError(f"no {COMPARISON} below {', '.join(map(str, folders))}: name folders that hold artifacts of runs")
-    return [Comparison.read(file) for file in files]
+    return [_comparison(file) for file in files]
+
+
+def _comparison(file: Path) -> Comparison:
+    try:
+        return Comparison.read(file)
+    except (RecordError, OSError) as error:
+        raise RecipeError(f"{file}: cannot be read: {error}; leave out its artifact") from None
 
 
 def factors(comparisons: Sequence[Comparison]) -> list[Factor]:
@@ -85,6 +91,6 @@ def write(rows: Sequence[Factor]) -> None:
     """Write the rows into calibration.yaml, instead of older ones of the same shapes, atomically."""
     kept = {**load_factors(), **{row.name: row for row in rows}}
     head = "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it.\n"
-    with written_atomically(CALIBRATION_FILE) as temporary:
+    with new_output(CALIBRATION_FILE) as temporary:
         temporary.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
     _read.cache_clear()

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flytune.errors import RecipeError
-from flytune.estimates import StepTime, Workload, model_states
+from flytune.estimates import StepTime, Workload, model_states, step_time
 from flytune.hardware import Shape
 from flytune.hardware.shapes import GIB
-from flytune.models import Geometry, liger, model_types
+from flytune.models import heads, liger, model_types
 from flytune.objectives import objective_of
 from flytune.planning import requirements, workloads
+from flytune.planning.calibration import load_factors
 from flytune.recipe import OPTIMIZERS, Recipe
-from flytune.records import Need
+from flytune.records import Geometry, Need
 from flytune.records.plan import STEP, TIGHT
+from flytune.sentences import counted
 from flytune.sharding import pair_problem, sharding_of
 
 # Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.
@@ -21,7 +23,7 @@ MAX_MICRO_BATCH = 16
 # GiB of the parts that a refusal lists.
 LEAST_SHOWN_GIB = 0.05
 # GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from other
-# processes, and pads short samples to the longest of more (docs/measured.md, "Memory on a CPU").
+# processes, and pads short samples to the longest of more (docs/measured/cpus.md).
 CPU_ACTIVATIONS_GIB = 1.25
 
 
@@ -43,8 +45,19 @@ class Fit:
         return max(need.share for need in self.needs)
 
     @property
+    def fits(self) -> bool:
+        """True if it fits, and leaves hardware.headroom free."""
+        return self.share <= 1 and self.needs[0].share <= allowed_share(self.recipe)
+
+    @property
     def is_tight(self) -> bool:
         return self.share > TIGHT
+
+    @property
+    def likely(self) -> tuple[float, float]:
+        """Tokens a second of one GPU between which nine of ten runs are; 0 where the time is not known."""
+        is_calibrated = self.shape.name in load_factors()
+        return step_time.likely(self.workload, self.time, is_calibrated) if self.time else (0.0, 0.0)
 
     @property
     def tokens_per_second(self) -> float:
@@ -58,17 +71,45 @@ class Fit:
         return self.shape.total_price_per_hour / 3600 / rate if rate else math.inf
 
 
+def allowed_share(recipe: Recipe) -> float:
+    """Return the largest share of GPU memory (on a CPU, of process memory) that a plan may need: all but hardware.headroom."""
+    return 1 - (recipe.hardware.headroom or 0.0)
+
+
+def preferred_share(recipe: Recipe) -> float:
+    """Return the same of a micro batch that is preferred to smaller ones."""
+    return TIGHT if recipe.hardware.headroom is None else allowed_share(recipe)
+
+
+def missing(recipe: Recipe, need: Need) -> str:
+    """Return what a need lacks, as `1.2 GiB of GPU memory`; of one that fits, what it lacks for hardware.headroom."""
+    if need.share > 1:
+        return f"{_amount(-need.margin_bytes)} of {need.resource}"
+    more = need.peak_bytes - allowed_share(recipe) * need.available_bytes
+    return f"{_amount(more)} of {need.resource} for hardware.headroom {recipe.hardware.headroom:g}"
+
+
+def _amount(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= LEAST_SHOWN_GIB * GIB else f"{math.ceil(size / 2**20)} MiB"
+
+
+def scarcest(fit: Fit) -> Need:
+    """Return the need that decides: the largest share, unless only hardware.headroom is not left."""
+    need = max(fit.needs, key=lambda need: need.share)
+    return need if need.share > 1 else fit.needs[0]
+
+
 def best_fit(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
     """Return the largest micro batch that fits on a shape, preferably not tightly; or the reason why there is none."""
     fits = each(recipe, shape, geometry)
     if isinstance(fits, str):
         return fits
-    held = [fit for fit in fits if fit.share <= 1]
-    well = [fit for fit in held if fit.needs[0].share <= TIGHT]
+    held = [fit for fit in fits if fit.fits]
+    well = [fit for fit in held if fit.needs[0].share <= preferred_share(recipe)]
     if is_modest(recipe, shape):
         most = CPU_ACTIVATIONS_GIB * GIB
         well = [fit for fit in well if fit.needs[0].phases[STEP].get("activations", 0) <= most] or well[-1:]
-    return next(iter([*well, *held]), None) or _lacks(fits[-1])
+    return next(iter([*well, *held]), None) or lacks(fits[-1])
 
 
 def is_modest(recipe: Recipe, shape: Shape) -> bool:
@@ -81,33 +122,33 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     if reason := _misfit(recipe, shape):
         return reason
     sharding = sharding_of(recipe)
-    share = recipe.training.global_batch_size // (sharding.processes(shape) * shape.nodes)
+    share = sharding.degrees(shape).samples(recipe.training.global_batch_size)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     sizes = sorted((size for size in range(1, min(most, share) + 1) if share % size == 0), reverse=True)
-    reasons = {size: sharding.batch_problem(recipe, size, share // size) for size in sizes}
+    reasons = {size: sharding.batch_problem(size, share // size) for size in sizes}
     if all(reasons.values()):
         return next(reason for reason in reasons.values() if reason)
     fits = []
     for micro_batch in (size for size in sizes if not reasons[size]):
-        work = workloads.workload(recipe, geometry, sharding, shape, micro_batch, share // micro_batch)
+        work = workloads.workload(recipe, geometry, shape, micro_batch, share // micro_batch)
         states = model_states.of(work)
         needs, time = requirements.of(recipe, shape, work, states), workloads.time_of(work, shape, states)
         fits.append(Fit(recipe, shape, work, needs, time))
     return fits
 
 
-def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
-    """List the problems of a recipe that no shape solves, a sentence each."""
+def contradictions(recipe: Recipe) -> list[str]:
+    """List the problems of a recipe that no shape and no base model solves, a sentence each."""
     problems = []
     if pair := pair_problem(recipe):
         problems.append(pair)
-    problems += sharding_of(recipe).problems(recipe) + objective_of(recipe).problems(recipe)
+    problems += sharding_of(recipe).problems() + objective_of(recipe).problems(recipe)
     kind = OPTIMIZERS.get(recipe.training.optim)
-    if kind and (reason := sharding_of(recipe).optimizer_problem(recipe, kind)):
+    if kind and (reason := sharding_of(recipe).optimizer_problem(kind)):
         problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
     if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(recipe)):
         problems.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
-    if recipe.method.is_pissa and sharding_of(recipe).reads_slices(recipe):
+    if recipe.method.is_pissa and sharding_of(recipe).reads_slices:
         problems.append(
             f"method.init_lora_weights: {recipe.method.init_lora_weights} with sharding {recipe.sharding.name}: it takes "
             "singular values out of complete weights, and each process reads only its slices of them; use ddp or zero3"
@@ -121,6 +162,12 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
             f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an adapter in a checkpoint "
             "belongs to weights without their largest singular values; leave it out (the finished run is published as LoRA)"
         )
+    return problems
+
+
+def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """List the problems of a recipe that no shape solves, a sentence each."""
+    problems = contradictions(recipe)
     if geometry.quantized and recipe.method.name == "full":
         problems.append(
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
@@ -128,9 +175,13 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         )
     if reason := objective_of(recipe).model_problem(geometry.model_type):
         problems.append(reason)
-    if recipe.method.name != "full" and (reason := workloads.no_adapters(recipe, geometry)):
-        problems.append(reason)
+    if recipe.method.name != "full":
+        problems += workloads.adapter_problems(recipe, geometry)
     problems += _untrained(recipe, geometry)
+    if recipe.training.router_aux_loss_coef and geometry.experts == 1:
+        problems.append(
+            f"training.router_aux_loss_coef: {geometry.model_type} has no experts, and no balance loss of them; leave it out"
+        )
     if recipe.training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, recipe.model.trust_remote_code)):
         problems.append(f"training.use_liger_kernel: {reason}")
     if recipe.model.dtype == "float16" and geometry.dtype == "bfloat16":
@@ -148,10 +199,21 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
 
 def _untrained(recipe: Recipe, geometry: Geometry) -> list[str]:
     """Return the problems that runs on a tiny instance of the model's type have shown."""
-    kind, model = geometry.model_type, recipe.model
+    kind, model = geometry.tried_as or geometry.model_type, recipe.model
     problems = []
-    in_slices = sharding_of(recipe).reads_slices(recipe)
-    if reason := model_types.training_problem(kind, recipe.method.name, in_slices, model.trust_remote_code):
+    if reason := model_types.attention_problem(kind, model.attn_implementation, model.trust_remote_code):
+        problems.append(f"model.attn_implementation: {reason}")
+    if recipe.training.activation_checkpointing and (
+        reason := model_types.checkpointing_problem(kind, model.trust_remote_code)
+    ):
+        problems.append(f"training.activation_checkpointing: {reason}")
+    if model.dtype != "float32" and (reason := model_types.dtype_problem(kind, model.trust_remote_code)):
+        problems.append(f"model.dtype: {reason}")
+    if reason := heads.head_of(recipe).loss_problem(geometry):
+        problems.append(f"model.name_or_path: {model.name_or_path}: {reason}")
+    in_slices = sharding_of(recipe).reads_slices
+    method = recipe.method
+    if reason := model_types.training_problem(kind, method.name, in_slices, model.trust_remote_code, method.experts):
         problems.append(f"model.name_or_path {model.name_or_path}: {kind} with method {recipe.method.name}: {reason}")
     if recipe.data.packing and (
         reason := model_types.packing_problem(kind, model.attn_implementation, model.trust_remote_code)
@@ -160,13 +222,22 @@ def _untrained(recipe: Recipe, geometry: Geometry) -> list[str]:
     return problems
 
 
-def unknown_type(recipe: Recipe, geometry: Geometry) -> list[str]:
-    """Return the plan's note on a model type that was never tried."""
-    if model_types.was_trained(geometry.model_type):
-        return []
+def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """Return the plan's notes on the model's type: its loss, and that it was never tried."""
+    notes = []
+    if why := workloads.own_logits(recipe, geometry):
+        notes.append(f"loss: of all logits of the model, which take memory: TRL's chunked loss leaves out {why}")
+    if recipe.method.experts:
+        notes.append(
+            "experts: each layer adds their adapters to their weights before it computes, so that it holds them twice; the "
+            "time assumes that routers spread tokens evenly over experts"
+        )
+    if model_types.was_trained(geometry.tried_as or geometry.model_type):
+        return notes
     return [
+        *notes,
         f"model type {geometry.model_type}: not among those that were trained in small (flytune/models/model_types.json); "
-        "--dry-run builds and traces it"
+        "--dry-run builds and traces it",
     ]
 
 
@@ -202,7 +273,7 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
 def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     """Return why a recipe cannot run on a shape whatever its size; None if it can."""
     sharding = sharding_of(recipe)
-    if misfit := sharding.misfit(recipe, shape):
+    if misfit := sharding.misfit(shape):
         return f"{sharding.name} {misfit}"
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
         return f"{shape.accelerator} does not compute in bfloat16"
@@ -210,29 +281,33 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
         return "FlashAttention needs a GPU"
     if recipe.training.use_liger_kernel and not shape.is_gpu:
         return "training.use_liger_kernel: Liger's kernels need a GPU"
-    if recipe.training.use_liger_kernel and sharding.layout(recipe).pipelined and shape.processes > 1:
+    degrees, batch = sharding.degrees(shape), recipe.training.global_batch_size
+    if recipe.training.use_liger_kernel and degrees.gpus_per_process > 1:
         # liger-kernel 0.8.5: ops/rope.py starts its kernel on the process's current GPU.
-        return f"training.use_liger_kernel: its kernels run on one GPU of a process, and {sharding.name} has {shape.processes}"
+        return (
+            f"training.use_liger_kernel: its kernels run on one GPU of a process, and {sharding.name} has "
+            f"{degrees.gpus_per_process}"
+        )
     if shape.nodes > 1 and recipe.checkpoints.save_steps and not recipe.checkpoints.is_mounted:
         return (
-            f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of {shape.nodes} nodes; name one that "
+            f"checkpoints.folder {recipe.checkpoints.folder} is another folder on each of "
+            f"{counted(shape.nodes, 'node')}; name one that "
             "is mounted into all pods (/mnt/...), an address (s3://...), or leave checkpoints.save_steps out"
         )
-    world_size = sharding.processes(shape) * shape.nodes
-    batch = recipe.training.global_batch_size
-    if batch % world_size:
-        below = batch // world_size * world_size
-        near = f"{below} or {below + world_size}" if below else str(world_size)
-        return f"global_batch_size {batch} is no multiple of its {world_size} processes; {near} would be"
+    if near := degrees.near(batch):
+        return (
+            f"global_batch_size {batch} is no multiple of its {counted(degrees.data_parallel, 'process', 'processes')}; "
+            f"{' or '.join(map(str, near))} would be"
+        )
     return None
 
 
-def _lacks(fit: Fit) -> str:
+def lacks(fit: Fit) -> str:
     """Return the message of what the scarcest resource lacks, with the arithmetic where the recipe names the shape."""
-    need = max(fit.needs, key=lambda need: need.share)
+    need = scarcest(fit)
     name, size = need.largest
     said = (
-        f"{-need.margin_bytes / GIB:.1f} GiB of {need.resource} missing: needs {need.peak_bytes / GIB:.1f} "
+        f"{missing(fit.recipe, need)} missing: needs {need.peak_bytes / GIB:.1f} "
         f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, with micro batch "
         f"{fit.workload.micro_batch}"
     )
@@ -248,7 +323,7 @@ def _arithmetic(fit: Fit, scarcest: Need) -> str:
         # All processes of a node: their share of the bytes of all parameters.
         billions, nodes = fit.workload.trained / 1e9, fit.shape.nodes
         each = offloaded * nodes / fit.workload.trained
-        share = f", on {nodes} nodes" if nodes > 1 else ""
+        share = f", on {counted(nodes, 'node')}" if nodes > 1 else ""
         lines.append(
             f"offloaded: {each:.1f} bytes x {billions:.2f} billion trained parameters (weights, gradients, states){share}"
         )

@@ -7,9 +7,9 @@ from flytune.errors import DoesNotFit
 from flytune.estimates.model_states import quantized_bytes
 from flytune.hardware import Shape, load_shapes, shape_named
 from flytune.hardware.shapes import GIB
-from flytune.models import Geometry, read_geometry
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Recipe
-from flytune.records import Plan
+from flytune.records import Geometry, Plan
 
 log = logging.getLogger(__name__)
 

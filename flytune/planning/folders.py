@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from flytune.data import sources
 from flytune.hardware import Cluster
 from flytune.recipe import Recipe
 
@@ -58,7 +59,7 @@ def _uses(recipe: Recipe, shape: str) -> Iterator[_Use]:
         ("data.heldout_path", data.heldout_path),
         ("data.chat_template", data.chat_template),
     ):
-        if path is not None:
+        if path is not None and not (key == "data.chat_template" and path in sources.shipped_templates()):
             yield _Use(key, path, light, address)
     if recipe.method.adapter is not None:
         yield _Use("method.adapter", recipe.method.adapter, trains, address)

@@ -30,7 +30,7 @@ def forecast(recipe: Recipe, shape: Shape, workload: Workload, cluster: Cluster)
     size = workload.geometry.parameters * (4.0 if workload.geometry.dtype == "float32" else 2.0)
     sharding = sharding_of(recipe)
     # Of slices, each process reads its own; otherwise each node reads all files, from its page cache after the first time.
-    share = 1 / shape.nodes if sharding.reads_slices(recipe) else 1.0
+    share = 1 / shape.nodes if sharding.reads_slices else 1.0
     name = recipe.model.name_or_path
     if volume := volume_of(name, shape, cluster):
         seconds, rate = _of_volume(volume, size * share, shape.nodes)

@@ -1,31 +1,37 @@
 """Plans: shape, world size, micro batch, accumulation, memory and time of a recipe, or why no shape can run it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flytune.data import order
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import step_time
 from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
-from flytune.models import Geometry, initial_adapter, read_geometry
+from flytune.hardware.shapes import GIB
+from flytune.models import initial_adapter
 from flytune.objectives import objective_of
 from flytune.planning import (
     budget,
     candidates,
+    evidence,
     folders,
+    largest,
     loading,
-    pod_disk,
     ranking,
     reference_shape,
     requirements,
     save_interval,
     workloads,
 )
+from flytune.planning.base_sizes import read_geometry
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
-from flytune.planning.dryrun import confirm
+from flytune.pods import disk
 from flytune.recipe import Hardware, Recipe
-from flytune.records import Calibration, Plan
+from flytune.records import Calibration, Geometry, Plan
+from flytune.records.plan import TIGHT
+from flytune.sentences import counted
 from flytune.sharding import sharding_of
+
+Trace = Callable[[Recipe, Shape, Geometry], Fit | str]
 
 
 def make(
@@ -34,43 +40,95 @@ def make(
     geometry: Geometry | None = None,
     samples: int | None = None,
     cluster: Cluster | None = None,
+    trace: Trace | None = None,
 ) -> Plan:
     """Return the plan of a recipe on the cheapest shape an hour of those that fit and that its hardware wishes allow.
 
-    Where the closed form does not hold for the model, the dry run decides about GPUs (half a minute for each shape).
+    Where the closed form does not hold for the model, `trace` decides about GPUs (half a minute for each shape).
 
     Args:
         samples: number of training samples, if it is known; hours and price of the run follow from it.
         cluster: the cluster whose pods run it, so that the recipe's folders must be on their volumes; None for this machine.
+        trace: the dry run's decision about one shape (flytune/dryrun/confirm.py: best_fit), which the planner does not import.
 
     Raises:
         RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have the folders; the
-            closed form does not hold for the model, and no dry run is possible here.
+            closed form does not hold for the model, and no dry run is given or possible here.
         DoesNotFit: nothing fits; a line for each allowed shape with what it lacks.
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
+    return advised(fit(recipe, shapes, geometry, cluster, trace), geometry, samples, shapes)
+
+
+def fit(
+    recipe: Recipe,
+    shapes: Sequence[Shape],
+    geometry: Geometry,
+    cluster: Cluster | None = None,
+    trace: Trace | None = None,
+) -> Fit:
+    """Return the fit that `make` plans, with its arguments and its errors."""
     if problems := [*candidates.impossible(recipe, geometry), *initial_adapter.problems(recipe)]:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
     refusals, unmounted = [], dict[str, list[str]]()
     wished = candidates.wished(recipe, shapes)
     unsupported = geometry.unsupported
-    if unsupported and any(shape.is_gpu for shape in wished):
-        confirm.require(recipe, unsupported)
+    if unsupported and trace is None and any(shape.is_gpu for shape in wished):
+        raise RecipeError(
+            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: the closed form does not know "
+            f"{unsupported}; `flytune plan` asks the dry run"
+        )
     for shape in wished:
         if cluster is not None and (lacking := folders.problems(recipe, cluster, shape.name)):
             unmounted[shape.name] = lacking
             refusals.append(f"{shape.name}: {'; '.join(lacking)}")
             continue
-        decide = confirm.best_fit if unsupported and shape.is_gpu else candidates.best_fit
+        decide = trace if trace and unsupported and shape.is_gpu else candidates.best_fit
         found = decide(recipe, shape, geometry)
         if isinstance(found, Fit):
-            return plan_of(found, samples)
+            return found
         refusals.append(f"{shape.name}: {found}")
     if len(unmounted) == len(wished):
         raise RecipeError.of(f"recipe {recipe.name}: folders of a cluster's pods", next(iter(unmounted.values())))
-    lines = refusals if unsupported else [*refusals, ranking.change_that_fits(recipe, shapes, geometry)]
+    lines = refusals if unsupported else [*refusals, _advice(recipe, shapes, wished, geometry)]
     raise DoesNotFit("\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)]))
+
+
+def advised(found: Fit, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None) -> Plan:
+    """Return the plan of a fit, which says what would make it safe if it is tight."""
+    plan = plan_of(found, samples)
+    if not found.is_tight or geometry.unsupported:
+        return plan
+    shapes = load_shapes() if shapes is None else shapes
+    # All changes on all shapes would take seconds.
+    safe = _advice(found.recipe, [found.shape], [found.shape], geometry, TIGHT)
+    ways = [safe.removeprefix(ranking.WOULD_FIT)] if safe.startswith(ranking.WOULD_FIT) else []
+    ways += _roomier(found, geometry, shapes)
+    said = f"tight: {_over(plan)}" + (f", as with {'; or with '.join(ways)}" if ways else "")
+    return plan.model_copy(update={"reasons": [*plan.reasons, said]})
+
+
+def _roomier(found: Fit, geometry: Geometry, shapes: Sequence[Shape]) -> list[str]:
+    """Return the cheapest other shape of a kind on which a recipe leaves a tenth free, as words; none if there is none."""
+    for shape in (shape for shape in shapes if shape.is_gpu == found.shape.is_gpu and shape.name != found.shape.name):
+        other = candidates.best_fit(found.recipe, shape, geometry)
+        if isinstance(other, Fit) and not other.is_tight:
+            price, free = shape.total_price_per_hour, 1 - other.share
+            return [f"hardware.shape: {shape.name} (${price:.2f} an hour, {free:.0%} to spare)"]
+    return []
+
+
+def _advice(recipe: Recipe, shapes: Sequence[Shape], wished: Sequence[Shape], geometry: Geometry, share: float = 1.0) -> str:
+    """Return the change nearest in kind with which a recipe fits; if that costs more machines or the method, the length too."""
+    nearest = ranking.change_that_fits(recipe, shapes, geometry, share)
+    is_far = any(f"{field}: " in nearest for field in ("hardware.shape", "method", "data.max_length"))
+    if is_far and (length := largest.shorter(recipe, geometry, wished, share)):
+        # ranking's is a half, a quarter or an eighth.
+        if nearest.startswith(f"{ranking.WOULD_FIT}data.max_length: "):
+            return ranking.WOULD_FIT + length
+        return f"{nearest}; with no other change, with {length}"
+    return nearest
 
 
 def rank(
@@ -98,28 +156,32 @@ def rank(
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
-    """Return the recipe with another hardware.shape; a named one replaces all other wishes except the budget."""
+    """Return the recipe with another hardware.shape; a named one replaces all other wishes except budget and headroom."""
     wish = recipe.hardware
-    named = Hardware(shape=name, max_hours=wish.max_hours, max_price=wish.max_price)
+    named = Hardware(shape=name, max_hours=wish.max_hours, max_price=wish.max_price, headroom=wish.headroom)
     wish = wish.model_copy(update={"shape": name}) if name == "auto" else named
     return recipe.model_copy(update={"hardware": wish})
+
+
+def steps_of(recipe: Recipe, samples: int | None) -> int | None:
+    """Return the optimizer steps of a run; None if neither the recipe nor the number of samples says it."""
+    repeats = objective_of(recipe).repeats(recipe)
+    return recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples, repeats)
 
 
 def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     """Return the plan of a fit."""
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
-    processes = sharding_of(recipe).processes(shape)
-    world_size = processes * shape.nodes
-    batch = recipe.training.global_batch_size
-    assert work.micro_batch * work.accumulation * world_size == batch
+    degrees, batch = work.degrees, recipe.training.global_batch_size
+    assert degrees.batch(work.micro_batch, work.accumulation) == batch
     most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
-    low, high = step_time.likely(work, time) if time else (0.0, 0.0)
-    steps = recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples)
+    low, high = fit.likely
+    steps = steps_of(recipe, samples)
     if steps and (wrong := recipe.training.schedule_problem(steps)):
         raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
     hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
-    disk = pod_disk.shortage(recipe, samples)
+    lacking = disk.shortage(recipe, samples)
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
@@ -132,8 +194,8 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         shape=shape.name,
         accelerator=shape.accelerator,
         nodes=shape.nodes,
-        processes=processes,
-        world_size=world_size,
+        processes=degrees.processes,
+        world_size=degrees.world,
         global_batch_size=batch,
         per_device_train_batch_size=work.micro_batch,
         gradient_accumulation_steps=work.accumulation,
@@ -147,28 +209,38 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         hours=hours,
         interruptions=lost,
         loading=loading.forecast(recipe, shape, work, load_cluster()),
+        intervals=evidence.of(fit, steps),
         calibration=calibration,
         reasons=[
             f"shape {shape.name}: "
             + ("as the recipe says" if recipe.hardware.shape != "auto" else "of those that fit, it costs least an hour"),
-            f"micro batch {work.micro_batch}: of those up to {most} that divide {batch // world_size} samples a process, the "
+            f"micro batch {work.micro_batch}: of those up to {most} that divide "
+            f"{counted(degrees.samples(batch), 'sample')} a process, the "
             "largest that fits"
             + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
-            f"{work.micro_batch} x {work.accumulation} accumulated x {world_size} processes = {batch}, the global batch",
-            *sharding_of(recipe).reasons(recipe),
+            f"{work.micro_batch} x {work.accumulation} accumulated x "
+            f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
+            *sharding_of(recipe).reasons(),
             *objective_of(recipe).reasons(recipe),
             *reference_shape.reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),
             *_rough(work.geometry, fit.traced is not None),
-            *candidates.unknown_type(recipe, work.geometry),
+            *candidates.type_notes(recipe, work.geometry),
             *([save_interval.describe(lost)] if lost else []),
             *requirements.gather_reason(recipe, work),
-            *([disk] if disk else []),
+            *([lacking] if lacking else []),
             *([short] if short else []),
             *([_calibrated(calibration)] if calibration else []),
         ],
     )
+
+
+def _over(plan: Plan) -> str:
+    """Return what a tight plan needs more than the nine tenths that are safe."""
+    need = plan.binding
+    more = need.peak_bytes - TIGHT * need.available_bytes
+    return f"{max(more, 0) / GIB:.1f} GiB of {need.resource} less would leave a tenth free"
 
 
 def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
@@ -184,5 +256,5 @@ def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
 
 
 def _calibrated(factor: Calibration) -> str:
-    runs = "1 run" if factor.runs == 1 else f"{factor.runs} runs"
+    runs = counted(factor.runs, "run")
     return f"calibrated by {runs} on this shape (calibration.yaml): memory x {factor.memory:.2f}, speed x {factor.speed:.2f}"

@@ -5,18 +5,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flytune.hardware import Shape
-from flytune.models import Geometry
 from flytune.planning import candidates
 from flytune.planning.candidates import Fit
-from flytune.recipe import Recipe
+from flytune.recipe import OPTIMIZERS, Recipe
+from flytune.records import Geometry
 from flytune.sharding import SHARDINGS
 
+_AUTO = 2.0
+"""Size of the change to the default optimizer, from another of its algorithm."""
+_TO_GPUS = 3.9
+"""Size of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still smaller."""
 A_SHAPE = 2
 """Number of ways that a ranking keeps of each shape."""
 By = Literal["price", "time"]
+WOULD_FIT = "it would fit with "
+"""Beginning of the sentence about the smallest change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +44,13 @@ def rank(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, by: By) ->
     Tight fits follow all others. Shapes whose GPU has no row in accelerators.yaml have no time, and come last.
     """
     started, looked_at, best = time.monotonic(), 0, []
-    for changed, shape in product(_layouts(recipe, geometry), candidates.wished(recipe, shapes)):
+    for changed, shape in product(layouts(recipe, geometry), candidates.wished(recipe, shapes)):
         fits = candidates.each(changed, shape, geometry)
         if isinstance(fits, str):
             looked_at += 1
             continue
         looked_at += len(fits)
-        if held := [fit for fit in fits if fit.share <= 1]:
+        if held := [fit for fit in fits if fit.fits]:
             best.append(min(held, key=lambda fit: _cost(fit, by)))
     ordered = sorted(best, key=lambda fit: _cost(fit, by))
     shown: Counter[str] = Counter()
@@ -63,7 +69,7 @@ def _cost(fit: Fit, by: By) -> tuple[Any, ...]:
     return (not fit.tokens_per_second, fit.is_tight, *first, fit.shape.total_price_per_hour, fit.share)
 
 
-def _layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
+def layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
     """List the recipe with each sharding, offload and checkpointing that can work, its own first."""
     own = (recipe.sharding.name, recipe.sharding.offload, recipe.training.activation_checkpointing)
     ways = [
@@ -100,6 +106,11 @@ def changes(recipe: Recipe, other: Recipe) -> str:
         fields.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
     if recipe.training.activation_checkpointing != other.training.activation_checkpointing:
         fields.append(f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}")
+    fields += [
+        f"training.{name}: {value}"
+        for name in ("optim", "master_dtype", "global_batch_size")
+        if (value := getattr(other.training, name)) != getattr(recipe.training, name)
+    ]
     if recipe.data.max_length != other.data.max_length:
         fields.append(f"data.max_length: {other.data.max_length}")
     if recipe.hardware != other.hardware:
@@ -107,40 +118,130 @@ def changes(recipe: Recipe, other: Recipe) -> str:
     return ", ".join(fields)
 
 
-def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry) -> str:
-    """Return the smallest change with which the recipe fits, as a sentence.
+def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, share: float = 1.0) -> str:
+    """Return the smallest change with which the recipe fits, and needs at most `share` of each resource, as a sentence.
 
-    The size of a change is what it means to its user, from small to large: the sharding (the result is the same), the machines,
-    the length of samples, the method. Among equals the cheapest shape.
+    The size of a change is what it means to its user, from small to large: the sharding (the result is the same), a batch that
+    the processes can divide, the optimizer's precision, the machines (another row of CPUs before GPUs, where a CPU was asked
+    for), weights without float32 copies, the length of samples, another optimizer, the method. Among equals the cheapest.
     """
-    found: list[tuple[int, float, str]] = []
-    halves = [recipe.data.max_length >> times for times in range(4) if recipe.data.max_length >> times >= 128]
-    for method, length, anywhere in product(_methods(recipe), halves or [recipe.data.max_length], (False, True)):
-        cost = 8 * _methods(recipe).index(method) + 4 * halves.index(length) + 3 * anywhere if halves else 0
-        if found and cost >= min(found)[0]:
-            continue
-        start = _changed(recipe, {"data": {"max_length": length}} | ({"hardware": _ANYWHERE} if anywhere else {}))
-        if method != recipe.method.name:
-            start = _changed(start, {"method": {"name": method}})
-        for layout in _layouts(start, geometry):
-            more = (layout.sharding.name != recipe.sharding.name) + (layout.sharding.offload != recipe.sharding.offload)
-            for shape in candidates.wished(layout, shapes):
-                fit = candidates.best_fit(layout, shape, geometry)
-                if isinstance(fit, Fit):
-                    price = shape.total_price_per_hour
-                    found.append(
-                        (
-                            cost + more,
-                            price,
-                            f"{changes(recipe, layout) or 'the recipe as it is'} (on {shape.name}, ${price:.2f} an hour)",
-                        )
-                    )
+    # What fits already needs no other method to fit better.
+    able = (one for one in _changes(recipe, shapes) if share == 1 or one.method == recipe.method.name)
+    tried = sorted(able, key=lambda one: one.size)
+    # Most of a search that finds nothing is spared by trying first what takes the least memory with each method.
+    hopeful = {
+        method
+        for method in dict.fromkeys(one.method for one in tried)
+        if any(
+            True
+            for one in tried
+            if one.method == method and one.is_extreme
+            for _ in _fits(recipe, one, shapes, geometry, share)
+        )
+    }
+    found: list[tuple[float, float, str]] = []
+    for one in (one for one in tried if one.method in hopeful):
+        if found and one.size >= min(found)[0]:
+            break
+        found += _fits(recipe, one, shapes, geometry, share)
     if found:
-        return f"it would fit with {min(found)[2]}"
-    return "no change of method, sharding, length or shape makes it fit; add a larger shape to shapes.yaml"
+        return f"{WOULD_FIT}{min(found)[2]}"
+    return "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to shapes.yaml"
 
 
-_ANYWHERE: Mapping[str, Any] = {"shape": "auto", "max_price_per_hour": None}
+class _Change(NamedTuple):
+    """A change of a recipe, apart from its sharding."""
+
+    size: float
+    method: str
+    change: dict[str, dict[str, Any]]
+    is_extreme: bool
+    """True if no other change of this method needs less memory, apart from those that are extreme as well."""
+
+
+def _fits(
+    recipe: Recipe, one: _Change, shapes: Sequence[Shape], geometry: Geometry, share: float
+) -> Iterator[tuple[float, float, str]]:
+    """List the ways in which a changed recipe fits: the size of the change with its sharding, the price, and its sentence."""
+    for layout in layouts(_changed(recipe, one.change), geometry):
+        more: float = (layout.sharding.name != recipe.sharding.name) + (layout.sharding.offload != recipe.sharding.offload)
+        more += 0.05 * (layout.training.activation_checkpointing != recipe.training.activation_checkpointing)
+        for shape in candidates.wished(layout, shapes):
+            fit = candidates.best_fit(layout, shape, geometry)
+            if isinstance(fit, Fit) and fit.share <= share:
+                price, moves = shape.total_price_per_hour, "hardware" in one.change
+                # Named: `auto` takes no row of CPUs.
+                named = _changed(layout, {"hardware": {"shape": shape.name}}) if moves else layout
+                where = "" if moves else f"on {shape.name}, "
+                free = f", {1 - fit.share:.0%} to spare" if share < 1 else ""
+                said = f"{changes(recipe, named) or 'the recipe as it is'} ({where}${price:.2f} an hour{free})"
+                yield one.size + more, price, said
+
+
+def _changes(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[_Change]:
+    """List changes of a recipe with their sizes."""
+    halves = [recipe.data.max_length >> times for times in range(4) if recipe.data.max_length >> times >= 128]
+    lengths, machines = halves or [recipe.data.max_length], _machines(recipe, shapes)
+    asks_for_cpu = len(machines) > 1 and max(machines.values()) == _TO_GPUS
+    for (steps, method), (cuts, length) in product(enumerate(_methods(recipe)), enumerate(lengths)):
+        for (machine, move), (size, training) in product(machines.items(), _optimizers(recipe, method)):
+            # Shorter samples need no other optimizer, but the one that all shardings have.
+            is_other = size not in (0.0, _AUTO)
+            if is_other and (cuts or steps):
+                continue
+            change: dict[str, dict[str, Any]] = {"method": {"name": method}} if steps else {}
+            change |= {"data": {"max_length": length}} if cuts else {}
+            change |= {"training": training} if training else {}
+            change |= {"hardware": dict(machine)} if machine else {}
+            is_widest = asks_for_cpu or move == max(machines.values())
+            yield _Change(
+                8.0 * steps + 4.0 * cuts + move + size, method, change, is_widest and (is_other or cuts == len(lengths) - 1)
+            )
+    for batch in _batches(recipe, shapes):
+        far = abs(batch - recipe.training.global_batch_size) / recipe.training.global_batch_size
+        yield _Change(1.5 + min(1.0, far), recipe.method.name, {"training": {"global_batch_size": batch}}, True)
+
+
+def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, Any]]]:
+    """List changes of the optimizer's states and of the weights that it changes, with their sizes."""
+    training = recipe.training
+    kind = OPTIMIZERS.get(training.optim, OPTIMIZERS["adamw_torch_fused"])
+    # An adapter has no other copies of its weights.
+    own = {"master_dtype": "float32"} if method != "full" and training.master_dtype != "float32" else {}
+    optims: dict[str, float] = {training.optim: 0.0}
+    if training.optim != "auto":
+        optims["auto"] = _AUTO if kind.algorithm == "adamw" else 5.0
+    for name, other in OPTIMIZERS.items():
+        if (
+            other.algorithm == kind.algorithm
+            and other.library == "bitsandbytes"
+            and name not in ("adamw_bnb_8bit", training.optim)
+        ):
+            optims[name] = 2.1 + 0.1 * other.paged
+    for name, size in optims.items():
+        change = own | ({"optim": name} if size else {})
+        yield size, change
+        if method == "full" and training.master_dtype == "float32":
+            yield size + 3.5, change | {"master_dtype": "bfloat16"}
+
+
+def _batches(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[int]:
+    """List the global batches next to the recipe's that the processes of any sharding share on the shape that it names."""
+    named = [shape for shape in shapes if shape.name == recipe.hardware.shape]
+    for degrees in {sharding(recipe).degrees(shape) for sharding in SHARDINGS.values() for shape in named}:
+        yield from degrees.near(recipe.training.global_batch_size)
+
+
+def _machines(recipe: Recipe, shapes: Sequence[Shape]) -> dict[tuple[tuple[str, Any], ...], float]:
+    """Return the changes of `hardware` to try, with their sizes."""
+    anywhere: dict[str, Any] = {"shape": "auto", "max_price_per_hour": None}
+    everywhere = tuple(anywhere.items())
+    of_any_kind = (*everywhere, ("accelerator", None), ("spot", None))
+    asked = {shape.name: shape.accelerator for shape in shapes}.get(recipe.hardware.shape, recipe.hardware.accelerator)
+    if asked != "cpu":
+        others = {of_any_kind: 3.2} if recipe.hardware.accelerator or recipe.hardware.spot is not None else {}
+        return {(): 0.0, everywhere: 3.0} | others
+    return {(): 0.0, (*everywhere, ("accelerator", "cpu")): 1.5, everywhere: _TO_GPUS}
 
 
 def _methods(recipe: Recipe) -> list[str]:

@@ -6,12 +6,12 @@ from flytune.errors import DoesNotFit
 from flytune.estimates import model_states
 from flytune.hardware import Shape, load_shapes, shape_named
 from flytune.hardware.shapes import GIB
-from flytune.models import Geometry, read_geometry
 from flytune.objectives import objective_of
 from flytune.planning import evaluation_shape, workloads
+from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
-from flytune.records import Plan
+from flytune.records import Geometry, Plan
 
 
 def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
@@ -54,12 +54,12 @@ def reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
     The task runs one GPU at a time, whatever its shape has, over each pair once; a step runs the pass in all processes.
     """
     recipe, shape, work = fit.recipe, fit.shape, fit.workload
-    task = _cheapest(recipe, shape, work.geometry) if objective_of(recipe).can_precompute else None
+    task = _cheapest(recipe, shape, work.geometry) if "precomputed" in objective_of(recipe).references else None
     passes = [workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work)) for number in (0, 1)]
     if task is None or passes[0] is None or passes[1] is None or not samples or not steps:
         return []
     seconds = passes[1].seconds - passes[0].seconds
-    before = seconds * shape.world_size * samples / recipe.training.global_batch_size / 3600
+    before = seconds * samples / work.degrees.samples(recipe.training.global_batch_size) / 3600
     prices = before * task.price_per_hour, seconds * steps / 3600 * shape.total_price_per_hour
     held = f" and {model_states.reference_bytes(work) / GIB:.1f} GiB in each process" if recipe.method.name == "full" else ""
     cheaper = "before training" if prices[0] < prices[1] else "in each step"

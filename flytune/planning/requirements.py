@@ -1,6 +1,6 @@
 """Requirements of a run by phase: GPU memory from the closed form, host memory, /dev/shm and disk.
 
-Every constant has a unit and a source. docs/measured.md has the errors of these figures.
+Every constant has a unit and a source. docs/measured/memory.md has the errors of these figures.
 """
 
 import sys
@@ -38,7 +38,7 @@ NCCL_NETWORK_GIB = 2 * 16 * 9.19 / 1024
 # containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process that trains.
 NCCL_SHM_GIB = 1.0
 # Host memory of weights that are converted while they are loaded, over that of the result: Llama 2 7B, 25,704 MiB in float32,
-# took 32,744 less a process of 1,506 (docs/measured.md, "Loading on rank 0").
+# took 32,744 less a process of 1,506 (docs/measured/loading.md).
 CONVERTED = 1.22
 # Bytes of an exported file at most; the process that writes holds one (flytune/export/write.py).
 EXPORT_FILE = 5e9
@@ -63,7 +63,7 @@ def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> lis
 
 def checkpoint_bytes(workload: Workload) -> float:
     """Return the bytes of a checkpoint: trained weights as the optimizer has them (float32 of DeepSpeed), and its states."""
-    width = BYTES[workload.weight_dtype] if workload.method == "full" and not workload.layout.deepspeed else 4
+    width = workload.updated_bytes
     return width * workload.trained + model_states.state_bytes(workload, width)
 
 
@@ -132,7 +132,7 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, l
 
 def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
     sharding = sharding_of(recipe)
-    own = sharding.processes(shape)
+    own = workload.degrees.processes
     always = {"processes": own * process_gib(shape) * GIB, "CUDA": own * CUDA_HOST_GIB * GIB}
     if shape.nodes > 1:
         always["NCCL"] = own * NCCL_NETWORK_GIB * GIB
@@ -161,12 +161,12 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
 def _gathered(recipe: Recipe, workload: Workload) -> dict[str, float]:
     """Return host memory of the process that gathers weights at a save.
 
-    DeepSpeed has all of ZeRO-3's trained ones at once (engine.py, _zero3_consolidated_16bit_state_dict), in the dtype that it
-    computes in; those that are published beside a sharded checkpoint are of one file.
+    DeepSpeed has all of ZeRO-3's trained ones at once, in the dtype that it computes in; those that are published beside a
+    sharded checkpoint are of one file.
     """
     if not recipe.checkpoints.save_steps:
         return {}
-    if workload.layout.deepspeed and workload.layout.shards_parameters:
+    if sharding_of(recipe).saves_gathered:
         return {"gathered weights": float(workload.trained * BYTES[workload.compute_dtype])}
     return {"file being written": min(EXPORT_FILE, consolidated_bytes(recipe, workload))}
 
@@ -176,9 +176,7 @@ def _as_loaded(recipe: Recipe, workload: Workload) -> float:
 
     Files in the requested dtype are mapped without a copy; slices, zero.Init and quantization take one tensor at a time.
     """
-    sharding = sharding_of(recipe)
-    converted = workload.geometry.dtype != workload.weight_dtype
-    if workload.method == "qlora" or sharding.reads_slices(recipe) or workload.layout.shards_parameters or not converted:
+    if sharding_of(recipe).loads_by_tensor or workload.geometry.dtype == workload.weight_dtype:
         return 0.0
     return CONVERTED * workload.geometry.parameters * BYTES[workload.weight_dtype]
 
@@ -188,7 +186,7 @@ def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
 
     DeepSpeed reads its states as one file each, optimizer included; the other shardings read one tensor at a time.
     """
-    if recipe.checkpoints.export == "last" or not workload.layout.deepspeed:
+    if recipe.checkpoints.export == "last" or not sharding_of(recipe).loads_whole_states:
         return 0.0
     return sum(lasting.optimizer.values()) + lasting.offloaded
 
@@ -205,7 +203,7 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
     if shape.is_gpu and loading.volume_of(recipe.model.name_or_path, shape, load_cluster()):
         base = {}  # read from the volume
     running = dict(base)
-    running["offloaded"] = sharding_of(recipe).processes(shape) * lasting.on_disk
+    running["offloaded"] = workload.degrees.processes * lasting.on_disk
     saved = dict(running)
     if copies := recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = checkpoint_bytes(workload) * copies

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from flytune.hardware import Shape
 from flytune.recipe import Recipe
 from flytune.records import Interruptions
+from flytune.sentences import counted
 
 GPU_INTERRUPTIONS_PER_HOUR = 419 / (54 * 24 * 16_384)
 """Rate of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)."""
@@ -48,7 +49,7 @@ def best_interval(save_seconds: float, interruptions_per_hour: float) -> float:
     return young(save_seconds, interruptions_per_hour) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
 
 
-class Loss(NamedTuple):
+class ExpectedLoss(NamedTuple):
     """Expected cost of interruptions and saves."""
 
     hours_per_interruption: float
@@ -59,17 +60,17 @@ class Loss(NamedTuple):
 
 def expected_loss(
     interval_seconds: float, save_seconds: float, interruptions_per_hour: float, restart_seconds: float = 0.0
-) -> Loss:
+) -> ExpectedLoss:
     """Return the loss of saving every `interval_seconds` of training, where a restart takes `restart_seconds` (machines, load).
 
     An interruption comes at any time between two saves, so half of the interval is lost on average (first order, as Young's:
     good while interruptions are rarer than saves). With an interval of inf nothing is saved, and each attempt starts over.
     """
     if math.isinf(interval_seconds):
-        return Loss(math.inf if interruptions_per_hour else 0.0, 1.0 if interruptions_per_hour else 0.0)
+        return ExpectedLoss(math.inf if interruptions_per_hour else 0.0, 1.0 if interruptions_per_hour else 0.0)
     hours = ((interval_seconds + save_seconds) / 2 + restart_seconds) / 3600
     saving = save_seconds / (interval_seconds + save_seconds)
-    return Loss(hours, min(1.0, saving + hours * interruptions_per_hour))
+    return ExpectedLoss(hours, min(1.0, saving + hours * interruptions_per_hour))
 
 
 def planned(
@@ -77,15 +78,19 @@ def planned(
 ) -> Interruptions | None:
     """Return the expected loss of a run with its recipe's interval; `checkpoint_bytes` are those of all nodes together.
 
-    None with save_steps `epoch` where the number of training `samples`, and so of steps an epoch, is unknown.
+    None with save_steps `epoch` or a share of all steps, where the number of training `samples`, and so of steps, is unknown.
     """
     per_hour, save_seconds = interruptions_per_hour(shape), checkpoint_bytes / shape.nodes / WRITE_RATE
     best, steps = best_interval(save_seconds, per_hour), recipe.checkpoints.save_steps
-    if steps == "epoch":
+    training = recipe.training
+    if isinstance(steps, float) and training.max_steps:
+        steps = math.ceil(steps * training.max_steps)
+    elif steps == "epoch" or isinstance(steps, float):
         if samples is None:
             return None
-        steps = max(1, round(samples / recipe.training.global_batch_size))
-    interval = best if steps == "auto" else steps * step_seconds if steps else math.inf
+        epochs = steps * training.num_train_epochs if isinstance(steps, float) else 1.0
+        steps = max(1, round(samples * epochs / training.global_batch_size))
+    interval = best if isinstance(steps, str) else steps * step_seconds if steps else math.inf
     lost = expected_loss(interval, save_seconds, per_hour, RESTART_SECONDS)
     return Interruptions(
         per_hour=per_hour,
@@ -100,7 +105,7 @@ def planned(
 def describe(found: Interruptions) -> str:
     """Return the expected loss as a sentence."""
     often = (
-        f"an interruption is expected every {_hours(3600 / found.per_hour)}"
+        f"about one interruption in {_hours(3600 / found.per_hour)} is expected"
         if found.per_hour
         else "no interruption is expected"
     )
@@ -115,6 +120,11 @@ def describe(found: Interruptions) -> str:
     return f"{often}; saving every {_hours(found.interval_seconds)}, {lost} ({guess})"
 
 
+_YEAR = 365 * 24
+
+
 def _hours(seconds: float) -> str:
     hours = seconds / 3600
+    if hours >= _YEAR:
+        return counted(round(hours / _YEAR), "year")
     return f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours" if hours >= 1 else f"{seconds / 60:.0f} minutes"

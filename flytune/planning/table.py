@@ -10,11 +10,13 @@ from rich.table import Table
 from flytune.console import tables
 from flytune.errors import printable
 from flytune.hardware.shapes import GIB
+from flytune.planning import document
 from flytune.planning import ranking as planning_ranking
 from flytune.planning.calibration import Factor
 from flytune.planning.ranking import By, Ranking
 from flytune.recipe import Recipe
 from flytune.records import Comparison, Loading, Need, Plan
+from flytune.sentences import counted
 
 ROWS = 12
 """Number of rows of a ranking that are shown."""
@@ -32,7 +34,8 @@ def show(plan: Plan, console: Console) -> None:
         highlight=False,
     )
     console.print(
-        f"{plan.nodes} x {plan.processes} processes ({plan.accelerator}), ${plan.price_per_hour:.2f} an hour; trains "
+        f"{plan.nodes} x {counted(plan.processes, 'process', 'processes')} ({plan.accelerator}), "
+        f"${plan.price_per_hour:.2f} an hour; trains "
         f"{plan.trained_parameters / 1e6:,.1f}M of {plan.total_parameters / 1e6:,.1f}M parameters",
         highlight=False,
     )
@@ -81,7 +84,7 @@ def _show_time(plan: Plan, console: Console) -> None:
     tables.show(table, console)
     low, rate, high = plan.tokens_per_second
     console.print(
-        f"{rate:,.0f} tokens per second on all GPUs (likely {low:,.0f} to {high:,.0f}); a billion tokens take "
+        f"{rate:,.0f} tokens per second on all GPUs ({_likely(plan, low, high)}); a billion tokens take "
         f"{1e9 / rate / 3600:,.1f} hours and cost {_dollars(plan.price_per_billion_tokens or 0.0)}",
         highlight=False,
     )
@@ -89,7 +92,8 @@ def _show_time(plan: Plan, console: Console) -> None:
         hours = [_duration(value) for value in plan.hours]
         price = [_dollars(value) for value in plan.price]
         console.print(
-            f"[bold]{plan.steps:,} steps take {hours[1]} and cost {price[1]}[/] (likely {hours[0]} to {hours[2]}, "
+            f"[bold]{counted(plan.steps or 0, 'step takes', 'steps take')} {hours[1]}, for {price[1]}[/] "
+            f"(likely {hours[0]} to {hours[2]}, "
             f"{price[0]} to {price[2]}), every sample as long as data.max_length; without start-up, loading and saving",
             highlight=False,
         )
@@ -97,6 +101,17 @@ def _show_time(plan: Plan, console: Console) -> None:
         console.print("hours and price of the run: say how many samples it has (--samples)", highlight=False)
     if plan.loading:
         _show_loading(plan, plan.loading, console)
+
+
+def _likely(plan: Plan, low: float, high: float) -> str:
+    """Return the interval of tokens a second with its evidence, and the one after a run of the same model there."""
+    said = f"likely {low:,.0f} to {high:,.0f}"
+    if found := plan.intervals.get("tokens_per_second"):
+        said += f", as for {found.coverage:.0%} of {counted(found.held_out, 'published run')}"
+    if after := plan.intervals.get("after_a_run"):
+        said += f"; after a run of this model on {plan.shape} and `flytune calibrate` {after.low / after.value - 1:+.0%} to "
+        said += f"{after.high / after.value - 1:+.0%} of its figure"
+    return said
 
 
 def _show_loading(plan: Plan, loading: Loading, console: Console) -> None:
@@ -134,7 +149,8 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
         )
     tables.show(table, console)
     summary = (
-        f"{ranking.looked_at:,} candidates in {ranking.seconds:.1f} s; {ranking.ways:,} ways fit, at most two a shape are shown"
+        f"{counted(ranking.looked_at, 'candidate')} in {ranking.seconds:.1f} s; "
+        f"{counted(ranking.ways, 'way fits', 'ways fit')}, at most two a shape are shown"
     )
     change = planning_ranking.changes(recipe, ranking.fits[0].recipe.model_copy(update={"hardware": recipe.hardware}))
     console.print(
@@ -166,10 +182,12 @@ def _runner_up(plans: list[Plan]) -> str:
 def ranking_json(recipe: Recipe, ranking: Ranking, plans: list[Plan]) -> str:
     """Return the same as JSON: a list, best first, of changes to the recipe and the resulting plans."""
     ways = [
-        {"change": planning_ranking.changes(recipe, fit.recipe), "plan": plan.model_dump()}
+        {"change": planning_ranking.changes(recipe, fit.recipe), "plan": document.of(plan)}
         for fit, plan in zip(ranking.fits, plans, strict=False)
     ]
-    return json.dumps({"looked_at": ranking.looked_at, "seconds": ranking.seconds, "ways": ways}, indent=2)
+    return json.dumps(
+        {"version": document.VERSION, "looked_at": ranking.looked_at, "seconds": ranking.seconds, "ways": ways}, indent=2
+    )
 
 
 def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], console: Console) -> None:

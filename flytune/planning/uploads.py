@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytune.data import harness_tasks, sources, windows
+from flytune import files, json_core
+from flytune.data import file_patterns, harness_tasks, sources, windows
 from flytune.errors import DataError, RecipeError
 from flytune.hardware import load_cluster
 from flytune.hardware.shapes import GIB
@@ -57,8 +58,8 @@ def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = (
     def note(loc: Location, field: str, path: str) -> str:
         if (field, path) not in made:
             try:
-                files = _FIELDS[field](path, dotted(loc))
-                name = _plain(_place(path).name)
+                files = _files(content, loc, field, path)
+                name = _plain(_place(_folder(field, path)).name)
                 made[field, path] = Local(field, dotted(loc), path, name, _renamed(files, dotted(loc), field))
             except (RecipeError, DataError, OSError) as error:
                 problems.append(str(error))
@@ -69,6 +70,53 @@ def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = (
     if problems:
         raise RecipeError.of("local files that pods would not have", problems)
     return list(made.values())
+
+
+def missing(recipe: Recipe) -> list[str]:
+    """List what a recipe names on this machine and is not there, or cannot be what it should be, a sentence each."""
+    problems: list[str] = []
+
+    def note(loc: Location, field: str, path: str) -> str:
+        place = _place(_folder(field, path))
+        if windows.is_windowed(path) or (field in _OF_DATA and place.is_file() and sources.kind(path)):
+            return path
+        if field in _OF_DATA and not place.exists():
+            problems.append(f"{dotted(loc)}: {path}: no such file or folder{sources.beside(str(place))}")
+        elif field != "model.name_or_path" or not place.is_dir():  # a plan needs the config alone, and reads it
+            try:
+                _files(content, loc, field, path)
+                problems.extend(_unused(content, loc, path) if field in _OF_DATA else ())
+            except (RecipeError, DataError, OSError) as error:
+                problems.append(str(error))
+        return path
+
+    content = of_recipe(recipe)
+    replaced(content, note)
+    return list(dict.fromkeys(problems))
+
+
+def _files(content: Any, loc: Location, field: str, path: str) -> dict[str, Path]:
+    """Return the files at a local path, by name below its folder; `loc` is its place in the recipe's content."""
+    key = dotted(loc)
+    return _data(path, key, _exclude(content, loc)) if field in _OF_DATA else _FIELDS[field](path, key)
+
+
+def _folder(field: str, path: str) -> str:
+    """Return a path, or the folder of its pattern."""
+    return file_patterns.divided(path)[0] if field in _OF_DATA else path
+
+
+def _exclude(content: Any, loc: Location) -> list[str]:
+    """Return what the source at a path's place leaves out; a sweep's changes may have the path alone."""
+    for part in loc[:-1]:
+        content = content[part]
+    found = content.get("exclude") if isinstance(content, Mapping) and loc[-1] == "path" else None
+    return list(found or ())
+
+
+def _unused(content: Any, loc: Location, path: str) -> Iterator[str]:
+    for one in sources.locate(path, dotted(loc), _exclude(content, loc)).unused:
+        yield f"{dotted((*loc[:-1], 'exclude'))}: {one} matches nothing of {path}; remove it, or mend it"
 
 
 def complete(path: str, key: str, limit_gib: float = LIMIT_GIB) -> Local:
@@ -126,9 +174,33 @@ def refuse(recipe: Recipe, where: str) -> None:
         raise RecipeError.of(where, problems)
 
 
+def refuse_absent(recipe: Recipe) -> None:
+    """Refuse paths that are not in this pod: only `pyflyte run` uploads local files, with the recipe.
+
+    Raises:
+        RecipeError: the recipe has some.
+    """
+    problems: list[str] = []
+
+    def note(loc: Location, field: str, path: str) -> str:
+        place = _place(_folder(field, path))
+        in_code = field == "evaluation.include_path" and (harness_tasks.ROOT / path).exists()
+        if not (place.exists() or in_code):
+            todo = "write an address (s3://...), or a path on a volume of cluster.yaml"
+            problems.append(f"{dotted(loc)}: {path}: no such file or folder in the pod; {todo}")
+        return path
+
+    replaced(of_recipe(recipe), note)
+    if problems:
+        where = "`pyflyte run` uploads the files of a recipe, and a run from the console or of a schedule uploads none"
+        raise RecipeError.of(f"recipe {recipe.name} ({where})", problems)
+
+
 def is_local(field: str, path: str) -> bool:
     """Return whether it is a path of this machine: no address, no id of the hub, and not on a volume that pods mount."""
     if "://" in path and not path.startswith("file://"):
+        return False
+    if field == "data.chat_template" and path in sources.shipped_templates():
         return False
     place = _place(path)
     if load_cluster().has_mounted(str(place)):
@@ -170,33 +242,27 @@ def _model(path: str, key: str) -> dict[str, Path]:
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
     if "config.json" not in names:
         raise RecipeError(f"{key}: {path}: no config.json there; it holds {', '.join(names[:8]) or 'nothing'}")
-    index = (folder / remote.INDEX).read_bytes() if remote.INDEX in names else None
+    index = files.read_regular(folder / remote.INDEX, json_core.LARGEST) if remote.INDEX in names else None
     wanted = [*remote.files_to_fetch(names, index, code=True, where=f"{key}: {path}"), *({"README.md"} & set(names))]
     return {name: folder / name for name in dict.fromkeys(wanted)}
 
 
-def _data(path: str, key: str) -> dict[str, Path]:
+def _data(path: str, key: str, exclude: Sequence[str] = ()) -> dict[str, Path]:
     try:
-        place = sources.locate(path, key)
+        place = sources.locate(path, key, exclude)
     except DataError as error:
         if windows.is_windowed(path):
             raise RecipeError(f"{key}: {path}: a file for each day is looked for by pods, at an address (s3://...)") from error
         raise
     if len(place.files) == 1 and place.labels == [path]:
         return {"": Path(place.files[0])}
-    root = _place(path)
+    root = _place(file_patterns.divided(path)[0])
     return {str(_place(file).relative_to(root)): Path(file) for file in place.files}
 
 
 def _template(path: str, key: str) -> dict[str, Path]:
     sources.read_chat_template(path)
     return {"": _place(path)}
-
-
-def _config(path: str, key: str) -> dict[str, Path]:
-    if not (file := _place(path)).is_file():
-        raise RecipeError(f"{key}: {path}: no such file")
-    return {"": file}
 
 
 def _adapter(path: str, key: str) -> dict[str, Path]:
@@ -234,7 +300,7 @@ _FIELDS: dict[str, Callable[[str, str], dict[str, Path]]] = {
     "data.heldout_path": _data,
     "data.chat_template": _template,
     "method.adapter": _adapter,
-    "sharding.config": _config,
     "evaluation.include_path": _tasks,
 }
 """Fields that name local files, without positions in lists, and how the files are found."""
+_OF_DATA = ("data.path", "data.sources.path", "data.heldout_path")

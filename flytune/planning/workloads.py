@@ -4,16 +4,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from flytune.data import row_kind
 from flytune.errors import RecipeError
 from flytune.estimates import Optimizer, StepTime, Workload, step_time
-from flytune.estimates.framework import FLYTUNE
+from flytune.estimates.framework import FLYTUNE, OWN_LOGITS
 from flytune.estimates.model_states import States
 from flytune.hardware import Shape, accelerator_named
-from flytune.models import Geometry, Linear, adapted_layers
+from flytune.models import adapted_layers, adapter_targets, heads
 from flytune.objectives import objective_of
 from flytune.planning.calibration import load_factors
 from flytune.recipe import OPTIMIZERS, Recipe
-from flytune.sharding import ShardingBase
+from flytune.records import Geometry, Linear
+from flytune.sentences import counted
+from flytune.sharding import ShardingBase, sharding_of
 
 BLOCK = 256
 """Numbers of an 8-bit state that share a float32 scale (bitsandbytes, Optimizer8bit.init_state)."""
@@ -25,27 +28,25 @@ _PARTS = (
 """Fields of a StepTime that add up to its seconds."""
 
 
-def workload(
-    recipe: Recipe, geometry: Geometry, sharding: ShardingBase, shape: Shape, micro_batch: int, accumulation: int
-) -> Workload:
+def workload(recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int, accumulation: int) -> Workload:
     """Return one step of a recipe on a shape."""
-    method, model, objective = recipe.method.name, recipe.model, objective_of(recipe)
+    method, model, objective, sharding = recipe.method.name, recipe.model, objective_of(recipe), sharding_of(recipe)
     return Workload(
-        geometry=geometry.with_reward_head() if recipe.objective.is_reward_model else geometry,
-        reward_head=recipe.objective.is_reward_model,
+        geometry=heads.head_of(recipe).geometry(geometry),
+        head_outputs=heads.head_of(recipe).outputs,
         method=method,
-        layout=sharding.layout(recipe),
+        layout=sharding.layout,
         gpus=shape.world_size,
         nodes=shape.nodes,
         gpu_memory_gib=shape.gpu_memory_gib,
-        weight_dtype=sharding.load_dtype(recipe),  # type: ignore[arg-type]  # a str in ShardingBase
-        precision=sharding.precision(recipe),
+        weight_dtype=sharding.load_dtype,  # type: ignore[arg-type]  # a str in ShardingBase
+        precision=sharding.precision,
         compute_dtype=model.dtype,
-        optimizer=optimizer(recipe, sharding, shape),
+        optimizer=optimizer(sharding, shape),
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        sequences_per_row=objective.sequences_per_row,
+        sequences_per_row=row_kind(recipe.objective.row_kind).sequences,
         reference="none" if (reference := objective.reference(recipe)) == "precomputed" else reference,
         frozen_passes=objective.frozen_passes(recipe),
         quantization=recipe.method.quantized if method == "qlora" else "none",
@@ -53,29 +54,40 @@ def workload(
         lora_targets=() if method == "full" else targets(recipe, geometry),
         lora_leaves_out=() if method == "full" else _leaves_out(recipe, geometry),
         lora_ranks=() if method == "full" else _ranks(recipe, geometry),
+        lora_experts=recipe.method.experts,
         dora=recipe.method.use_dora,
-        adapter_dropout=recipe.method.lora_dropout > 0 and not objective.switches_dropout_off(recipe),
+        adapter_dropout=objective.lora_dropout(recipe) > 0,
         token_rows=_token_rows(recipe),
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
         attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
-        framework=replace(FLYTUNE, fused_kernels=recipe.training.use_liger_kernel),
-        # DeepSpeed casts norms and embeddings back to 16 bits.
-        kbit_float32=method == "qlora" and sharding.prepares_kbit and not sharding.layout(recipe).deepspeed,
+        framework=replace(
+            FLYTUNE,
+            fused_kernels=recipe.training.use_liger_kernel,
+            loss=OWN_LOGITS if own_logits(recipe, geometry) else FLYTUNE.loss,
+        ),
+        kbit_float32=method == "qlora" and sharding.kbit_float32,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
     )
 
 
-def optimizer(recipe: Recipe, sharding: ShardingBase, shape: Shape) -> Optimizer:
-    """Return the states and the update of a recipe's optimizer."""
-    name = sharding.optimizer(recipe)
+def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:
+    """Return why the loss is computed of all of the model's logits; None where TRL's chunked loss is its own."""
+    named = recipe.method.target_modules if recipe.method.name != "full" else ()
+    is_adapted = "lm_head" in named if not isinstance(named, str) else named != "all-linear" and re.fullmatch(named, "lm_head")
+    return "an adapter on the head" if is_adapted else heads.head_of(recipe).own_logits(geometry)
+
+
+def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:
+    """Return the states and the update of the optimizer of a sharding's recipe."""
+    name = sharding.optimizer
     kind = OPTIMIZERS[name]
     states = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}[kind.algorithm]
     # torch's SGD copies gradients to add the decay; both it and adamw_torch are foreach on a GPU only.
-    copies = name == "adamw_torch" or (kind.algorithm == "sgd" and recipe.training.weight_decay > 0)
+    copies = name == "adamw_torch" or (kind.algorithm == "sgd" and sharding.recipe.training.weight_decay > 0)
     implementation = "for_loop" if kind.algorithm == "adafactor" or not shape.is_gpu else "foreach" if copies else "fused"
     each = 1 + 4 / BLOCK if kind.bits == 8 else 4.0
     return Optimizer(
@@ -111,82 +123,127 @@ def parts_of(time: StepTime) -> dict[str, float]:
 def targets(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
     """Return the names of the linear layers that method.target_modules names, and of the tables that are trained."""
     tables = tuple(_TABLES[name] for name in recipe.method.modules_to_save)
-    names = [linear.name for linear in geometry.linears if linear.adaptable and any(_adapted(recipe, geometry, linear))]
-    return (*dict.fromkeys(names), *tables)
+    names = [one.name for one in _able(geometry) if any(_adapted(recipe, geometry, one))]
+    is_adapted = adapter_targets.matcher(recipe.method, geometry.model_type, geometry.decoder)
+    able = adapter_targets.Modules(geometry.model_type, [], geometry.embedding, geometry.head).tables(recipe.method)
+    adapters = tuple("lora_embedding" for name in able if name == geometry.embedding and is_adapted(name))
+    return (*dict.fromkeys(names), *adapters, *tables)
 
 
 def _leaves_out(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
-    """Return the paths of those linear layers that have a target's name and no adapter in any layer."""
-    return tuple(one.path for one in geometry.linears if one.adaptable and not any(_adapted(recipe, geometry, one)))
+    """Return the keys of those linear layers that have a target's name and no adapter in any layer."""
+    return tuple(one.key for one in _able(geometry) if not any(_adapted(recipe, geometry, one)))
 
 
-def no_adapters(recipe: Recipe, geometry: Geometry) -> str | None:
-    """Return why method.target_modules cannot be adapted; None if it can."""
+def _able(geometry: Geometry) -> list[Linear]:
+    """Return what an adapter can change: linear layers, and the parameters of experts."""
+    return [one for one in geometry.linears if one.adaptable or one.is_experts]
+
+
+def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """Return why the adapters of a recipe cannot be made on a model, a sentence each."""
     named = recipe.method.target_modules
     stacked = {linear.name for linear in geometry.linears if not linear.quantizable and not linear.adaptable}
-    if isinstance(named, list) and (
-        experts := [name for name in named if name.rpartition(".")[2].removesuffix("_proj") in stacked | {"experts"}]
-    ):
-        return (
-            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, which gets "
-            "no adapter; name layers of the attention, or write all-linear, which leaves experts and routers alone"
-        )
+    # PEFT would adapt the experts in the place of all layers of these names.
+    fused = adapted_layers.FUSED_EXPERTS.get(geometry.model_type, frozenset[str]())
+    leaves = {name: name.rpartition(".")[2] for name in named} if isinstance(named, list) else {}
+    if experts := [
+        name for name, leaf in leaves.items() if leaf in fused or leaf.removesuffix("_proj") in stacked | {"experts"}
+    ]:
+        return [
+            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, which is no "
+            "layer; write method.experts: true for adapters on them, and name layers of the attention here, or all-linear, "
+            "which leaves experts and routers alone"
+        ]
     if geometry.model_type in adapted_layers.MAMBA and "out" in targets(recipe, geometry):
-        return (
+        return [
             f"method.target_modules: {named}: PEFT adapts no out_proj of a {geometry.model_type}, whose kernel does not call "
             "it as a module; name the other layers in a list"
+        ]
+    if not geometry.linears:
+        return []
+    if found := adapter_targets.problems(recipe, _named(geometry)):
+        return found
+    return [*_too_wide(recipe, geometry), *_table_problems(recipe, geometry)]
+
+
+def _named(geometry: Geometry) -> adapter_targets.Modules:
+    """Return the names of a model's modules, as far as they follow from its sizes."""
+    linear = [name for one in geometry.linears if one.adaptable for name in _modules(geometry, one)]
+    containers = set[str]()
+    for name in linear:
+        while (name := name.rpartition(".")[0]) and name not in containers:
+            containers.add(name)
+    stacked = [name for one in geometry.linears if not one.adaptable for name in _modules(geometry, one)]
+    return adapter_targets.Modules(
+        geometry.model_type,
+        linear,
+        geometry.embedding,
+        geometry.head,
+        experts=[name for one in geometry.linears if one.is_experts for name in _modules(geometry, one)],
+        others=sorted({*containers, *stacked}),
+        decoder=geometry.decoder,
+    )
+
+
+def _too_wide(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
+    """Yield the first layer of which PiSSA has fewer singular values than the adapter's rank."""
+    if not recipe.method.is_pissa:
+        return
+    rank_of = adapter_targets.rank_of(recipe.method)
+    widths = [(one, min(one.rows, one.columns)) for one in geometry.linears if one.adaptable]
+    for one, width in widths:
+        for name, is_adapted in zip(_modules(geometry, one), _adapted(recipe, geometry, one), strict=True):
+            if is_adapted and (rank := rank_of(name)) > width:
+                field = "r" if rank == recipe.method.r else "rank_pattern"
+                yield (
+                    f"method.{field}: {rank}, but {name} is {one.columns:,} x {one.rows:,} and has "
+                    f"{counted(width, 'singular value')}, "
+                    f"from which init_lora_weights: {recipe.method.init_lora_weights} makes the adapter; write {width:,}"
+                )
+                return
+
+
+def _table_problems(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
+    """Yield what is wrong with tables that are trained completely or by rows."""
+    method, rows = recipe.method, geometry.vocab_size
+    if "lm_head" in method.modules_to_save and geometry.tie_word_embeddings:
+        yield (
+            f"method.modules_to_save: lm_head: head and embedding of {recipe.model.name_or_path} are one tensor; write "
+            "embed_tokens"
         )
-    if geometry.linears and not set(targets(recipe, geometry)) - set(_TABLES.values()):
-        names = dict.fromkeys(one.path.rpartition(".")[2] for one in geometry.linears if one.adaptable)
-        return (
-            f"method.target_modules: {named}: no linear layer of {geometry.model_type} has such a name; "
-            f"it has {', '.join(names)}"
-        )
-    return None
+    if (last := max(method.trainable_token_indices, default=0)) >= rows:
+        yield f"method.trainable_token_indices: {last}: the model has {counted(rows, 'token')}"
 
 
 def _adapted(recipe: Recipe, geometry: Geometry, linear: Linear) -> Iterator[bool]:
-    """Yield for each decoder layer whether a linear layer gets an adapter there, matched as PEFT does.
-
-    PEFT (tuners/tuners_utils.py, check_target_module_exists): a regular expression matches a module's whole name, a name in
-    a list its end.
-    """
-    named = recipe.method.target_modules
-    if isinstance(named, str):
-        if named.lower() == "all-linear":
-            for module in _modules(geometry, linear):
-                yield not adapted_layers.is_left_out(geometry.model_type, geometry.decoder, module)
-            return
-        pattern = re.compile(named)
-        yield from (pattern.fullmatch(module) is not None for module in _modules(geometry, linear))
-        return
-    ends = tuple(f".{name}" for name in named)
-    yield from (module in named or module.endswith(ends) for module in _modules(geometry, linear))
+    """Yield for each module of a linear layer whether it gets an adapter."""
+    is_adapted = adapter_targets.matcher(recipe.method, geometry.model_type, geometry.decoder)
+    return (is_adapted(module) for module in _modules(geometry, linear))
 
 
 def _modules(geometry: Geometry, linear: Linear) -> Iterator[str]:
     """Yield the names of a linear layer's modules in the decoder layers; of several experts that of the first."""
-    for layer in range(geometry.num_hidden_layers):
+    if "*" not in linear.path:
+        yield linear.path
+        return
+    for layer in linear.layers or range(geometry.num_hidden_layers):
         yield linear.path.replace("*", str(layer), 1).replace("*", "0")
 
 
 def _ranks(recipe: Recipe, geometry: Geometry) -> tuple[tuple[str, float], ...]:
-    """Return the mean ranks over all layers of those linear layers whose rank is not method.r in each.
-
-    PEFT (utils/other.py, get_pattern_key) takes the first of method.rank_pattern that the end of a module's name matches.
-    """
+    """Return the mean ranks over all modules of those linear layers whose rank is not method.r in each."""
     method, found = recipe.method, dict[str, float]()
-    patterns = [(re.compile(rf"(.*\.)?({key})$"), rank) for key, rank in method.rank_pattern.items()]
-    if not patterns and isinstance(method.target_modules, str) and method.target_modules.lower() == "all-linear":
+    if not method.rank_pattern and method.is_all_linear:
         return ()
+    rank_of = adapter_targets.rank_of(method)
     for linear in geometry.linears:
         pairs = zip(_modules(geometry, linear), _adapted(recipe, geometry, linear), strict=True)
-        ranks = [
-            next((rank for pattern, rank in patterns if pattern.match(module)), method.r) if adapted else 0
-            for module, adapted in pairs
-        ]
+        ranks = [rank_of(module) if adapted else 0 for module, adapted in pairs]
         if any(ranks) and (mean := sum(ranks) / len(ranks)) != method.r:
-            found[linear.name] = mean
+            found[linear.key] = mean
+    if "lora_embedding" in targets(recipe, geometry) and (rank := rank_of(geometry.embedding)) != method.r:
+        found["lora_embedding"] = rank
     return tuple(found.items())
 
 

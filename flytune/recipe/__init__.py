@@ -1,8 +1,10 @@
 """Recipe files: what a person decided."""
 
-from flytune.recipe.data import Data, Source
+from flytune.recipe import patterns
+from flytune.recipe.data import OF_HELDOUT, Data, Source
 from flytune.recipe.method import Method
-from flytune.recipe.objective import Objective
+from flytune.recipe.named_files import read_recipe
+from flytune.recipe.objectives import SECTIONS, Dpo, Grpo, Kto, ObjectiveSection, Reward, Sft
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
@@ -19,24 +21,34 @@ from flytune.recipe.training import Training
 from flytune.schema import Positive
 
 __all__ = [
+    "OF_HELDOUT",
     "OPTIMIZERS",
+    "SECTIONS",
     "Checkpoints",
     "Data",
     "DataRequest",
+    "Dpo",
     "Evaluation",
+    "Grpo",
     "Guard",
     "Hardware",
     "HarnessTask",
+    "Kto",
     "Method",
     "Model",
     "Notify",
-    "Objective",
+    "ObjectiveSection",
     "OptimizerKind",
     "Positive",
     "Recipe",
+    "Reward",
+    "Sft",
     "Sharding",
     "Source",
     "Training",
     "json_schema",
+    "named_files",
+    "patterns",
+    "read_recipe",
     "sections",
 ]

@@ -13,7 +13,8 @@ class Source(Strict):
     """A source of rows: its address and its format."""
 
     path: PathOrAddress | None = None
-    """A file, a folder, or an fsspec address (s3://, gs://) of JSON Lines, JSON, CSV, Parquet or Arrow."""
+    """A file, a folder, a pattern (data/*.jsonl), or an fsspec address (s3://, gs://) of them: JSON Lines, JSON, CSV, text,
+    Parquet or Arrow."""
     dataset_name: PathOrAddress | None = None
     """A data set on the Hugging Face hub, instead of `path`."""
     dataset_config: str | None = None
@@ -29,6 +30,12 @@ class Source(Strict):
     `preference` are chosen and rejected answers, `unpaired` answers with a label (docs/objectives.md)."""
     columns: dict[str, str] = Field(default={})
     """Names of the data's columns where they differ from the format's: {instruction: question, output: answer}."""
+    input_separator: str = "\n\n"
+    """Text between the columns instruction and input of one question. LLaMA-Factory's is one line break."""
+    sample_by: Literal["line", "paragraph", "document"] = "line"
+    """Sample of a text file (.txt): a line, a paragraph (up to an empty line), or the whole file."""
+    exclude: list[str] = Field(default=[], max_length=limits.LISTED)
+    """Files and folders below `path` that are not read: names or patterns, [test, "*.old.jsonl"]."""
     max_samples: Annotated[int, Field(gt=0, le=limits.ROWS)] | None = None
     """Number of rows to read; all by default."""
 
@@ -41,7 +48,17 @@ class Source(Strict):
     def _one_place(self) -> Self:
         if (self.path is None) == (self.dataset_name is None):
             raise ValueError("give exactly one of path (file, folder or address) and dataset_name (on the hub)")
+        self._check_files()
         return self
+
+    def _check_files(self) -> None:
+        changed = [name for name in ("exclude", "sample_by") if getattr(self, name) != Source.model_fields[name].get_default()]
+        if self.dataset_name is not None and changed:
+            raise ValueError(f"{', '.join(changed)}: no effect on dataset_name, which has no files of yours; for path alone")
+
+
+OF_HELDOUT = ("format", "columns", "input_separator", "sample_by", "dataset_split")
+"""Fields beside `sources` that are those of data.heldout_path."""
 
 
 class WeightedSource(Source):
@@ -59,10 +76,11 @@ class Data(Source):
     system_prompt: str | None = None
     """System message for chats that have none."""
     chat_template: PathOrAddress | None = None
-    """A Jinja file (or its address), if the tokenizer has no chat template or another one is wanted."""
+    """A Jinja file (or its address), or one that is shipped, by its name (alpaca, chatml, chatml_tools, llama3), if the
+    tokenizer has no chat template or another one is wanted."""
     pad_token: str | None = None
     """One of the tokenizer's tokens, if it has no pad token."""
-    eos_token: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    eos_token: str | None = None
     """One of the tokenizer's tokens that ends answers instead of its EOS, such as ChatML's <|im_end|>."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
@@ -72,17 +90,18 @@ class Data(Source):
     """Treatment of longer samples (docs/data.md); they are counted and reported in any case."""
     packing: bool = False
     """Pack complete samples into blocks of max_length tokens; attention does not cross samples."""
-    heldout_fraction: Fraction = 0.02
-    """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same split."""
+    heldout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same split. With 0 nothing
+    is measured on samples (docs/data.md, "Held-out data")."""
     heldout_path: PathOrAddress | None = None
     """A separate file or folder for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
-    eval_split: str | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    eval_split: str | None = None
     """A split of `dataset_name` for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
-    add_bos_token: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    add_bos_token: bool | None = None
     """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write their own."""
-    add_eos_token: bool = Field(default=True, json_schema_extra={"since": "0.2.0"})
+    add_eos_token: bool = True
     """A trained EOS after raw text (text, prompt_completion)."""
-    split_special_tokens: bool | None = Field(default=None, json_schema_extra={"since": "0.2.0"})
+    split_special_tokens: bool | None = None
     """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); unset: text in 1 % of rows."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
@@ -95,9 +114,9 @@ class Data(Source):
     min_trained_fraction: Fraction | None = None
     """Smallest share of all tokens that must be trained."""
     max_truncated_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Largest share of all samples that may be cut at max_length."""
+    """Largest share of all samples, and of all tokens, that may be cut at max_length."""
     max_dropped_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Largest share of all samples that may be dropped."""
+    """Largest share of all samples, and of all tokens, that may be dropped."""
 
     @property
     def all_sources(self) -> dict[str, WeightedSource]:
@@ -112,6 +131,11 @@ class Data(Source):
         return "data.heldout_path" if self.heldout_path else "data.eval_split" if self.eval_split else None
 
     @property
+    def holds_out(self) -> bool:
+        """True if some samples are held out."""
+        return self.heldout_fraction > 0 or self.heldout_key is not None
+
+    @property
     def heldout_name(self) -> str:
         """The name of held-out data of its own, in messages and records."""
         return self.heldout_path or f"{self.dataset_name}[{self.eval_split}]"
@@ -122,10 +146,10 @@ class Data(Source):
             raise ValueError(
                 "give exactly one of path (file, folder or address), dataset_name (on the hub) and sources (a list of them)"
             )
+        self._check_files()
         if self.eval_split is not None:
             self._check_eval_split()
-        of_heldout = {"format", "columns", "dataset_split"} if self.heldout_path else set()
-        fields = [name for name in Source.model_fields if name not in of_heldout]
+        fields = [name for name in Source.model_fields if not self.heldout_path or name not in OF_HELDOUT]
         changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
         if self.deduplicate and any(source.weight > 1 for source in self.sources):
             raise ValueError("deduplicate removes the samples that a weight above 1 repeats; use one of them")

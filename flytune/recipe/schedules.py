@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flytune import limits
+from flytune.sentences import counted
 
+LEAST_WARM = 0.01
+"""Least share of the learning rate that a run must reach, if it ends while it still rises."""
 _SHAPES = ("linear", "cosine", "1-sqrt")
 
 
@@ -86,16 +89,24 @@ def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float,
 
     transformers would begin warmup_stable_decay in the middle of its decay, or end it early at the lowest rate.
     """
-    if name != "warmup_stable_decay":
-        return None
     # transformers rounds a share of all steps up (TrainingArguments.get_warmup_steps).
     warmup = int(warmup_steps) if warmup_steps >= 1 else -int(-steps * warmup_steps // 1)
+    # The first step of a warm-up has the rate 0. A warm-up of another kind begins above it.
+    if name not in ("constant", "cosine_warmup_with_min_lr") and (steps - 1) < LEAST_WARM * warmup:
+        return (
+            f"warmup_steps: {warmup_steps:g} is {counted(warmup, 'step')} of warm-up, and the run has "
+            f"{steps:,}: its rate would "
+            f"reach {(steps - 1) / warmup:.2%} of learning_rate; write fewer, or 0"
+        )
+    if name != "warmup_stable_decay":
+        return None
     stable, decay = arguments.get("num_stable_steps"), arguments["num_decay_steps"]
     parts = warmup + (stable or 0) + decay
     if parts > steps or (stable is not None and parts < steps):
         middle = f" + {stable} stable" if stable is not None else ""
         return (
-            f"lr_scheduler_kwargs: {warmup} steps of warm-up{middle} + {decay} of decay, and the run has {steps} steps; change "
+            f"lr_scheduler_kwargs: {counted(warmup, 'step')} of warm-up{middle} + {decay} of decay, and the "
+            f"run has {counted(steps, 'step')}; change "
             "num_decay_steps, or leave num_stable_steps out, which then follows"
         )
     return None

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
-from flytune.recipe import json_files
 from flytune.schema import PathOrAddress, Positive, Strict
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -31,7 +30,7 @@ class Model(Strict):
     trust_remote_code: bool = False
     """Permission to run Python code of the model's repository."""
     extra_special_tokens: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
-        default=[], max_length=limits.ADDED_TOKENS, json_schema_extra={"since": "0.2.0"}
+        default=[], max_length=limits.ADDED_TOKENS
     )
     """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are trained."""
 
@@ -49,13 +48,18 @@ class Sharding(Strict):
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe disk."""
     # Flyte's type for any JSON object.
-    config: dict | None = Field(default=None, json_schema_extra={"since": "0.2.0"})  # type: ignore[type-arg]
+    config: dict | None = None  # type: ignore[type-arg]
     """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in deepspeed_configs."""
 
     @field_validator("config", mode="before")
     @classmethod
-    def _read_config(cls, value: Any) -> Any:
-        return json_files.read(value) if isinstance(value, str) else value
+    def _is_content(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                f"{value!r:.200}: names a file, which is read only for a recipe that you give to flytune or pyflyte yourself; "
+                "write the content of the file here"
+            )
+        return value
 
     @model_validator(mode="after")
     def _offload_of_config(self) -> Self:
@@ -100,13 +104,13 @@ class Evaluation(Strict):
 
     max_samples: Positive = 500
     """Largest number of held-out samples to score."""
-    eval_steps: Positive | Literal["epoch"] | None = None
-    """Optimizer steps between evaluations of the live model on those samples; `epoch` evaluates it at the end of each epoch;
-    none by default."""
-    early_stopping_patience: Annotated[Positive | None, Field(json_schema_extra={"since": "0.2.0"})] = None
+    eval_steps: Positive | Fraction | Literal["epoch"] | None = None
+    """Optimizer steps between evaluations of the live model on those samples; below 1, their share of all steps; `epoch`
+    evaluates it at the end of each epoch; none by default."""
+    early_stopping_patience: Positive | None = None
     """Number of evaluations in a row without a lower eval_loss after which training ends; no limit by default."""
-    early_stopping_threshold: Annotated[float, Field(ge=0, le=limits.FACTOR, json_schema_extra={"since": "0.2.0"})] = 0.0
-    """Decrease of eval_loss, in nats, that an evaluation must exceed to count as a lower one."""
+    early_stopping_threshold: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
+    """Decrease of eval_loss, in the unit of the objective's loss, that an evaluation must exceed to count as a lower one."""
     batch_size: Annotated[int, Field(gt=0, le=limits.MICRO_BATCH)] = 8
     """Samples, prompts or requests of one forward pass."""
     sample_answers: Annotated[int, Field(ge=0, le=limits.LISTED)] = 16
@@ -162,17 +166,19 @@ class Hardware(Strict):
     """Largest time of training, all attempts together; then the run saves, exports and evaluates the model."""
     max_price: Annotated[float, Field(gt=0, le=limits.PRICE)] | None = None
     """Largest price of training, in the currency of shapes.yaml; the run ends as with max_hours."""
+    headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of a GPU's memory (on a CPU, of a process's) that the plan must leave free; by default a tenth where it can."""
 
 
 class Checkpoints(Strict):
     """The checkpoints of a run, from which it resumes after a failure."""
 
-    save_steps: Positive | Literal["auto", "epoch"] | None = None
-    """Optimizer steps between checkpoints; `auto` takes the interval that loses least time, `epoch` saves at the end of each
-    epoch; none are written by default."""
+    save_steps: Positive | Fraction | Literal["auto", "epoch"] | None = None
+    """Optimizer steps between checkpoints; below 1, their share of all steps; `auto` takes the interval that loses least time,
+    `epoch` saves at the end of each epoch; none are written by default."""
     save_total_limit: Positive = 2
     """Number of newest checkpoints to keep, in addition to the one of the lowest eval_loss with `export: best`."""
-    export: Annotated[Literal["last", "best"], Field(json_schema_extra={"since": "0.2.0"})] = "last"
+    export: Literal["last", "best"] = "last"
     """Weights that the run exports: those of the last step, or those of the checkpoint with the lowest eval_loss."""
     folder: PathOrAddress | None = None
     """A folder that every attempt and node can reach (mounted into the pods, absolute), or an fsspec address. By default: on a

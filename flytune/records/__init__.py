@@ -4,29 +4,37 @@ from flytune.records import environment
 from flytune.records.comparison import Comparison
 from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
+from flytune.records.degrees import Degrees
 from flytune.records.export import Export
-from flytune.records.metrics import Answer, LabelReward, Metrics, Part, Preference, RewardScore, Score, TaskScore, Wins
+from flytune.records.figures import Figure, Interval, MeasuredFigure, SampleScores
+from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
 from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
-from flytune.records.training import GpuUse, Step, TrainingResult
+from flytune.records.sizes import Geometry, Linear
+from flytune.records.training import Attempt, GpuUse, Step, TrainingResult
 
 __all__ = [
     "Answer",
+    "Attempt",
     "Bin",
     "Calibration",
     "Comparison",
     "Contents",
+    "Degrees",
     "Export",
+    "Figure",
+    "Geometry",
     "GpuUse",
     "Interruptions",
-    "LabelReward",
+    "Interval",
+    "Linear",
     "Loading",
     "Manifest",
+    "MeasuredFigure",
     "Metrics",
     "Need",
     "Part",
     "Plan",
-    "Preference",
-    "RewardScore",
+    "SampleScores",
     "Score",
     "Shard",
     "SourceCounts",
@@ -40,5 +48,6 @@ __all__ = [
     "contents",
     "environment",
     "plan",
+    "sizes",
     "training",
 ]

@@ -4,20 +4,25 @@ import hashlib
 from collections.abc import Callable, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
+from flytune import json_core
 from flytune.addresses import reason
 from flytune.errors import ExportError
-from flytune.files import CHUNK, sha256_of
+from flytune.files import CHUNK, read_regular, sha256_of
 from flytune.names import FileName, NameRefused, check_list, inside
 from flytune.schema import Record, RecordError, Strict
 
 _Kind = TypeVar("_Kind", bound=Record)
 
 CONTENTS = "artifact.json"
+SWEEP = "sweep.json"
+"""File of a sweep's folder with all of its points."""
+Kind = Literal["artifact", "sweep", "answers", "dataset"]
+"""Kinds of folders that list their files: an artifact, and what other workflows than finetune end with."""
 
 
 class StoredFile(Strict):
@@ -35,9 +40,12 @@ class FileDiffers(ValueError):
 
 
 class Contents(Record):
-    """artifact.json, written last: an artifact without one is incomplete."""
+    """artifact.json, written last: an artifact, or another folder that a workflow ends with, is incomplete without one."""
 
+    kind: Annotated[Kind, Field(exclude_if=lambda kind: kind == "artifact")] = "artifact"
     files: list[StoredFile]
+    identity: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", exclude_if=lambda identity: not identity)] = ""
+    """Hash of the model and of what made it (flytune.artifacts.identity), the same for equal runs; empty before 0.2.0."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -85,6 +93,25 @@ def read_contents(content: str | bytes, where: object) -> Contents:
         raise ExportError(f"{where}: not an artifact's {CONTENTS} ({error}); do not use it") from None
 
 
+def kind_of(content: bytes) -> str:
+    """Return the kind of folder whose artifact.json this is; of a damaged one, `artifact`."""
+    try:
+        return str(json_core.load_object(content).get("kind", "artifact"))
+    except json_core.JSONError:
+        return "artifact"
+
+
+def refuse_other(kind: str, where: object) -> None:
+    """Refuse a listed folder that is no artifact.
+
+    Raises:
+        ExportError: the kind is another.
+    """
+    if kind != "artifact":
+        todo = "; `flytune fetch --point` fetches the artifact of a point" * (kind == "sweep")
+        raise ExportError(f"{where}: the folder of {_KINDS.get(kind, kind)}, and no artifact{todo}")
+
+
 def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False) -> Contents:
     """Compare every file of an artifact on this machine with its size and hash in artifact.json, and return that list.
 
@@ -94,22 +121,25 @@ def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False
         elsewhere: whether files may be missing, because they are in another storage.
 
     Raises:
-        ExportError: artifact.json is missing or damaged; a file is missing, differs, is a link that leads out of the folder, or
-            is one that a library would load and artifact.json does not list.
+        ExportError: artifact.json is missing, damaged, or that of no artifact; a file is missing, differs, is a link that leads
+            out of the folder, or is one that a library would load and artifact.json does not list.
     """
     if listed is None:
         try:
-            listed = read_contents((folder / CONTENTS).read_bytes(), folder / CONTENTS)
+            listed = read_contents(read_regular(folder / CONTENTS, json_core.LARGEST), folder / CONTENTS)
         except (FileNotFoundError, NotADirectoryError):
             raise ExportError(f"{folder}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
         except OSError as error:
             raise ExportError(f"{folder / CONTENTS}: cannot be read: {reason(error)}") from None
+    refuse_other(listed.kind, folder)
     known = {CONTENTS, *(file.file for file in listed.files)}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in name.parts)
         if path.suffix in LOADED and not is_hidden and name.as_posix() not in known and not path.is_dir():
             raise ExportError(f"{folder}: {name.as_posix()!r:.200}: not one of the artifact's files, by {CONTENTS}; {_AGAIN}")
+        if path.is_symlink() and not is_hidden and (led := _link_problem(folder, name.as_posix())):
+            raise ExportError(f"{folder}: {led}; {_AGAIN}")
     total = sum(file.size for file in listed.files)
     with tqdm(total=total, desc=f"verifying {folder.name}", unit="B", unit_scale=True, delay=2) as bar, ThreadPool(4) as pool:
         for problem in pool.imap(lambda file: _problem(folder, file, elsewhere, bar.update), listed.files):
@@ -118,10 +148,31 @@ def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False
     return listed
 
 
+def seal(folder: Path, kind: Kind, hashes: Mapping[str, str] | None = None) -> None:
+    """List the files of a complete folder in its artifact.json, by which a download of it is verified.
+
+    Args:
+        folder: the folder, without an artifact.json.
+        kind: its kind.
+        hashes: known hashes by relative path; these files are not read.
+    """
+    Contents(kind=kind, files=list_files(folder, hashes)).write(folder / CONTENTS)
+
+
+_KINDS = {"sweep": "a sweep", "answers": "answers", "dataset": "a data set"}
 LOADED = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".h5", ".msgpack", ".py", ".so"}
 LOADED |= {".json", ".yaml", ".jinja", ".model", ".tiktoken", ".txt"}
 """Suffixes of files that libraries look for by their names."""
 _AGAIN = "the artifact is incomplete or was changed: fetch it again, or restore it"
+
+
+def _link_problem(folder: Path, name: str) -> str | None:
+    """Return that a link leads out of the folder; libraries look into some folders, which such a link can name."""
+    try:
+        inside(folder, name)
+    except NameRefused as error:
+        return str(error)
+    return None
 
 
 def _problem(folder: Path, file: StoredFile, elsewhere: bool, update: Callable[[int], Any]) -> str | None:

@@ -1,10 +1,11 @@
 """manifest.json: the record of a prepared data set."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flytune.names import FileName
+from flytune.row_names import ANSWERS, RowKindName, with_row_kind
 from flytune.schema import Record, Strict
 
 
@@ -86,7 +87,15 @@ class Manifest(Record):
     longest: int
     """Number of tokens of the longest sample before truncation."""
     tokens_read: int = 0
-    """Number of tokens of all rows before truncation."""
+    """Number of tokens of all rows before truncation, of both answers of a pair; each row counted once."""
+    truncated_tokens: int = 0
+    """Number of tokens that were cut off."""
+    dropped_tokens: int = 0
+    """Number of tokens of dropped rows."""
+    contradicted: Annotated[int, Field(exclude_if=lambda rows: not rows)] = 0
+    """Number of pairs whose own figures (scores, a margin) say that the rejected answer is the better one."""
+    left_out: dict[str, int] = Field(default={})
+    """Number of rows by the column, or the key of messages, that has content and is in no sample."""
     histogram: list[Bin]
     sources: list[SourceCounts] = Field(default=[])
     """Counts by source, in the order of the recipe; heldout_path, if the recipe has one, comes last."""
@@ -95,13 +104,13 @@ class Manifest(Record):
     tokenizer_sha256: str
     content_sha256: str
     """Hash of the shards' hashes in order; equal for equal content."""
-    pairs: Annotated[bool, Field(exclude_if=lambda pairs: not pairs)] = False
-    """True if each sample is a pair: a chosen and a rejected sequence in one row, with their lengths."""
+    row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
+    """Name of the kind of rows (flytune.data.rows)."""
 
-    @property
-    def labels(self) -> bool:
-        """True if each sample is an answer that is labelled desirable or undesirable."""
-        return self.train.desirable is not None
+    @model_validator(mode="before")
+    @classmethod
+    def _before_row_kinds(cls, values: Any) -> Any:
+        return with_row_kind(values)
 
     @property
     def useful_share(self) -> float:

@@ -1,8 +1,27 @@
 """metrics.json: the evaluation of base and tuned model on the same samples."""
 
-from pydantic import Field
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
 
-from flytune.schema import Record, Strict
+from pydantic import Field, ValidationError, model_validator
+
+from flytune.records.figures import (
+    ACCURACY,
+    LOSS,
+    MARGIN,
+    PERPLEXITY,
+    PREFERRED,
+    Figure,
+    Interval,
+    MeasuredFigure,
+    SampleScores,
+    of_answers,
+    of_labels,
+)
+from flytune.schema import Record, RecordError, Strict, mistakes
+from flytune.sentences import counted
 
 
 class Score(Strict):
@@ -35,7 +54,7 @@ class Part(Strict):
     """The loss of the held-out samples of one source or one range of lengths, in nats per token."""
 
     kind: str
-    """`source` or `length`."""
+    """`source`, `length`, or `label` of answers that have one."""
     name: str
     samples: int
     tokens: int
@@ -59,6 +78,37 @@ class Wins(Strict):
     rate_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class ExpertLoad(Strict):
+    """Tokens of the held-out samples that a layer's router sends to each of its experts."""
+
+    layer: int
+    base: list[int]
+    tuned: list[int]
+
+    def busiest(self, model: str) -> float:
+        """Return the share of all choices that the busiest expert of `base` or `tuned` has."""
+        counts: list[int] = getattr(self, model)
+        return max(counts) / max(1, sum(counts))
+
+    def idlest(self, model: str) -> float:
+        """Return the share of all choices that the idlest expert has."""
+        counts: list[int] = getattr(self, model)
+        return min(counts) / max(1, sum(counts))
+
+    def idle(self, model: str) -> int:
+        """Return the number of experts that got no token."""
+        return sum(not count for count in getattr(self, model))
+
+
+class UntrainedExperts(Strict):
+    """Experts of one parameter that got no token in training, so that their adapters are still what they were at the start."""
+
+    parameter: str
+    experts: list[int]
+    of: int
+    """Number of experts that the parameter has."""
+
+
 class TaskScore(Strict):
     """One metric of one task of lm-evaluation-harness, for base and tuned model on the same documents."""
 
@@ -74,76 +124,27 @@ class TaskScore(Strict):
     num_fewshot: int = 0
 
 
-class LabelReward(Strict):
-    """Rewards of the held-out answers with one label, with 95 % intervals over the answers."""
-
-    label: bool
-    """True for desirable answers."""
-    answers: int
-    reward: float
-    """Mean reward."""
-    reward_low: float
-    reward_high: float
-    moved: float
-    """Share of answers whose log-probability moved as the label says: up of desirable ones, down of undesirable ones."""
-    moved_low: float
-    moved_high: float
-
-
-class RewardScore(Strict):
-    """Rewards that a reward model gives to the answers of the held-out pairs, with 95 % intervals over the pairs."""
-
-    pairs: int
-    accuracy: float
-    """Share of pairs whose chosen answer has the larger reward."""
-    accuracy_low: float
-    accuracy_high: float
-    margin: float
-    """Mean reward of the chosen answer less that of the rejected one."""
-    margin_low: float
-    margin_high: float
-
-
-class Preference(RewardScore):
-    """Preferences of both models between the answers of the held-out pairs, with 95 % intervals over the pairs.
-
-    Of answers with labels, a pair is any desirable answer with any undesirable one, whose log-probabilities are compared for
-    each token; read chosen as desirable, and rejected as undesirable. The intervals are over the answers.
-
-    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
-    the base is the reference, whose own rewards are all 0.
-    """
-
-    beta: float
-    base: float
-    """Share of pairs whose chosen answer is more probable than the rejected one to the base model."""
-    base_low: float
-    base_high: float
-    tuned: float
-    """The same share of the tuned model."""
-    tuned_low: float
-    tuned_high: float
-    labels: list[LabelReward] = Field(default=[], exclude_if=lambda labels: not labels)
-    """Rewards of desirable and of undesirable answers; empty for pairs."""
-
-
 class Metrics(Record):
-    """metrics.json: base and tuned model on the same held-out tokens; of pairs on the chosen answers, of labelled answers
-    on the desirable ones.
+    """metrics.json: base and tuned model on the same held-out samples, by the figures of the objective.
 
-    Of a reward model, losses are those of pairs, in nats per pair. Its base has no head of rewards: `base` is the loss of a
-    model that prefers nothing, log 2. Perplexities have no meaning there.
+    Of pairs, answers, parts and sample_wins are those of the chosen answers, of labelled answers those of the desirable ones.
     """
 
-    base: Score
-    tuned: Score
-    loss_difference: float
+    figures: list[MeasuredFigure] = Field(default=[])
+    """Figures of the objective that were measured, the most important first."""
+    base: Score | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Loss and perplexity of the base model, which are also figures; None for an objective that does not aim at them."""
+    tuned: Score | None = Field(default=None, exclude_if=lambda value: value is None)
+    loss_difference: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Mean of tuned - base, paired by sample; negative means that tuning helped."""
-    loss_difference_low: float
-    loss_difference_high: float
+    loss_difference_low: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    loss_difference_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
     samples: int
+    """Number of scored held-out samples: of pairs the pairs, of labelled answers the answers."""
+    left_out: dict[str, int] = Field(default={}, exclude_if=lambda left_out: not left_out)
+    """Held-out samples that losses, perplexities, sources and lengths are not of: their number by what they are."""
     tokens: int
-    """Number of scored trained tokens."""
+    """Number of scored tokens: the trained ones, of a reward model all."""
     loaded_as: str
     """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a quantized base."""
     answers: list[Answer]
@@ -154,15 +155,65 @@ class Metrics(Record):
     """Comparisons of the loss of each held-out sample."""
     answer_wins: Wins | None = None
     """Comparisons of the words that each answer shares with its reference."""
-    preference: Preference | None = Field(default=None, exclude_if=lambda preference: preference is None)
-    """Preferences between the answers of the held-out pairs; None for an objective without pairs."""
+    expert_loads: list[ExpertLoad] = Field(default=[], exclude_if=lambda loads: not loads)
+    """Load of each layer's experts, of a mixture of experts."""
+    untrained_experts: list[UntrainedExperts] = Field(default=[], exclude_if=lambda experts: not experts)
+    """Adapted experts that got no token in training."""
+    scores: SampleScores | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Scores of each held-out sample; None in older records."""
 
-    reward: RewardScore | None = Field(default=None, exclude_if=lambda reward: reward is None)
-    """Rewards of the held-out pairs; None for a model that is no reward model."""
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_releases(cls, values: Any) -> Any:
+        """Give records of earlier releases their figures."""
+        if not isinstance(values, dict) or "figures" in values:
+            return values
+        values = {name: value.model_dump() if isinstance(value, Strict) else value for name, value in values.items()}
+        left_out = set(_KINDS)
+        if values.get("preference") or values.get("reward"):
+            left_out |= {"base", "tuned", *_DIFFERENCE.values()}
+        kept = {name: value for name, value in values.items() if name not in left_out}
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # then figures are missing, as any field can be
+            kept["figures"] = figures_of(values)
+        return kept
+
+    @property
+    def compared(self) -> MeasuredFigure:
+        """Return the figure by which models of the objective are compared; raises IndexError where nothing was measured."""
+        return next((figure for figure in self.figures if figure.is_paired), self.figures[0])
+
+    @property
+    def answered(self) -> str:
+        """Return the kind of the answers whose losses and sample answers these are, such as `chosen `; empty if all are."""
+        names = {figure.name for figure in self.figures}
+        return next((f"{kind} " for kind in ("chosen", "desirable", "undesirable") if f"{kind}_loss" in names), "")
+
+    @property
+    def has_references(self) -> bool:
+        """Return whether losses are those of reference answers, which the model was not trained on."""
+        return any(figure.name == "reference_loss" for figure in self.figures)
+
+    def figure(self, name: str) -> MeasuredFigure:
+        """Return the figure with a name; raises KeyError if it was not measured."""
+        return {figure.name: figure for figure in self.figures}[name]
 
     def unstopped(self, model: str) -> int:
         """Return the number of answers of `base` or `tuned` that were cut at max_new_tokens."""
         return sum(not getattr(answer, f"{model}_stopped") for answer in self.answers)
+
+    @property
+    def untrained_warning(self) -> str:
+        """Return a sentence about adapted experts that got no token in training; empty if all got some."""
+        if not (found := self.untrained_experts):
+            return ""
+        count = sum(len(one.experts) for one in found)
+        first = found[0]
+        return (
+            f"{counted(count, 'adapter')} of experts {'is' if count == 1 else 'are'} still as at the start, since no token of "
+            f"training reached the experts ({len(first.experts)} of {first.of} of {first.parameter}, the first is expert "
+            f"{first.experts[0]}): "
+            "train more samples, or raise training.router_aux_loss_coef"
+        )
 
     @property
     def never_stops(self) -> bool:
@@ -171,10 +222,58 @@ class Metrics(Record):
 
     @property
     def is_better(self) -> bool:
-        """True if the tuned model is significantly better: a loss interval below zero, or a margin of pairs above zero.
+        """True if the tuned model is significantly better by the figure that models of the objective are compared by."""
+        return bool(self.figures) and self.compared.outcome == "better"
 
-        A reward model must choose more than half of the pairs correctly.
-        """
-        if self.reward is not None:
-            return self.reward.accuracy_low > 0.5
-        return self.loss_difference_high < 0 if self.preference is None else self.preference.margin_low > 0
+
+_DIFFERENCE = {"value": "loss_difference", "low": "loss_difference_low", "high": "loss_difference_high"}
+_KINDS = ("preference", "reward")
+"""Fields of the figures of pairs in earlier releases."""
+
+
+def figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
+    """Return the figures in the content of a metrics.json of any release.
+
+    Raises:
+        KeyError, TypeError, RecordError: a figure is missing or damaged.
+    """
+    try:
+        return _figures_of(values)
+    except ValidationError as error:
+        raise RecordError([f"figures: {one}" for one in mistakes(error, MeasuredFigure)]) from None
+
+
+def _figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
+    if "figures" in values:
+        return [MeasuredFigure.model_validate(figure) for figure in values["figures"]]
+    if found := values.get("reward"):
+        loss = LOSS.model_copy(update={"unit": "nats per pair", "neutral": math.log(2)})
+        return [_tuned(ACCURACY, found, "accuracy"), _tuned(loss, values["tuned"], "loss"), _tuned(MARGIN, found, "margin")]
+    scored = [_measured(figure, values, figure.name) for figure in (PERPLEXITY, LOSS)]
+    scored[1] = scored[1].model_copy(
+        update={"difference": Interval(**{end: values[name] for end, name in _DIFFERENCE.items()})}
+    )
+    if not (found := values.get("preference")):
+        return scored
+    labels = found.get("labels")
+    figures = [of_labels(figure) if labels else figure for figure in (MARGIN, ACCURACY, PREFERRED)]
+    margin, accuracy = (_tuned(figure, found, name) for figure, name in zip(figures, ("margin", "accuracy"), strict=False))
+    preferred = {side: _interval(found, side) for side in ("base", "tuned")}
+    return [
+        margin.model_copy(update={"is_paired": True}),
+        accuracy,
+        figures[2].measured(preferred),
+        *(of_answers(one, "desirable" if labels else "chosen") for one in scored),
+    ]
+
+
+def _interval(values: Mapping[str, Any], name: str) -> Interval:
+    return Interval(value=values[name], low=values[f"{name}_low"], high=values[f"{name}_high"])
+
+
+def _tuned(figure: Figure, values: Mapping[str, Any], name: str) -> MeasuredFigure:
+    return figure.measured({"tuned": _interval(values, name)})
+
+
+def _measured(figure: Figure, values: Mapping[str, Any], name: str) -> MeasuredFigure:
+    return figure.measured({side: _interval(values[side], name) for side in ("base", "tuned")})

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from flytune.records.degrees import Degrees
 from flytune.schema import Record, Strict
 
 LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT = "load", "first step", "steady step", "evaluate", "save", "export"
@@ -13,7 +14,7 @@ PHASES = (LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT)
 
 TIGHT = 0.9
 """Share of a resource above which a plan is tight: the estimate is wrong for some of the published runs within 10 % of the
-limit, and for about one in a hundred of those further away (docs/measured.md)."""
+limit, and for about one in a hundred of those further away (docs/measured/memory.md)."""
 
 
 class Need(Strict):
@@ -66,6 +67,23 @@ class Calibration(Strict):
     speed: float
     runs: int
     """Number of runs that the ratios are the medians of."""
+
+
+class Estimate(Strict):
+    """An estimated figure, and the interval in which nine of ten runs are."""
+
+    low: float
+    value: float
+    high: float
+    held_out: int
+    """Number of published runs that the interval was compared with, and not made from."""
+    coverage: float
+    """Share of those runs that were inside it."""
+
+    def times(self, factor: float) -> "Estimate":
+        """Return the estimate of a figure that is a multiple of this one."""
+        scaled = {name: factor * getattr(self, name) for name in ("low", "value", "high")}
+        return self.model_copy(update=scaled)
 
 
 class Interruptions(Strict):
@@ -133,10 +151,19 @@ class Plan(Record):
     """Expected cost of interruptions; None if the time of a step, or of an epoch between saves, is unknown."""
     loading: Loading | None = None
     """Expected time to load the base model; None on a CPU."""
+    intervals: dict[str, Estimate] = Field(default={})
+    """Intervals of allocated_bytes and reserved_bytes (peaks of a GPU in training, as torch counts them), step_seconds,
+    tokens_per_second, hours and price, as far as they are known; after_a_run: of tokens_per_second once a run of the model on
+    the shape was measured (`flytune calibrate`). Empty on a CPU, and for models that the closed form does not know."""
     calibration: Calibration | None = None
     """Calibration that memory and speed above were multiplied by, if the shape has one."""
     reasons: list[str]
     """Reasons for the values above, a sentence each."""
+
+    @property
+    def degrees(self) -> Degrees:
+        """Processes of the run, and what they divide."""
+        return Degrees(self.world_size, self.nodes)
 
     @property
     def memory(self) -> Need:

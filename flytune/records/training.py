@@ -1,14 +1,24 @@
 """training.json and the lines of steps.jsonl: the record of a training run."""
 
+from collections.abc import Mapping, Sequence
+from typing import Self
+
 from pydantic import Field
 
+from flytune.records.degrees import Degrees
+from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
+from flytune.records.plan import Plan
 from flytune.schema import Record, Strict
 
 PARTS = ("data", "forward", "backward", "update", "eval", "other")
 """Parts of the time of a step."""
 
 STEPS = "steps.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+"""File of an artifact with some of the answers that the model has drawn in training."""
 """File with one line per logged step: next to the checkpoints during the run, in the artifact afterwards."""
+LIVE = "FLYTUNE_LIVE_STEPS"
+"""Variable with the name of a file that gets the path of STEPS, for a face that shows a run while it trains."""
 
 
 class GpuUse(Strict):
@@ -34,9 +44,10 @@ class Step(Strict):
     step: int
     epoch: float
     loss: float
-    """Mean loss over the trained tokens of the global batch, in nats."""
+    """Objective's mean loss over the global batch, in the unit of its figure (TrainingResult.figures): of sft in nats per
+    trained token."""
     eval_loss: float | None = None
-    """Loss of the live model on the held-out samples, in nats per trained token; None if it was not scored."""
+    """The same loss of the live model on the held-out samples; None if it was not scored."""
     learning_rate: float
     grad_norm: float | None
     """Norm of the gradients before clipping."""
@@ -62,7 +73,24 @@ class Step(Strict):
     reward_accuracy: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Share of the trained pairs since the previous logged step whose chosen answer has the larger reward; of pairs only."""
     reward_margin: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Mean reward of their chosen answers less that of the rejected ones."""
+    """Mean reward of their chosen answers less that of the rejected ones; of labelled answers, of the micro batches with both
+    labels."""
+    reward: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Mean reward of the answers that the model has drawn since the previous logged step; of objectives that draw some."""
+    rewards: dict[str, float] = Field(default={}, exclude_if=lambda rewards: not rewards)
+    """Mean of each of its rewards, by name, without weights."""
+    equal_rewards: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Share of the prompts whose answers all have the same reward, so that they have no gradient."""
+    answer_tokens: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Mean number of tokens of those answers."""
+    truncated: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Share of those answers that no end marker has ended."""
+    entropy: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Mean entropy of the trained tokens, in nats."""
+    kl: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Estimated KL divergence from the reference, in nats a token; only with a reference."""
+    rollout_seconds: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Seconds of drawing and judging those answers, which are part of data_seconds."""
     gpu: GpuUse | None = Field(default=None, exclude_if=lambda gpu: gpu is None)
     """Use of the GPUs since the previous logged step; left out of the line if there was no sample."""
 
@@ -73,26 +101,83 @@ class Step(Strict):
         return max(0.0, self.seconds - sum(parts))
 
 
+class Attempt(Record):
+    """One attempt of a run. Of one that was killed, figures are those of its last record, which may be seconds older."""
+
+    number: int
+    """Place among the run's attempts, from 1 on."""
+    execution: str = ""
+    """Flyte's execution; empty on a machine of one's own."""
+    retry: int = 0
+    """Flyte's number of the attempt in its execution, from 0 on."""
+    host: str = ""
+    """Node of its first process: its name in Kubernetes, or the machine's."""
+    ended: str = ""
+    """Reason for which it ended, with the node where that began; empty of the attempt that finished the run."""
+    resumed_from_step: int
+    last_step: int
+    """Last step that it trained; the step that it resumed from where it trained none."""
+    shape: str
+    world_size: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    price_per_hour: float
+    """Price of its machines."""
+    seconds: float
+    """Seconds of its training loop."""
+    held_seconds: float
+    """Seconds for which it held its machines: loading, training, saving and export."""
+    peaks: dict[str, int] = Field(default={})
+    """Peak bytes by phase, of the process with the largest peak; of a killed attempt, of its first process."""
+    reserved_peaks: dict[str, int] = Field(default={})
+
+    @property
+    def name(self) -> str:
+        """Attempt as the message of its execution names it: by Flyte's number there, or by its place in the run."""
+        return f"attempt {self.retry + 1 if self.execution else self.number}"
+
+    @property
+    def layout(self) -> str:
+        """Shape and batches as a phrase."""
+        batches = f"{self.per_device_train_batch_size} x {self.gradient_accumulation_steps} accumulated"
+        return f"{self.shape}, {batches} x {Degrees(self.world_size).data_parallel}"
+
+    def is_of(self, plan: Plan) -> bool:
+        """Return whether it ran on the machines and with the batches of a plan, whose estimates are not of others."""
+        fields = ("shape", "world_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+        return all(getattr(self, field) == getattr(plan, field) for field in fields)
+
+
 class TrainingResult(Record):
-    """training.json: the result of a training run."""
+    """training.json: the result of a training run, all of its attempts together where a field does not say otherwise.
+
+    Records of version 0.1.0 have the figures of the attempt that finished.
+    """
 
     steps: list[Step]
+    """Logged steps from the first on, each once: of a step that was trained again, its last training."""
+    figures: list[Figure] = Field(default=[])
+    """Figures of the objective that the steps have; empty in records of earlier releases (see `logged`)."""
     seconds: float
-    """Seconds of the training loop, without loading and exporting."""
+    """Seconds of the training loops, without loading and exporting; those of steps that were trained again are included."""
     tokens: int
+    """Number of tokens read in `steps`."""
     world_size: int
+    """Number of processes of the last attempt."""
     memory_kind: str
     """Kind of memory in all figures: `GPU memory allocated` or `host memory (RSS)`."""
     peaks: dict[str, int] = Field(default={})
     """Peak bytes by phase (flytune.records.plan.PHASES), of the process with the largest peak."""
     reserved_peaks: dict[str, int] = Field(default={})
     """Peak bytes that the allocator reserved on that GPU, by phase; empty without a GPU."""
+    attempts: list[Attempt] = Field(default=[])
+    """All attempts in their order, the last one finished the run; empty before 0.2.0."""
     trained_parameters: int
     total_parameters: int
     heldout_loss: float | None
     """Loss of the live model on the first held-out samples, before the export; the gate compares the export with it."""
     resumed_from_step: int = 0
-    """Step of the checkpoint that the run resumed from; 0 for a run from the start."""
+    """Step of the checkpoint that the last attempt resumed from; 0 for one from the start."""
     stopped_early: str | None = None
     """Reason why the recipe's budget ended the run before its last step."""
     early_stopping: str | None = None
@@ -100,11 +185,18 @@ class TrainingResult(Record):
     exported_step: int | None = None
     """Step whose weights were exported; None in records of version 0.1.0, which always exported the last."""
     exported_eval_loss: float | None = None
-    """Loss of those weights on the held-out samples in training, in nats per trained token; None if they were not scored."""
+    """The objective's loss of those weights on the held-out samples in training; None if they were not scored."""
     versions: dict[str, str] = Field(default={})
     """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty before 0.2.0."""
     attempt: str = ""
-    """Attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
+    """Last attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
+
+    @property
+    def logged(self) -> list[Figure]:
+        """Return the figures that the steps have, of any release."""
+        has_pairs = any(step.reward_accuracy is not None for step in self.steps)
+        earlier = [LOSS.model_copy(update={"unit": "per pair"}), ACCURACY, MARGIN] if has_pairs else [LOSS]
+        return self.figures or earlier
 
     @property
     def exported(self) -> str:
@@ -116,6 +208,57 @@ class TrainingResult(Record):
         return f"step {self.exported_step} of {last}{loss}"
 
     @property
+    def first_step(self) -> int:
+        """Number of steps before the first logged one that no log has, as the checkpoint that was resumed from had none."""
+        return self.resumed_from_step if self.steps and self.steps[0].step > self.resumed_from_step else 0
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of the logged steps, each counted once."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all processes, without padding."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """Tokens per second of all processes, without padding, over the logged steps."""
+        return self.tokens / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def held_seconds(self) -> float:
+        """Seconds for which all attempts held their machines; before 0.2.0 those of the training loop."""
+        return sum(attempt.held_seconds for attempt in self.attempts) if self.attempts else self.seconds
+
+    @property
+    def repeated_steps(self) -> int:
+        """Number of steps that were trained again, because an attempt was lost before it saved them."""
+        trained = sum(attempt.last_step - attempt.resumed_from_step for attempt in self.attempts)
+        return max(0, trained - self.attempts[-1].last_step) if self.attempts else 0
+
+    def price(self, price_per_hour: float) -> float:
+        """Return the price of the machines' time; `price_per_hour` is the plan's, for records without attempts."""
+        if not self.attempts:
+            return self.seconds / 3600 * price_per_hour
+        return sum(attempt.held_seconds / 3600 * attempt.price_per_hour for attempt in self.attempts)
+
+    def steps_of(self, attempt: Attempt) -> list[Step]:
+        """Return the logged steps that are of one attempt: those that no later one has trained again."""
+        later = [other.resumed_from_step for other in self.attempts if other.number > attempt.number]
+        last = min([attempt.last_step, *later])
+        return [step for step in self.steps if attempt.resumed_from_step < step.step <= last]
+
+    def as_planned(self, plan: Plan) -> Self:
+        """Return the record of the attempts with the plan's machines and batches alone; of all, if these have no step."""
+        kept = [one for one in self.attempts if one.is_of(plan)]
+        steps = [step for one in kept for step in self.steps_of(one)]
+        if not steps or len(kept) == len(self.attempts):
+            return self
+        update = {
+            "peaks": highest([one.peaks for one in kept]),
+            "reserved_peaks": highest([one.reserved_peaks for one in kept]),
+        }
+        tokens = sum(step.tokens for step in steps)
+        return self.model_copy(update={"attempts": kept, "steps": steps, "tokens": tokens, **update})
+
+
+def highest(peaks: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the largest peak of each phase."""
+    return {phase: max(one.get(phase, 0) for one in peaks) for phase in dict.fromkeys(name for one in peaks for name in one)}

@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from flytune.artifacts import fetch, opening
+from flytune.console import output
 from flytune.data import heldout_rows
 from flytune.errors import DataError
 from flytune.evaluation import score
 from flytune.export import trained_folder
-from flytune.models import Row, bootstrap, clean_process, finite_loss, loading
+from flytune.models import Row, bootstrap, clean_process, finite_loss, loading, tokenizers
 from flytune.recipe import Recipe
-from flytune.records import Metrics
+from flytune.records import Figure, Metrics
+from flytune.records.figures import LOSS
 from flytune.registry.history import ModelComparison
 
 
@@ -31,14 +33,25 @@ def compare_artifacts(recipe: Recipe, challenger: Path, dataset: Path, champion:
 
 
 def compare_with_base(metrics: Metrics) -> ModelComparison:
-    """Return the comparison of a challenger with its base model, from its evaluation; for when there is no champion."""
+    """Return the comparison of a challenger with its base model, from its evaluation; for when there is no champion.
+
+    Raises:
+        DataError: the base has no figure of the challenger's objective.
+    """
+    found = metrics.compared
+    if found.base is None or found.difference is None:
+        raise DataError(
+            f"held-out {found.title}: the base model has none, so there is nothing to compare the challenger with; schedule "
+            "objective: sft"
+        )
     return ModelComparison(
         against="base",
-        champion=metrics.base.loss,
-        challenger=metrics.tuned.loss,
-        difference=metrics.loss_difference,
-        difference_low=metrics.loss_difference_low,
-        difference_high=metrics.loss_difference_high,
+        figure=Figure.model_validate({name: getattr(found, name) for name in Figure.model_fields}),
+        champion=found.base.value,
+        challenger=found.tuned.value,
+        difference=found.difference.value,
+        difference_low=found.difference.low,
+        difference_high=found.difference.high,
         samples=metrics.samples,
         tokens=metrics.tokens,
     )
@@ -47,6 +60,7 @@ def compare_with_base(metrics: Metrics) -> ModelComparison:
 def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, against: str) -> ModelComparison:
     import numpy
 
+    output.install()
     loading.import_libraries()
     # Code of the champion runs if the person's own recipe allows code.
     consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
@@ -62,6 +76,8 @@ def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, ag
     points, lows, highs = bootstrap(numpy.stack([old, new, new - old], axis=1), tokens)
     return ModelComparison(
         against=against,
+        # The only objective that the refresh takes is compared by it.
+        figure=LOSS,
         champion=points[0],
         challenger=points[1],
         difference=points[2],
@@ -78,6 +94,4 @@ def _losses(recipe: Recipe, folder: Path, rows: list[Row], batch_size: int, labe
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    from transformers import AutoTokenizer
-
-    return dict(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).get_vocab())
+    return dict(tokenizers.load(folder).get_vocab())

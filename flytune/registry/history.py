@@ -15,7 +15,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flytune.errors import AcceptedError
+from flytune.records.figures import LOSS, Figure
 from flytune.schema import Record, RecordError, Strict
+from flytune.sentences import counted
 from flytune.storage import Storage
 
 POINTER, HISTORY = "accepted.json", "history"
@@ -24,14 +26,16 @@ TRIES = 8
 
 
 class ModelComparison(Strict):
-    """Losses of two models on the same held-out tokens, in nats per token, paired by sample, with 95 % intervals."""
+    """A figure of two models on the same held-out samples, paired by sample, with 95 % intervals."""
 
     against: str
     """Address of the champion's artifact; `base` if the challenger was compared with its own base model."""
+    figure: Figure = Field(default=LOSS, exclude_if=lambda figure: figure == LOSS)
+    """Figure of the objective that they were compared by."""
     champion: float
     challenger: float
     difference: float
-    """Challenger minus champion; negative is better."""
+    """Challenger minus champion; the figure says which direction is better."""
     difference_low: float
     difference_high: float
     samples: int
@@ -39,17 +43,18 @@ class ModelComparison(Strict):
 
     @property
     def is_won(self) -> bool:
-        """Return whether the challenger's loss is significantly lower: the whole interval is below zero."""
-        return self.difference_high < 0
+        """Return whether the challenger is significantly better: the whole interval is on the better side of zero."""
+        return self.difference_low > 0 if self.figure.better == "higher" else self.difference_high < 0
 
     def describe(self) -> str:
         """Return the figures in one line."""
-        side = "below" if self.is_won else "above" if self.difference_low > 0 else "on both sides of"
+        side = "below" if self.difference_high < 0 else "above" if self.difference_low > 0 else "on both sides of"
+        model = "its base model" if self.against == "base" else "the accepted model"
+        ends = f"{self.difference_low:+.4f} to {self.difference_high:+.4f}"
         return (
-            f"held-out loss {self.challenger:.4f}, compared with {self.champion:.4f} of "
-            f"{'its base model' if self.against == 'base' else 'the accepted model'}; the interval of the difference "
-            f"{self.difference:+.4f} ({self.difference_low:+.4f} to {self.difference_high:+.4f}) is {side} zero, over "
-            f"{self.samples} samples"
+            f"held-out {self.figure.title} {self.challenger:.4f}, compared with {self.champion:.4f} of {model} "
+            f"({self.figure.direction}); the interval of the difference {self.difference:+.4f} ({ends}) is {side} zero, over "
+            f"{counted(self.samples, 'sample')}"
         )
 
 
@@ -123,6 +128,9 @@ def record(address: str, decision: Decision, expected: str | None) -> Decision:
     storage = _storage(address)
     for _ in range(TRIES):
         decisions = decisions_at(address)
+        if decisions and _is_same(decisions[-1], decision):  # recorded by a try whose answer was lost
+            _update_pointer(storage, address)
+            return decisions[-1]
         before = current(decisions)
         if decision.outcome != "refused" and (before.artifact if before else None) != expected:
             raise AcceptedError(
@@ -136,6 +144,12 @@ def record(address: str, decision: Decision, expected: str | None) -> Decision:
     raise AcceptedError(
         f"{address}: other writers recorded a decision during each of {TRIES} tries; nothing was recorded: try again"
     )
+
+
+def _is_same(first: Decision, second: Decision) -> bool:
+    """Return whether two records are of one decision: a run's artifact is decided on once."""
+    of_the_record = {"number", "time"}
+    return first.model_dump(exclude=of_the_record) == second.model_dump(exclude=of_the_record)
 
 
 def rollback(address: str, reason: str) -> Decision:

@@ -17,6 +17,7 @@ from flytune.recipe import Recipe
 from flytune.records import Metrics
 from flytune.registry import history
 from flytune.registry.history import Decision, ModelComparison
+from flytune.row_names import ANSWERS
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: it has no held-out data of its own, or adapters would be trained on a base model that may change.
     """
-    if recipe.objective.compares_answers:
+    if recipe.objective.row_kind != ANSWERS:
         raise RecipeError(
             f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared by their loss, "
             "which preferences do not aim at; run workflows.finetune instead"

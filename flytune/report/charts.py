@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from flytune.hardware.shapes import GIB
-from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records import Manifest, Plan, TrainingResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,37 +44,6 @@ _STYLE: dict[str, Any] = {
 }
 # A curve with more points is drawn as means of equal intervals: the page stays small, without a visible difference.
 _POINTS = 240
-
-
-def loss(training: TrainingResult, metrics: Metrics) -> str:
-    """Draw the training loss by step, the held-out losses during training, and those of the base and the tuned model."""
-    steps, losses = thinned([(step.step, step.loss) for step in training.steps])
-    smooth = _running_mean(losses, max(1, len(losses) // 20))
-    last = training.steps[-1].step if training.steps else 1
-    scored, eval_losses = thinned([(step.step, step.eval_loss) for step in training.steps if step.eval_loss is not None])
-
-    def draw(axes: "Axes") -> None:
-        axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=0.9)
-        axes.plot(steps, smooth, color=BLUE, label="training")
-        if scored:
-            axes.plot(scored, eval_losses, color=ORANGE, marker=".", markersize=4, label="held-out")
-        ends = (
-            [] if metrics.reward else [(0, metrics.base, "s", "held-out, base"), (last, metrics.tuned, "o", "held-out, tuned")]
-        )
-        for step, score, marker, label in ends:
-            errors = [[min(score.loss - score.loss_low, 9)], [min(score.loss_high - score.loss, 9)]]
-            axes.errorbar([step], [score.loss], errors, fmt=marker, color=ORANGE, ecolor=ORANGE, markersize=5, label=label)
-        axes.legend()
-        by_step(axes)
-
-    if metrics.reward:
-        return picture(draw, f"Training loss in nats per pair over {last} steps; log 2, or 0.693, is that of no preference")
-    return picture(
-        draw,
-        f"Training loss in nats per token over {last} steps, with the held-out loss of the base model "
-        f"({metrics.base.loss:.3f}) and of the tuned model ({metrics.tuned.loss:.3f})"
-        + (f", and the held-out loss at {len(eval_losses)} points during training" if eval_losses else ""),
-    )
 
 
 def learning_rate(training: TrainingResult) -> str:
@@ -181,6 +150,44 @@ def memory(plan: Plan, training: TrainingResult) -> str:
     return picture(draw, f"{need.resource} by phase, planned and measured: {label}", height=3.4)
 
 
+def planned_memory(plan: Plan) -> str:
+    """Draw the planned memory of each phase as a bar of its components, and a line at what there is: an SVG file's content."""
+    need, phases = plan.memory, list(plan.memory.phases)
+    available = need.available_bytes / GIB
+
+    def draw(axes: "Axes") -> None:
+        named = set[str]()
+        for height, phase in enumerate(reversed(phases)):
+            left = 0.0
+            for number, name in enumerate(need.components):
+                width = need.phases[phase].get(name, 0) / GIB
+                label = None if name in named or not width else name
+                named |= {name} if width else set()
+                axes.barh([height], [width], left=left, height=0.6, color=color(number), label=label)
+                left += width
+            axes.annotate(size(left * GIB), (left, height), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.axvline(available, color=_INK, linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(phases)), phases[::-1])
+        axes.set_xlim(0, 1.15 * max(available, need.peak_bytes / GIB))
+        axes.grid(visible=False)
+        axes.set_xlabel(f"GiB of {need.resource} on {plan.shape}; the line: {size(need.available_bytes)} that there are")
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        order = [name for name in need.components if name in handles]
+        axes.figure.legend([handles[name] for name in order], order, loc="outside lower center", ncols=3, fontsize=7)
+
+    label = ", ".join(f"{phase} {size(sum(need.phases[phase].values()))}" for phase in phases)
+    return standalone(picture(draw, f"{plan.recipe}: {need.resource} by phase: {label}", height=3.6))
+
+
+def standalone(svg: str) -> str:
+    """Return a picture of a page as the content of an SVG file, with colours and a font of its own."""
+    colors = "--ink: #1c1c1c; --muted: #5a5a5a; --rule: #cccccc; --blue: #0072b2; --orange: #e69f00"
+    head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+    style = f"<style>svg {{ {colors}; background: #ffffff; font-family: sans-serif }}</style>"
+    opened, _, rest = svg.partition(">")
+    return f"{head}{opened.removeprefix('<svg ')}>{style}{rest}\n"
+
+
 def color(number: int) -> str:
     """Return the colour of the planned component with this number, in the chart and in the table next to it."""
     return PALETTE[number % len(PALETTE)]
@@ -220,7 +227,8 @@ def thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[fl
     return columns[0], columns[1]
 
 
-def _running_mean(values: Sequence[float], reach: int) -> list[float]:
+def running_mean(values: Sequence[float], reach: int) -> list[float]:
+    """Return the mean of each value and its neighbours, up to `reach` on both sides."""
     # Windows shrink symmetrically towards both ends: windows cut on one side would bend the curve there.
     reaches = [min(reach, at, len(values) - 1 - at) for at in range(len(values))]
     windows = [values[at - around : at + around + 1] for at, around in enumerate(reaches)]

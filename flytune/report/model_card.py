@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 from flytune import yaml_core
 from flytune.errors import StorageError
+from flytune.models import heads
+from flytune.objectives import objective_of
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
 from flytune.records.lineage import Lineage
 from flytune.report import page
+from flytune.sentences import counted
 from flytune.storage import Storage
 
 LICENSE = ("license", "license_name", "license_link")
@@ -57,10 +60,12 @@ def render(
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
         is_plain=not (recipe.method.use_dora or trains_tables(recipe)),
-        auto_class="AutoModelForSequenceClassification" if metrics.reward else "AutoModelForCausalLM",
+        auto_class=heads.head_of(recipe).auto_class,
+        head=heads.head_of(recipe),
+        about=objective_of(recipe).card_text(recipe),
         arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
         front_matter=yaml_core.dump(matter).strip(),
-        peak=max((step.memory_bytes for step in training.steps), default=0),
+        peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),
     )  # fmt: skip
 
 
@@ -77,8 +82,7 @@ def is_hub_id(name: str) -> bool:
 def _arguments(recipe: Recipe) -> list[str]:
     """Return the arguments of from_pretrained that load the model as it was evaluated."""
     arguments = [f"dtype=torch.{recipe.model.dtype}", f'attn_implementation="{recipe.model.attn_implementation}"']
-    if recipe.objective.is_reward_model:
-        arguments.append("num_labels=1")
+    arguments += [f"{name}={value}" for name, value in heads.head_of(recipe).arguments.items()]
     if recipe.model.trust_remote_code:
         arguments.append("trust_remote_code=True")
     return [*arguments, 'device_map="auto"']
@@ -86,9 +90,10 @@ def _arguments(recipe: Recipe) -> list[str]:
 
 def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
     model, adapter = recipe.model.name_or_path, recipe.method.name != "full"
-    matter: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
-    if recipe.objective.is_reward_model:
-        matter["pipeline_tag"] = "text-classification"
+    matter: dict[str, Any] = {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": heads.head_of(recipe).pipeline_tag,
+    }
     # The hub requires an id on the hub here, not the path of a folder.
     if is_hub_id(model):
         matter["base_model"] = model
@@ -97,7 +102,8 @@ def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, s
     if datasets := _datasets(recipe):
         matter["datasets"] = datasets
     matter["tags"] = ["flytune", recipe.method.name, *(["lora"] if recipe.method.name == "qlora" else [])]
-    return matter | {"model-index": [{"name": recipe.name, "results": _results(recipe, metrics)}]}
+    results = _results(recipe, metrics)
+    return matter | ({"model-index": [{"name": recipe.name, "results": results}]} if results else {})
 
 
 def _datasets(recipe: Recipe) -> list[str]:
@@ -107,19 +113,19 @@ def _datasets(recipe: Recipe) -> list[str]:
 
 def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
     """Return the evaluation results for the hub's model-index."""
-    task = {"type": "text-generation", "name": "Text generation"}
-    if metrics.reward:
-        task = {"type": "text-classification", "name": "Text classification"}
+    tag = heads.head_of(recipe).pipeline_tag
+    task = {"type": tag, "name": tag.replace("-", " ").capitalize()}
     # The hub requires a type here: the id of the data set if it is on the hub.
     heldout = {"name": "held-out samples of the training data", "type": next(iter(_datasets(recipe)), "heldout")}
-    tuned = metrics.tuned
-    figures = [("perplexity", "Perplexity", tuned.perplexity), ("loss", "Loss, nats per token", tuned.loss)]
-    if metrics.reward:
-        figures = [("accuracy", "Accuracy of held-out pairs", metrics.reward.accuracy)]
+    figures = [
+        (figure.name, ", ".join(filter(None, [page.capitalized(figure.title), figure.unit])), figure.tuned.value)
+        for figure in metrics.figures
+        if figure.better != "neither"
+    ]
     found = [{"type": kind, "name": name, "value": round(value, 6)} for kind, name, value in figures]
-    results: list[dict[str, Any]] = [{"task": task, "dataset": heldout, "metrics": found}]
+    results: list[dict[str, Any]] = [{"task": task, "dataset": heldout, "metrics": found}] if found else []
     for scored in metrics.tasks:
-        name = f"{scored.metric}, {scored.num_fewshot}-shot, {scored.documents} documents"
+        name = f"{scored.metric}, {scored.num_fewshot}-shot, {counted(scored.documents, 'document')}"
         figure = {"type": scored.metric.partition(",")[0], "name": name, "value": round(scored.tuned, 6)}
         results.append({"task": task, "dataset": {"name": scored.task, "type": scored.task}, "metrics": [figure]})
     return results

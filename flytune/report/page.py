@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flytune.models import heads
 from flytune.recipe import Recipe
-from flytune.records import LabelReward, Manifest, Metrics, Part, Plan, Preference, RewardScore, Score, TrainingResult, Wins
+from flytune.records import Figure, Interval, Manifest, Metrics, Part, Plan, TrainingResult, Wins
 from flytune.records.lineage import Lineage
 from flytune.records.training import PARTS
-from flytune.report import charts, preference_charts, task_table
+from flytune.report import charts, figure_charts, task_table
+from flytune.sentences import counted, counted_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -32,23 +34,26 @@ def render(
         lineage: the runs that made the base model.
         xray: HTML of xray.section.
     """
+    planned = training.as_planned(plan)
     return environment(escape=True).get_template("report.html.jinja").render(
         recipe=recipe,
+        head=heads.head_of(recipe),
         plan=plan,
         manifest=manifest,
         training=training,
         metrics=metrics,
         xray=xray,
         charts=charts,
-        preference_charts=preference_charts,
+        figure_charts=figure_charts,
         task_table=task_table,
         broken=broken,
         lineage=lineage.runs if lineage else [],
-        peak=max((step.memory_bytes for step in training.steps), default=0),
-        reserved=max((step.memory_reserved_bytes or 0 for step in training.steps), default=0),
+        planned=planned,
+        peak=max((step.memory_bytes for step in planned.steps), default=0),
+        reserved=max((step.memory_reserved_bytes or 0 for step in planned.steps), default=0),
         gpu_use=gpu_use(training),
         times=times(training),
-        trained_steps=max(1, training.steps[-1].step - training.resumed_from_step) if training.steps else 1,
+        trained_steps=max(1, training.steps[-1].step - training.first_step) if training.steps else 1,
     )  # fmt: skip
 
 
@@ -85,62 +90,84 @@ def environment(escape: bool) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"number": number, "number_of": "{:,}".format, "size": charts.size, "price": price}
+    found.filters |= {
+        "number": number,
+        "number_of": "{:,}".format,
+        "counted": counted,
+        "counted_of": counted_of,
+        "size": charts.size,
+        "price": price,
+    }
     found.filters |= {"interval": interval, "duration": duration, "cell": cell, "percent": percent}
+    found.filters |= {"value": value, "range": shown, "apart": apart, "capitalized": capitalized}
     found.globals |= {"verdict": verdict, "share": share}
     return found
 
 
+NOTHING_MEASURED = "No samples were held out, so nothing says whether tuning helped."
+"""Result of a run without held-out data."""
+
+
 def verdict(metrics: Metrics) -> str:
-    """Return the result as a sentence."""
-    if metrics.reward:
-        return _reward_verdict(metrics.reward)
-    if metrics.preference:
-        return _preference_verdict(metrics.preference)
-    base, tuned = metrics.base.perplexity, metrics.tuned.perplexity
-    direction = "falls" if tuned < base else "rises" if tuned > base else "changes"
-    change = f"Held-out perplexity {direction} from {number(base)} to {number(tuned)}"
+    """Return the result as a sentence: the most important figure, and if models differ by the one that compares them."""
+    if not metrics.figures:
+        return NOTHING_MEASURED
+    first, compared = metrics.figures[0], metrics.compared
+    after = quantity(first, first.tuned.value)
+    if first.base is not None:
+        before, rise = quantity(first, first.base.value), first.tuned.value - first.base.value
+        change = f"Held-out {first.title} {'falls' if rise < 0 else 'rises' if rise else 'changes'} from {before} to {after}"
+    else:
+        change = f"Held-out {first.title} is {after}"
+        if first.neutral is not None:
+            change += f", and that of a model that prefers nothing {value(first, first.neutral)}"
+    others = [figure for figure in metrics.figures if figure.is_paired and figure not in (first, compared)]
+    more = "".join(
+        f" {capitalized(figure.title)}: {quantity(figure, figure.tuned.value)} ({shown(figure, figure.tuned)})."
+        for figure in others
+    )
+    if compared.better == "neither":
+        return f"{change}; nothing shows which model is better."
     if metrics.samples < 2:
         return f"{change}, but a single held-out sample is no evidence."
-    if metrics.is_better:
-        return f"{change}, a significant improvement."
-    if metrics.loss_difference_low > 0:
-        return f"{change}, significantly worse."
-    return f"{change}, which is not a significant difference."
+    significance = {
+        "better": "a significant improvement",
+        "worse": "significantly worse",
+        "unclear": "which is not a significant difference",
+    }
+    return f"{change}, {significance[compared.outcome]}.{more}"
 
 
-def _reward_verdict(found: RewardScore) -> str:
-    pairs = f"{percent(found.accuracy)} of {found.pairs} held-out pairs"
-    chosen = f"The reward model gives the chosen answer of {pairs} the larger reward"
-    if found.pairs < 2:
-        return f"{chosen}, but a single pair is no evidence."
-    if found.accuracy_low > 0.5:
-        return f"{chosen}, significantly more than half."
-    if found.accuracy_high < 0.5:
-        return f"{chosen}, significantly less than half."
-    return f"{chosen}, which is not significantly different from half."
+def capitalized(text: str) -> str:
+    """Return a title with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
-def _preference_verdict(found: Preference) -> str:
-    better, pairs = "chosen", f"{found.pairs} held-out pairs"
-    if found.labels:
-        better, pairs = "desirable", f"all pairs of {found.labels[0].answers} and {found.labels[1].answers} undesirable answers"
-    change = (
-        f"The tuned model finds the {better} answer of {percent(found.tuned)} of {pairs} more probable, the base model that of "
-        f"{percent(found.base)}; its reward is larger in {percent(found.accuracy)}"
-    )
-    if found.pairs < 2:
-        return f"{change}, but a single pair is no evidence."
-    if found.margin_low > 0:
-        return f"{change}, and the mean margin of {number(found.margin)} is significantly above zero."
-    if found.margin_high < 0:
-        return f"{change}, and the mean margin of {number(found.margin)} is significantly below zero."
-    return f"{change}; the mean margin of {number(found.margin)} is not significantly different from zero."
+def value(figure: Figure, amount: float) -> str:
+    """Return a value of a figure without its unit: `3.06`, `62.5 %`."""
+    return percent(amount) if figure.is_share else number(amount)
+
+
+def quantity(figure: Figure, amount: float) -> str:
+    """Return a value of a figure with its unit: `3.06 nats per token`, `62.5 % of pairs`."""
+    unit = figure.unit.removeprefix("share").strip()
+    return f"{value(figure, amount)} {unit}".rstrip()
+
+
+def shown(figure: Figure, interval: Interval) -> str:
+    """Return the 95 % interval of a figure: `20.1 to 22.6`."""
+    return f"{value(figure, interval.low)} to {value(figure, interval.high)}" if interval.is_known else "unknown"
+
+
+def apart(figure: Figure, difference: Interval) -> str:
+    """Return a difference with its interval: `+0.12 (0.08 to 0.16)`."""
+    sign = "+" if difference.value > 0 else ""
+    return f"{sign}{value(figure, difference.value)} ({shown(figure, difference)})"
 
 
 def percent(part: float) -> str:
     """Return a share as a percentage such as `62.5 %`."""
-    return f"{100 * part:.3g} %"
+    return f"{100 * part:.3g} %".replace("-", "−")
 
 
 def number(value: float) -> str:
@@ -152,7 +179,7 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def interval(score: Score | Metrics | Part | Preference | LabelReward | Wins, name: str) -> str:
+def interval(score: Part | Wins, name: str) -> str:
     """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"

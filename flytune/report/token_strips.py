@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 
+from flytune.sentences import counted, counted_of
+
 _WIDTH, _LEFT, _HEIGHT, _STEP = 1000, 64, 18, 28
 _HATCH = (
     '<defs><pattern id="padding-hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -18,7 +20,10 @@ def draw(strips: list[Strip], width: int) -> str:
     lines = [_strip(strip, width, number * _STEP) for number, strip in enumerate(strips)]
     labels = [f'<text x="0" y="{number * _STEP + 13}">{sum(map(len, strip)):,}</text>' for number, strip in enumerate(strips)]
     used = sum(len(sample) for strip in strips for sample in strip)
-    label = f"{len(strips)} rows of {width} tokens; {used} of {len(strips) * width} tokens are in samples, the rest is padding"
+    label = (
+        f"{counted(len(strips), 'row')} of {counted(width, 'token')}; "
+        f"{counted_of(used, len(strips) * width, 'token', 'is', 'are')} in samples, the rest is padding"
+    )
     return (
         f'<svg class="strips" role="img" aria-label="{escape(label)}" viewBox="0 0 {_WIDTH + _LEFT} {len(strips) * _STEP}">'
         f"{_HATCH}{''.join(labels)}{''.join(lines)}</svg>"

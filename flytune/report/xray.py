@@ -1,72 +1,83 @@
 """The x-ray: a page with prepared data token by token, as the model will be trained on it."""
 
 import json
+import re
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice, takewhile
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flytune import data
-from flytune.data import Part
+from flytune.data.bad_rows import BAD_ROWS, BadRow, read_list, write_list
 from flytune.data.contract import CONTRACT, Contract, check
 from flytune.data.formats import CHATS
 from flytune.data.readers import read_heldout, strict
 from flytune.data.stored_samples import parts
 from flytune.errors import DataError
-from flytune.files import written_atomically
+from flytune.files import new_output
 from flytune.recipe import Data, DataRequest, Recipe
 from flytune.records import Manifest, SourceCounts
 from flytune.report import charts, token_strips
 from flytune.report import page as report_page
+from flytune.report.xray_samples import sample_views
+from flytune.sentences import counted, counted_of
 
 SAMPLES = 6
-"""Number of first samples that are shown, besides the longest, and one that was cut."""
-_SEARCHED = 2000
-"""Number of first samples in which the longest is searched."""
-_HEAD, _TAIL = 360, 120
-"""Numbers of first and last tokens that are shown of a longer sample."""
+"""Number of first samples that are shown, after those that one looks for."""
 _STRIPS = 8
-_VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
+_BAD_SHOWN = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The text of one token, or of several tokens that share a character."""
+class Xray(NamedTuple):
+    """A written page, and what a terminal says about it."""
 
-    text: str
-    kind: str = ""
-    """CSS classes: t trained, s special, c the end of a cut sample; or `gap`."""
-    tip: str = ""
-    breaks: bool = False
-    """True if it ends with a line break."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleView:
-    """One sample on the page."""
-
-    title: str
-    note: str
-    pieces: list[Piece]
-    """Tokens of the sample; of a pair, the tokens that both sequences begin with."""
-    answers: tuple[list[Piece], ...] = ()
-    """Tokens of a pair's chosen and rejected sequence from the place where they part."""
+    path: Path
+    contract: Contract
+    summary: str
+    """A sentence on the checks."""
+    stops: bool
+    """True if a failed check would stop the run."""
+    rows: int
+    bad_rows: Path | None
+    """List of the bad rows; None if there is none."""
+    bad: int
+    """Number of bad rows."""
+    left_out: dict[str, int]
+    """Number of rows by what no sample has of them (Manifest.left_out)."""
 
 
-def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
+class _Heldout(NamedTuple):
+    """Held-out data of which only the first rows are prepared, from a file of their own."""
+
+    data: Data
+    cut: Path
+    places: list[str]
+    """Location of each row of `cut` in the data; empty if all rows are prepared, from the data itself."""
+    bad: list[BadRow]
+    """Rows among them that cannot be read, and are not in `cut`."""
+
+
+def list_beside(out: Path) -> Path:
+    """Return the path of the list of bad rows of a page."""
+    return out.with_suffix(".bad_rows.jsonl")
+
+
+def recipe_page(recipe: Recipe, rows: int, out: Path) -> Xray:
     """Prepare the first `rows` rows of each source of a recipe, and of its own held-out data, and write their page to `out`.
 
-    Needs the tokenizer, but no plan and no model. Failed checks of the contract are shown and stop nothing.
+    Needs the tokenizer, but no plan and no model. Failed checks of the contract are shown and stop nothing. Bad rows are listed
+    in a file beside the page, whether there are too many of them or not.
 
     Raises:
-        DataError: as data.prepare.
+        DataError: as data.prepare; or another file is where the list of bad rows would be.
     """
+    listed = list_beside(out)
+    _check_list(listed)
     changes: dict[str, Any] = {
         "contract": "warn",
-        # Even a few rows must give both splits.
-        "heldout_fraction": max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
+        # Even a few rows must give both splits, if there are two.
+        "heldout_fraction": recipe.data.heldout_fraction and max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
     }
     if several := recipe.data.sources:
         changes["sources"] = [one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several]
@@ -74,33 +85,88 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Path:
         changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
     limited = recipe.data.model_copy(update=changes)
     with tempfile.TemporaryDirectory(prefix="flytune-xray-") as temporary:
-        folder, cut = Path(temporary) / "dataset", Path(temporary) / "heldout.jsonl"
-        limited = _with_few_heldout(limited, rows, cut)
+        folder = Path(temporary) / "dataset"
+        heldout = _with_few_heldout(limited, rows, Path(temporary) / "heldout.jsonl")
         try:
-            data.prepare(DataRequest.of(recipe, "xray", limited), folder)
+            data.prepare(DataRequest.of(recipe, "xray", heldout.data), folder)
         except DataError as error:
-            raise DataError(str(error).replace(f"{cut}:", f"{recipe.data.heldout_name} row ")) from error
-        return page(folder, recipe, out, rows)
+            _keep_list(folder, heldout, listed)
+            told = str(error).replace(str(folder / BAD_ROWS), str(listed))
+            raise DataError(_with_places(told, heldout)) from error
+        bad = _keep_list(folder, heldout, listed)
+        page(folder, recipe, out, rows, bad, listed)
+        contract = Contract.read(folder / CONTRACT)
+        manifest = data.read_manifest(folder)
+    read = manifest.rows + len(heldout.bad)
+    summary = _summary(contract, recipe.data)
+    return Xray(
+        out, contract, summary, would_stop(contract, recipe.data), read, listed if bad else None, len(bad), manifest.left_out
+    )
 
 
-def _with_few_heldout(section: Data, rows: int, cut: Path) -> Data:
+def _with_few_heldout(section: Data, rows: int, cut: Path) -> _Heldout:
     """Limit held-out data of its own to its first `rows` rows, which are written to `cut` if it has more."""
     if section.heldout_key is None:
-        return section
+        return _Heldout(section, cut, [], [])
     found = read_heldout(section)
     first = list(islice(found if section.max_bad_fraction else strict(found), rows + 1))
     if len(first) <= rows:
-        return section
-    readable = [row for row, _ in first[:rows] if not isinstance(row, DataError)]
-    cut.write_text("".join(json.dumps(row, default=str) + "\n" for row in readable), encoding="utf-8")
-    return section.model_copy(update={"heldout_path": str(cut), "eval_split": None})
+        return _Heldout(section, cut, [], [])
+    readable = [(row, where) for row, where in first[:rows] if not isinstance(row, DataError)]
+    bad = [BadRow.of(where, row) for row, where in first[:rows] if isinstance(row, DataError)]
+    cut.write_text("".join(json.dumps(row, default=str) + "\n" for row, _ in readable), encoding="utf-8")
+    limited = section.model_copy(update={"heldout_path": str(cut), "eval_split": None})
+    return _Heldout(limited, cut, [where for _, where in readable], bad)
 
 
-def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> Path:
+def _with_places(text: str, heldout: _Heldout) -> str:
+    """Return a text with the locations of held-out rows in the data instead of those in their copy."""
+    places = heldout.places
+    return re.sub(
+        rf"{re.escape(str(heldout.cut))}:(\d+)",
+        lambda found: places[int(found[1]) - 1] if 0 < int(found[1]) <= len(places) else found[0],
+        text,
+    )
+
+
+def _keep_list(folder: Path, heldout: _Heldout, listed: Path) -> list[BadRow]:
+    """Return the bad rows of the preparation in `folder`, and write them to `listed`, or remove an older list."""
+    rows = [*read_list(folder / BAD_ROWS), *heldout.bad]
+    rows = [
+        BadRow.of(heldout.places[row.line - 1], DataError(row.reason)) if row.file == str(heldout.cut) and row.line else row
+        for row in rows
+    ]
+    if rows:
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        write_list(rows, listed)
+    else:
+        listed.unlink(missing_ok=True)
+    return rows
+
+
+def _check_list(listed: Path) -> None:
+    try:
+        is_own = not listed.exists() or read_list(listed) is not None
+    except (ValueError, OSError):
+        is_own = False
+    if not is_own:
+        raise DataError(f"{listed}: exists already, and is no list of bad rows; move it, or give another --out")
+
+
+def page(
+    folder: Path,
+    recipe: Recipe,
+    out: Path,
+    limit: int | None = None,
+    bad: Sequence[BadRow] | None = None,
+    listed: Path | None = None,
+) -> Path:
     """Write the page of the prepared data in `folder` to `out`: self-contained HTML, everything from the data escaped.
 
-    `limit` is the largest number of rows that were read; None for all.
+    `limit` is the largest number of rows that were read; None for all. `bad` are the bad rows, by default those of `folder`;
+    `listed` is the file with all of them.
     """
+    bad, listed = read_list(folder / BAD_ROWS) if bad is None else bad, listed or folder / BAD_ROWS
     manifest, tokenizer = data.read_manifest(folder), _tokenizer(folder)
     contract = _contract(folder, manifest, recipe, tokenizer)
     rows = list(islice(_rows(folder, manifest), _STRIPS))
@@ -109,16 +175,19 @@ def page(folder: Path, recipe: Recipe, out: Path, limit: int | None = None) -> P
         recipe=recipe,
         manifest=manifest,
         contract=contract,
-        sentence=_summary(contract),
+        sentence=_summary(contract, recipe.data),
+        bad=bad,
+        shown_bad=bad[:_BAD_SHOWN],
+        listed=listed,
         limited=limit is not None and manifest.rows >= limit,
-        samples=sample_views(folder, manifest, tokenizer, SAMPLES),
+        samples=sample_views(folder, manifest, tokenizer, SAMPLES, contract),
         strips=token_strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
         padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
         sources=_sources(manifest, recipe),
         template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
         charts=charts,
     )  # fmt: skip
-    with written_atomically(out) as temporary:
+    with new_output(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return out
 
@@ -128,117 +197,17 @@ def section(folder: Path) -> str:
     if not (folder / CONTRACT).is_file():
         return ""
     manifest = data.read_manifest(folder)
+    contract, bad = Contract.read(folder / CONTRACT), read_list(folder / BAD_ROWS)
     return str(
         report_page.environment(escape=True).get_template("xray_section.jinja").render(
-            contract=Contract.read(folder / CONTRACT), samples=sample_views(folder, manifest, _tokenizer(folder), 2)
+            contract=contract,
+            samples=sample_views(folder, manifest, _tokenizer(folder), 2, contract),
+            bad=bad,
+            shown_bad=bad[:_BAD_SHOWN],
+            listed=BAD_ROWS,
+            rows=manifest.rows,
         )
     )  # fmt: skip
-
-
-def sample_views(folder: Path, manifest: Manifest, tokenizer: Any, count: int) -> list[SampleView]:
-    """Return the first `count` training samples, and of the first _SEARCHED the longest, and the first that was cut."""
-    found: dict[str, tuple[Part, int]] = {}
-    seen = longest = 0
-    # A pair is two samples, one after the other.
-    each, name = (2, "Pair") if manifest.pairs else (1, "Sample")
-    for part in parts(folder, manifest.train):
-        lengths = part.lengths.tolist()
-        for sample in range(0, len(lengths), each):
-            group = range(sample, sample + each)
-            length = sum(lengths[one] for one in group)
-            if seen < count:
-                found[f"{name} {seen + 1}"] = part, sample
-            if length > longest:
-                found[f"Longest {name.lower()}"], longest = (part, sample), length
-            if manifest.truncated and any(_may_be_cut(part, one, manifest) for one in group):
-                found.setdefault("An answer that may have been cut", (part, sample))
-            seen += 1
-        if seen >= _SEARCHED:
-            break
-    last = f"Longest {name.lower()}"
-    found[last] = found.pop(last)
-    # A sample with several titles is shown once, under the first.
-    titles: dict[tuple[int, int], str] = {}
-    for title, (part, sample) in found.items():
-        titles.setdefault((id(part), sample), title)
-    return [
-        (_view if each == 1 else _pair_view)(title, part, sample, manifest, tokenizer)
-        for title, (part, sample) in found.items()
-        if titles[id(part), sample] == title
-    ]
-
-
-def _may_be_cut(part: Part, sample: int, manifest: Manifest) -> bool:
-    length = int(part.lengths[sample])
-    return length == manifest.max_length and bool(part.trained[part.starts[sample] + length - 1])
-
-
-def _pair_view(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
-    """Return a pair: what both sequences begin with once, then both side by side from where they part."""
-    both = []
-    for one in (sample, sample + 1):
-        start, length = int(part.starts[one]), int(part.lengths[one])
-        both.append((part.tokens(one).tolist(), part.trained[start : start + length].tolist()))
-    (chosen, first), (rejected, second) = both
-    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
-    note = (
-        f"{part.where(sample)}: chosen {len(chosen):,} tokens, {sum(first):,} trained; rejected {len(rejected):,}, "
-        f"{sum(second):,} trained; they part after {shared:,}"
-    )
-    before = _shortened(chosen[:shared], first[:shared], tokenizer)
-    answers = []
-    for ids, trained in both:
-        pieces = list(_pieces(ids[: shared + _HEAD], trained, tokenizer, 0, shared))
-        if rest := len(ids) - shared - _HEAD:
-            pieces += [Piece(f"{rest:,} tokens are not shown", "gap")] if rest > 0 else []
-        if manifest.truncated and len(ids) == manifest.max_length:
-            pieces.append(Piece(f"cut at {manifest.max_length:,} tokens", "c"))
-        answers.append(pieces)
-    return SampleView(title, note, before, tuple(answers))
-
-
-def _view(title: str, part: Part, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
-    start, length = int(part.starts[sample]), int(part.lengths[sample])
-    ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
-    note = f"{part.where(sample)}: {length:,} tokens, {sum(trained):,} trained"
-    if part.desirable is not None:
-        note += ", desirable" if part.desirable[sample] else ", undesirable"
-    pieces = _shortened(ids, trained, tokenizer)
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):
-        pieces.append(Piece(f"cut at {manifest.max_length:,} tokens", "c"))
-    return SampleView(title, note, pieces)
-
-
-def _shortened(ids: list[int], trained: list[bool], tokenizer: Any) -> list[Piece]:
-    """Return the pieces of a sequence, with a gap in a long one."""
-    length = len(ids)
-    if length <= _HEAD + _TAIL:
-        return list(_pieces(ids, trained, tokenizer, 0))
-    gap = Piece(f"{length - _HEAD - _TAIL:,} tokens, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are not shown", "gap")
-    tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
-    return [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
-
-
-def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int, start: int = 0) -> Iterator[Piece]:
-    """Yield a piece for each token from `start` on, and one piece for tokens that share a character (its bytes)."""
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-
-    def text_of(numbers: list[int]) -> str:
-        return str(tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    for end in range(start + 1, len(ids) + 1):
-        # Decode with the previous token: some tokenizers drop the space at the beginning of a text.
-        before = ids[max(0, start - 1) : start]
-        text = text_of(before + ids[start:end])[len(text_of(before)) :]
-        if text.endswith("\ufffd") and end - start < 4 and end < len(ids):
-            continue
-        is_special = end - start == 1 and ids[start] in special
-        kind = " ".join(name for name, holds in (("t", any(trained[start:end])), ("s", is_special)) if holds)
-        tip = f"{first + start}: {' '.join(str(number) for number in ids[start:end])}"
-        lines = text.translate(_VISIBLE).replace("↵", "↵\n")
-        yield Piece(lines.removesuffix("\n") or "∅", kind, tip, text.endswith("\n"))
-        start = end
 
 
 def _rows(folder: Path, manifest: Manifest) -> Iterator[list[list[bool]]]:
@@ -261,11 +230,9 @@ def _contract(folder: Path, manifest: Manifest, recipe: Recipe, tokenizer: Any) 
 
 
 def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
     if not (folder / "tokenizer").is_dir():
         raise DataError(f"{folder}: no tokenizer/ in the folder; prepare the data again")
-    return AutoTokenizer.from_pretrained(str(folder / "tokenizer"), trust_remote_code=False)
+    return data.stored_tokenizer(folder)
 
 
 def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
@@ -276,9 +243,16 @@ def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
     return [*sources[:-1], sources[-1].model_copy(update={"name": data.heldout_name})]
 
 
-def _summary(contract: Contract) -> str:
-    counts = {verdict: sum(found.verdict == verdict for found in contract.checks) for verdict in ("stop", "warning")}
-    if counts["stop"]:
-        return f"{counts['stop']} of {len(contract.checks)} checks fail and would stop the run."
-    warnings = f", {counts['warning']} with a warning" if counts["warning"] else ""
-    return f"All {len(contract.checks)} checks pass{warnings}."
+def would_stop(contract: Contract, section: Data) -> bool:
+    """Return whether failed checks stop a run with this section `data`."""
+    return contract.verdict == "stop" and (section.contract == "stop" or contract.has_unknown_tokens)
+
+
+def _summary(contract: Contract, section: Data) -> str:
+    found = {verdict: [one.name for one in contract.checks if one.verdict == verdict] for verdict in ("stop", "warning")}
+    count = len(contract.checks)
+    if stops := found["stop"]:
+        effect = "would stop the run" if would_stop(contract, section) else "stop nothing, because of data.contract: warn"
+        return f"{counted_of(len(stops), count, 'check', 'fails', 'fail')} and {effect}: {', '.join(stops)}."
+    warnings = f", {len(found['warning'])} with a warning: {', '.join(found['warning'])}" if found["warning"] else ""
+    return f"All {counted(count, 'check')} pass{warnings}."

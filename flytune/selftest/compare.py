@@ -4,22 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import ExportError
-from flytune.selftest.runs import Run
+from flytune.selftest.runs import FinishedRun
 
 
-def losses(run: Run, plain: Run) -> float:
+def losses(run: FinishedRun, plain: FinishedRun) -> float:
     """Return the largest relative difference of a step's loss."""
     return _largest([(step.loss, other.loss) for step, other in zip(run.result.steps, plain.result.steps, strict=True)])
 
 
-def grad_norms(run: Run, plain: Run) -> float:
+def grad_norms(run: FinishedRun, plain: FinishedRun) -> float:
     """Return the largest relative difference of a step's gradient norm; NaN if a norm was not recorded."""
     norms = [(step.grad_norm, other.grad_norm) for step, other in zip(run.result.steps, plain.result.steps, strict=True)]
     missing = float("nan")
     return _largest([(missing if mine is None else mine, missing if theirs is None else theirs) for mine, theirs in norms])
 
 
-def weights(run: Run, plain: Run, base: Path) -> float:
+def weights(run: FinishedRun, plain: FinishedRun, base: Path) -> float:
     """Return ||run - plain|| / ||plain - start||, over all exported tensors as one vector.
 
     An element-wise bound would be meaningless: Adam divides each gradient by its own size, so a gradient that is only rounding

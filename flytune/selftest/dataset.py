@@ -9,7 +9,9 @@ from typing import Any
 from flytune import data
 from flytune.data import pack
 from flytune.recipe import DataRequest, Recipe
+from flytune.records import Degrees
 from flytune.selftest.tiny_model import SENTENCES
+from flytune.sentences import counted
 
 
 def write(path: Path, rows: int, seed: int = 0) -> None:
@@ -58,13 +60,16 @@ def prepare(recipe: Recipe, out: Path) -> list[int]:
     return [len(row["input_ids"]) for row in data.load(out, "train")]
 
 
-def block_length(lengths: list[int], processes: int) -> tuple[int, int]:
+def block_length(lengths: list[int], degrees: Degrees) -> tuple[int, int]:
     """Return the shortest block length for which chats of these lengths pack into equally many blocks for each process.
 
     Returns: the tokens of a block, and the number of blocks.
     """
     tokens = max(lengths)
-    while (blocks := len(pack(lengths, tokens))) % processes or blocks == len(lengths):
+    while degrees.near(blocks := len(pack(lengths, tokens))) or blocks == len(lengths):
         tokens += 1
-        assert tokens <= sum(lengths), f"{len(lengths)} chats cannot be packed evenly for {processes} processes"
+        assert tokens <= sum(lengths), (
+            f"{counted(len(lengths), 'chat')} cannot be packed evenly for "
+            f"{counted(degrees.data_parallel, 'process', 'processes')}"
+        )
     return tokens, blocks

@@ -15,7 +15,8 @@ from flytune.recipe import Method, Sharding
 from flytune.schema import Record, Strict
 from flytune.selftest import compare, shapes
 from flytune.selftest.processes import Nodes, RankFailed
-from flytune.selftest.runs import OBJECTIVE_ROWS, Layout, Pair, Rows, Trials, plain_pair
+from flytune.selftest.runs import OBJECTIVE_ROWS, BatchLayout, Pair, Rows, Trials, plain_pair
+from flytune.sentences import counted
 from flytune.sharding import SHARDINGS, pair_problem, sharding_of
 
 # Largest allowed differences from plain training; docs/equality.md has the reasons, and observed values.
@@ -138,10 +139,12 @@ def fill(
         on_cell(cells[-1])
     here = trials.shapes[0]
     processes = (
-        f"{here.processes} x {here.accelerator}" if here.is_gpu else f"{here.processes} ranks on a CPU of {here.cpu} cores"
+        f"{here.processes} x {here.accelerator}"
+        if here.is_gpu
+        else f"{counted(here.processes, 'rank')} on a CPU of {counted(here.cpu, 'core')}"
     )
     if here.nodes > 1:
-        processes = f"{here.nodes} nodes of {processes}"
+        processes = f"{counted(here.nodes, 'node')} of {processes}"
     size, seconds = trials.global_batch_size, time.monotonic() - started
     return Matrix(machine=processes, global_batch_size=size, cells=cells, seconds=seconds)
 
@@ -153,10 +156,10 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
         return Cell.of(pair, state="refused", words="refused", reason=problem)
     shape = shapes.shape_for(recipe, trials.shapes)
     if shape is None:
-        misfit = f"{pair}: {pair.sharding} {sharding_of(recipe).misfit(recipe, trials.shapes[0])}"
+        misfit = f"{pair}: {pair.sharding} {sharding_of(recipe).misfit(trials.shapes[0])}"
         lacking = shapes.lacks(recipe, trials.shapes)
         return Cell.of(pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit)
-    layouts = trials.layouts(pair, shape.nodes * sharding_of(recipe).processes(shape))
+    layouts = trials.layouts(pair, sharding_of(recipe).degrees(shape))
     distances = []
     for layout in layouts[1:] if pair == plain_pair(pair) else layouts:
         try:
@@ -170,7 +173,7 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
     return Cell.of(pair, state="equal", words=f"equal {max(one.loss for one in distances):.0e}", distances=distances)
 
 
-def distance(trials: Trials, pair: Pair, layout: Layout, shape: Shape) -> Distance:
+def distance(trials: Trials, pair: Pair, layout: BatchLayout, shape: Shape) -> Distance:
     """Train a pair in one layout, and measure its differences from plain training."""
     plain = trials.reference(pair)
     run = trials.train(pair, layout, shape)

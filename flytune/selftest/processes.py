@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.objectives import OBJECTIVES
+from flytune.records import Degrees
 from flytune.training import libraries
 
 TIMEOUT = 300
@@ -111,7 +112,7 @@ def run(
     # device_count() asks the driver's library, without CUDA.
     libraries.import_before_fork(torch.cuda.device_count() > 0, OBJECTIVES)
     share = share or Share(0, 1, "127.0.0.1", _free_port())
-    here = world_size // share.nodes
+    here = Degrees(world_size, share.nodes).processes
     first = share.node * here
     context = multiprocessing.get_context("fork")
     ranks: dict[Any, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from flytune.hardware import Shape
 from flytune.planning import planner
 from flytune.recipe import Hardware, Recipe
-from flytune.records import TrainingResult
+from flytune.records import Degrees, TrainingResult
 from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes, tiny_model
@@ -52,18 +52,18 @@ class Pair(NamedTuple):
         return "/".join([self.method, self.sharding, *extras])
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """One way of dividing the global batch: micro batch x accumulation x processes."""
 
     micro_batch: int
     accumulation: int
-    world_size: int
+    degrees: Degrees
 
     def __str__(self) -> str:
-        return "x".join(map(str, self))
+        return f"{self.micro_batch}x{self.accumulation}x{self.degrees.data_parallel}"
 
 
-class Run(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run: its records, and the folder of exported safetensors."""
 
     result: TrainingResult
@@ -78,7 +78,7 @@ class Trials:
         self.shapes = here or shapes.shapes(nodes.count if nodes else 1)
         """Shapes for this machine, and for one process on it."""
         self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
-        self.references: dict[Pair, Run] = {}
+        self.references: dict[Pair, FinishedRun] = {}
         (folder / "runs").mkdir(parents=True)
         selftest_dataset.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write(folder / "step.jsonl", self.global_batch_size)
@@ -92,7 +92,9 @@ class Trials:
         selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
         self.block_length = self.blocks = 1
         self._prepare("chats")
-        self.block_length, self.blocks = selftest_dataset.block_length(self._prepare("step"), self.shapes[0].world_size)
+        self.block_length, self.blocks = selftest_dataset.block_length(
+            self._prepare("step"), Degrees(self.shapes[0].world_size)
+        )
         self._prepare("packed")
         for rows in OBJECTIVE_ROWS:
             self._prepare(rows)
@@ -142,17 +144,17 @@ class Trials:
         """Return the global batch size in rows."""
         return self.blocks if pair.rows == "packed" else self.global_batch_size
 
-    def layouts(self, pair: Pair, processes: int) -> list[Layout]:
+    def layouts(self, pair: Pair, degrees: Degrees) -> list[BatchLayout]:
         """Return layouts with a process's complete share of the batch in one pass, with two rows in a pass, and with one.
 
         With offload, which takes three times as long, there is only the layout with two rows.
         """
-        share = self.rows_of_a_step(pair) // processes
+        share = degrees.samples(self.rows_of_a_step(pair))
         sizes = (share, 2, 1) if pair.offload == "none" else (2,)
         micro_batches = dict.fromkeys(size for size in sizes if share % size == 0)
-        return [Layout(micro_batch, share // micro_batch, processes) for micro_batch in micro_batches]
+        return [BatchLayout(micro_batch, share // micro_batch, degrees) for micro_batch in micro_batches]
 
-    def train(self, pair: Pair, layout: Layout, shape: Shape) -> Run:
+    def train(self, pair: Pair, layout: BatchLayout, shape: Shape) -> FinishedRun:
         """Train and export once, on all nodes of the shape; an earlier export of the same pair and layout is deleted.
 
         Raises:
@@ -160,7 +162,7 @@ class Trials:
         """
         if self.nodes is None or shape.nodes == 1:
             return self._train(pair, layout, shape)
-        run: Run = self.nodes.run((pair, layout, shape), lambda share: self._train(pair, layout, shape, share))
+        run: FinishedRun = self.nodes.run((pair, layout, shape), lambda share: self._train(pair, layout, shape, share))
         return run
 
     def follow(self) -> None:
@@ -168,7 +170,7 @@ class Trials:
         assert self.nodes is not None, "follow() needs several nodes"
         self.nodes.follow(lambda job, share: self._train(job[0], job[1], job[2], share))
 
-    def _train(self, pair: Pair, layout: Layout, shape: Shape, share: Share | None = None) -> Run:
+    def _train(self, pair: Pair, layout: BatchLayout, shape: Shape, share: Share | None = None) -> FinishedRun:
         out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
         shutil.rmtree(out, ignore_errors=True)
         recipe, dataset, log = self.recipe(pair), self.folder / pair.rows, out.with_name(f"{out.name}.log")
@@ -178,16 +180,16 @@ class Trials:
             shutil.rmtree(known, ignore_errors=True)
             selftest_processes.run(1, reference.compute, recipe, dataset, known, log=log)
         what = recipe, shape, layout, dataset, out, known
-        result: TrainingResult = selftest_processes.run(layout.world_size, _fit, *what, log=log, share=share)
-        return Run(result, out / ("model" if pair.method == "full" else "adapter"))
+        result: TrainingResult = selftest_processes.run(layout.degrees.world, _fit, *what, log=log, share=share)
+        return FinishedRun(result, out / ("model" if pair.method == "full" else "adapter"))
 
-    def reference(self, pair: Pair) -> Run:
+    def reference(self, pair: Pair) -> FinishedRun:
         """Return plain training of the pair's method, with the global batch in one pass; it is trained on the first call."""
         plain = plain_pair(pair)
         if plain not in self.references:
             shape = shapes.shape_for(self.recipe(plain), self.shapes)
             assert shape is not None, f"{plain} is one process and runs on any machine"
-            self.references[plain] = self.train(plain, self.layouts(plain, 1)[0], shape)
+            self.references[plain] = self.train(plain, self.layouts(plain, Degrees())[0], shape)
         return self.references[plain]
 
 
@@ -196,7 +198,7 @@ def plain_pair(pair: Pair) -> Pair:
     return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows)
 
 
-def _fit(recipe: Recipe, shape: Shape, layout: Layout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:
+def _fit(recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:
     import torch
 
     if shape.is_gpu and shape.processes == 1:

@@ -51,7 +51,7 @@ def _devices() -> tuple[list[tuple[str, float]], bool]:
 
 def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
     """Return the first of this machine's shapes that the recipe's sharding can run on."""
-    return next((shape for shape in here if sharding_of(recipe).misfit(recipe, shape) is None), None)
+    return next((shape for shape in here if sharding_of(recipe).misfit(shape) is None), None)
 
 
 def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
@@ -64,4 +64,4 @@ def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
         "needs a GPU and NVMe": gpu.model_copy(update={"processes": 1, "nvme": True}),
         "needs GPUs and NVMe": gpu.model_copy(update={"processes": 2, "nvme": True}),
     }
-    return next((words for words, shape in machines.items() if sharding_of(recipe).misfit(recipe, shape) is None), None)
+    return next((words for words, shape in machines.items() if sharding_of(recipe).misfit(shape) is None), None)

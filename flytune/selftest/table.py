@@ -8,6 +8,7 @@ from rich.table import Table
 
 from flytune.console import tables
 from flytune.selftest.matrix import TOLERANCES, Cell, Matrix
+from flytune.sentences import counted
 from flytune.sharding import SHARDINGS
 
 _STYLES = {"equal": "green", "differs": "bold red", "failed": "bold red", "refused": "dim", "lacking": "yellow"}
@@ -68,5 +69,7 @@ def _summary(matrix: Matrix) -> str:
         # Python's max ignores NaN.
         largest = max(values, key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
         lines.append(f"  {name}: at most {largest:.1e}; tolerance {tolerance:.0e}")
-    lines.append(f"Global batch size {matrix.global_batch_size}, {len(distances)} runs compared, {matrix.seconds:.0f} s.")
+    lines.append(
+        f"Global batch size {matrix.global_batch_size}, {counted(len(distances), 'run')} compared, {matrix.seconds:.0f} s."
+    )
     return "\n".join(lines)

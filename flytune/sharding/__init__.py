@@ -1,4 +1,4 @@
-"""All shardings, by name. A new one is a file in this folder, and its name in flytune.recipe.sections.Sharding."""
+"""All shardings, by name. docs/adding-a-sharding.md says what a new one needs."""
 
 import pkgutil
 from importlib import import_module
@@ -30,14 +30,14 @@ ONE_PROCESS = "-one-process"
 
 
 def sharding_of(recipe: Recipe) -> ShardingBase:
-    """Return the sharding that a recipe names."""
-    return SHARDINGS[recipe.sharding.name]()
+    """Return the sharding that a recipe names, bound to the recipe."""
+    return SHARDINGS[recipe.sharding.name](recipe)
 
 
 def route(recipe: Recipe, plan: Plan) -> str:
     """Return the train task that a plan runs on: its shape's, or the shape's task of one process."""
     shape = shape_named(plan.shape)
-    return plan.shape + (ONE_PROCESS if sharding_of(recipe).processes(shape) < shape.processes else "")
+    return plan.shape + (ONE_PROCESS if sharding_of(recipe).degrees(shape).gpus_per_process > 1 else "")
 
 
 def pair_problem(recipe: Recipe) -> str | None:

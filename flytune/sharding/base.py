@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from flytune.hardware import Shape
 from flytune.recipe import OPTIMIZERS, OptimizerKind, Recipe
-from flytune.records import Plan
+from flytune.records import Degrees, Plan
 from flytune.sharding.layout import Layout
 
 Precision = Literal["pure", "autocast", "policy"]
@@ -14,7 +14,7 @@ Precision = Literal["pure", "autocast", "policy"]
 
 
 class ShardingBase:
-    """One way to lay model and optimizer over processes. Subclasses contain only what differs."""
+    """One way to lay the model and the optimizer of a recipe over processes. Subclasses contain only what differs."""
 
     name: ClassVar[str]
     """Value of `sharding` in recipes."""
@@ -39,91 +39,113 @@ class ShardingBase:
     gathers those parts, and writes the weights once more."""
     async_checkpoint: ClassVar[bool] = False
     """True if checkpoints are copied to host memory, and written from there while training continues."""
-    prepares_kbit: ClassVar[bool] = True
-    """True if TRL makes what is not quantized of a qlora base float32 (prepare_model_for_kbit_training)."""
+    kbit_float32: ClassVar[bool] = True
+    """True if what is not quantized of a qlora base is float32 in training (TRL's prepare_model_for_kbit_training)."""
+    saves_gathered: ClassVar[bool] = False
+    """True if a save gathers all trained weights in the host memory of one process, not a file's at a time."""
+    loads_whole_states: ClassVar[bool] = False
+    """True if a process loads its part of a checkpoint, optimizer states included, at once, not a tensor at a time."""
+    no_reward_head: ClassVar[str | None] = None
+    """Reason why a reward model cannot be trained with it; None where it can."""
+    no_drawn_answers: ClassVar[str | None] = "drawing answers is not tested with it"
+    """Reason why an objective cannot draw answers from the trained model with it; None where it can."""
     traceable: ClassVar[bool] = False
     """True if the dry run can trace it on fake tensors."""
     packed_selftests: ClassVar[tuple[str, ...]] = ()
     """Methods that the selftest also trains on packed rows."""
 
-    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def misfit(self, shape: Shape) -> str | None:
         """Return why it cannot run on `shape`; None if it can."""
         return None
 
-    def problems(self, recipe: Recipe) -> list[str]:
+    def problems(self) -> list[str]:
         """List what no shape solves: options of the recipe that contradict each other or cannot be used, a line each."""
-        if recipe.sharding.config is None:
+        if self.recipe.sharding.config is None:
             return []
         return [f"sharding.config: {self.name} reads no DeepSpeed configuration; remove it, or name zero1, zero2 or zero3"]
 
-    def batch_problem(self, recipe: Recipe, micro_batch: int, accumulation: int) -> str | None:
+    def batch_problem(self, micro_batch: int, accumulation: int) -> str | None:
         """Return why it cannot run with these batches; None if it can."""
         return None
 
-    def layout(self, recipe: Recipe) -> Layout:
-        """Return the layout that memory and time are estimated of, with the recipe's options."""
+    @property
+    def layout(self) -> Layout:
+        """Layout that memory and time are estimated of, with the recipe's options."""
         return self.estimated_as
 
-    def reasons(self, recipe: Recipe) -> list[str]:
+    def reasons(self) -> list[str]:
         """List the options that the plan names, a line each."""
         return []
 
-    def processes(self, shape: Shape) -> int:
-        """Return the number of processes on a node."""
-        return shape.processes
+    def degrees(self, shape: Shape) -> Degrees:
+        """Return the number of processes on a shape, and what they divide."""
+        return self.estimated_as.degrees(shape.world_size, shape.nodes)
 
-    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+    def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         """Return why an optimizer does not work with it; None if it does."""
         return None
 
-    def optimizer(self, recipe: Recipe) -> str:
-        """Return the optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
-        if recipe.training.optim != "auto":
-            return recipe.training.optim
-        paged = recipe.method.name == "qlora" and not self.optimizer_problem(recipe, OPTIMIZERS["paged_adamw_8bit"])
+    @property
+    def optimizer(self) -> str:
+        """Optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
+        if self.recipe.training.optim != "auto":
+            return self.recipe.training.optim
+        paged = self.recipe.method.name == "qlora" and not self.optimizer_problem(OPTIMIZERS["paged_adamw_8bit"])
         return "paged_adamw_8bit" if paged else "adamw_torch_fused"
 
-    def load_dtype(self, recipe: Recipe) -> str:
-        """Return the dtype that the base model's weights are loaded in.
+    @property
+    def load_dtype(self) -> str:
+        """Dtype that the base model's weights are loaded in.
 
         A full fine-tune keeps its weights in training.master_dtype and computes in recipe.model.dtype by autocast: bfloat16
         weights lose updates smaller than 1/256 of a weight. A frozen base is loaded in the dtype it computes in.
         """
-        return recipe.training.master_dtype if recipe.method.name == "full" else recipe.model.dtype
+        return self.recipe.training.master_dtype if self.recipe.method.name == "full" else self.recipe.model.dtype
 
-    def precision(self, recipe: Recipe) -> Precision:
-        """Return how the forward pass computes."""
-        return "pure" if self.load_dtype(recipe) == recipe.model.dtype == "float32" else "autocast"
+    @property
+    def precision(self) -> Precision:
+        """Precision of the forward pass."""
+        return "pure" if self.load_dtype == self.recipe.model.dtype == "float32" else "autocast"
 
-    def quant_storage(self, recipe: Recipe) -> str:
-        """Return the dtype that 4-bit weights are packed into; parameters that are sharded together must share one."""
+    @property
+    def quant_storage(self) -> str:
+        """Dtype that 4-bit weights are packed into; parameters that are sharded together must share one."""
         return "uint8"
 
-    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+    def arguments(self, shape: Shape) -> dict[str, Any]:
         """Return keyword arguments of TRL's SFTConfig; they replace those that all shardings share."""
         return {}
 
-    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, plan: Plan, shape: Shape) -> dict[str, Any]:
         """Return keyword arguments of from_pretrained. A qlora base is quantized on each process's own device."""
-        if recipe.method.name != "qlora":
+        if self.recipe.method.name != "qlora":
             return {}
         return {"device_map": {"": int(os.environ.get("LOCAL_RANK", "0")) if shape.is_gpu else "cpu"}}
 
-    def reads_slices(self, recipe: Recipe) -> bool:
-        """Return whether each process reads only its own part of the base model, after `shard` has set which."""
+    @property
+    def reads_slices(self) -> bool:
+        """True if each process reads only its own part of the base model, after `shard` has set which."""
         return False
+
+    @property
+    def loads_by_tensor(self) -> bool:
+        """True if no process holds more of the base model than one tensor in host memory while it loads."""
+        return self.recipe.method.name == "qlora" or self.reads_slices
 
     def before_load(self, device_type: str) -> None:
         """Prepare the process, after SFTConfig has initialized the device and before the model is loaded."""
 
-    def shard(self, trainer: Any, recipe: Recipe) -> None:
+    def shard(self, trainer: Any) -> None:
         """Shard the built trainer's model, where the Trainer does not do it itself."""
 
-    def ready(self, trainer: Any, recipe: Recipe) -> None:
+    def ready(self, trainer: Any) -> None:
         """Make the last changes before training, when the model has its weights."""
 
     def before_gather(self, model: Any) -> None:
-        """Prepare the model once, before parameters are gathered."""
+        """Prepare the model, as the Trainer has wrapped it, once before parameters are gathered."""
 
     def gather(self, parameter: Any) -> Any:
         """Return the full parameter. All processes call it at once; only the first uses the value."""

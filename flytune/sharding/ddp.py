@@ -3,7 +3,6 @@
 from typing import Any
 
 from flytune.hardware import Shape
-from flytune.recipe import Recipe
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.layout import Layout
 
@@ -12,14 +11,15 @@ class DistributedDataParallel(ShardingBase):
     """torch.nn.parallel.DistributedDataParallel, as the Trainer wraps it."""
 
     name = "ddp"
+    no_drawn_answers = None
     estimated_as = Layout(name="ddp", copies_gradients=True)
     traceable = True
     packed_selftests = ("full",)
 
-    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+    def misfit(self, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "needs two processes or more, and the shape has one"
 
-    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
+    def arguments(self, shape: Shape) -> dict[str, Any]:
         # Every trained parameter of a causal language model gets a gradient; looking for unused ones costs a pass.
         return {"ddp_find_unused_parameters": False, "ddp_backend": None if shape.is_gpu else "gloo"}
 

@@ -1,4 +1,4 @@
-"""DeepSpeed configurations: the keys that Flytune plans and passes on, with DeepSpeed's own defaults (0.19.8).
+"""DeepSpeed configurations: the keys that the plan reads, with DeepSpeed's defaults (0.19.8), and those that are passed on.
 
 DeepSpeed refuses unknown keys of `zero_optimization`, `fp16` and `bf16`, ignores them everywhere else, and drops every `auto`
 that nothing has filled in. A key that is not here is therefore refused: nothing would use it, or the plan would not count it.
@@ -6,15 +6,16 @@ that nothing has filled in. A key that is not here is therefore refused: nothing
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, ValidationError
+from pydantic import BeforeValidator, Field, StrictBool, ValidationError, create_model
+from pydantic_core import PydanticKnownError
 
 from flytune.recipe import Recipe
 from flytune.schema import Strict, mistakes
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool | str) and value != "auto":
-        raise ValueError(f"must be a number, found {value!r}")
+    if isinstance(value, str) and value != "auto":
+        raise PydanticKnownError("float_type")
     return value
 
 
@@ -29,63 +30,26 @@ _UNPLANNED = "the plan does not count what it changes; remove it"
 _REMOVED = "DeepSpeed 0.19 has removed it; delete the key"
 _OURS = "Flytune does this itself"
 _TRACKERS = "write tracking.report_to into the recipe"
-_ELSEWHERE = {
-    **dict.fromkeys(
-        (
-            "nebula",
-            "compression_training",
-            "amp",
-            "quantize_training",
-            "sparse_gradients",
-            "eigenvalue",
-            "sparse_attention",
-            "elasticity",
-            "graph_harvesting",
-            "curriculum_learning",
-            "progressive_layer_drop",
-            "mics_shard_size",
-            "mics_hierarchical_params_gather",
-            "zeropp_loco_param",
-        ),
-        _REMOVED,
-    ),
-    **dict.fromkeys(
-        (
-            "zenflow",
-            "zero_hpz_partition_size",
-            "zero_quantized_weights",
-            "zero_quantized_nontrainable_weights",
-            "zero_quantized_gradients",
-            "super_offload",
-            "cpuadam_cores_perc",
-            "ratio",
-            "legacy_stage1",
-            "elastic_checkpoint",
-            "bf16_master_weights_and_grads",
-            "bf16_optimizer_states",
-            "fp16_master_weights_and_grads",
-            "immediate_grad_update",
-            "data_types",
-            "torch_autocast",
-            "tensor_parallel",
-            "expert_parallel",
-            "hybrid_engine",
-            "pipeline",
-            "weight_quantization",
-            "compile",
-            "stage3_model_persistence_threshold",
-            "pipeline_loading_checkpoint",
-            "save_muon_momentum_buffer_in_memory",
-            "leaf_module",
-            "use_gds",
-        ),
-        _UNPLANNED,
-    ),
-    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), _TRACKERS),
+_REFUSED = {
+    _REMOVED: """
+        nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention elasticity
+        graph_harvesting curriculum_learning progressive_layer_drop mics_shard_size mics_hierarchical_params_gather
+        zeropp_loco_param
+        """,
+    _UNPLANNED: """
+        zenflow zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients
+        super_offload cpuadam_cores_perc ratio legacy_stage1 elastic_checkpoint bf16_master_weights_and_grads
+        bf16_optimizer_states fp16_master_weights_and_grads immediate_grad_update data_types torch_autocast tensor_parallel
+        expert_parallel hybrid_engine pipeline weight_quantization compile stage3_model_persistence_threshold
+        pipeline_loading_checkpoint save_muon_momentum_buffer_in_memory leaf_module use_gds
+        """,
+    _TRACKERS: "tensorboard wandb csv_monitor comet",
+}
+_ELSEWHERE = {name: advice for advice, names in _REFUSED.items() for name in names.split()} | {
     "activation_checkpointing": "only models that call DeepSpeed's own use it; write training.activation_checkpointing",
     "checkpoint": f"{_OURS}: write checkpoints into the recipe",
     "data_efficiency": f"{_OURS}: the recipe's data section says which samples are read",
-    "autotuning": "run `flytune plan --rank` instead",
+    "autotuning": "run `flytune plan --shape auto` instead",
     "dataloader_drop_last": "no batch is short: the plan's batches divide the samples",
     "bfloat16": "write bf16",
     "cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
@@ -96,19 +60,22 @@ _ELSEWHERE = {
 }
 
 
-class OffloadOptimizer(Strict):
+def _passed_on(switches: str = "", counts: str = "") -> Any:
+    """Return a model of keys that DeepSpeed alone reads: their types are checked, and their defaults stay DeepSpeed's."""
+    fields: dict[str, Any] = dict.fromkeys(switches.split(), (StrictBool, None))
+    fields |= dict.fromkeys(counts.split(), (Count, None))
+    return create_model("PassedOn", __base__=Strict, __module__=__name__, **fields)
+
+
+class OffloadOptimizer(_passed_on("pin_memory pipeline_read pipeline_write fast_init")):  # type: ignore[misc]
     """Offload of optimizer states."""
 
     device: Device = "none"
     nvme_path: str | None = None
     buffer_count: Count = 4
-    pin_memory: StrictBool = True
-    pipeline_read: StrictBool = False
-    pipeline_write: StrictBool = False
-    fast_init: StrictBool = False
 
 
-class OffloadParam(Strict):
+class OffloadParam(_passed_on("pin_memory")):  # type: ignore[misc]
     """Offload of parameters, of stage 3."""
 
     device: Device = "none"
@@ -116,40 +83,30 @@ class OffloadParam(Strict):
     buffer_count: Count = 5
     buffer_size: Count = 100_000_000
     max_in_cpu: Count = 1_000_000_000
-    pin_memory: StrictBool = True
 
 
-class ZeroOptimization(Strict):
+_ZERO_SWITCHES = """
+    contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions load_from_fp32_weights
+    stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters round_robin_gradients
+    parameter_alignment memory_efficient_linear override_module_apply log_trace_cache_warnings enable_sanity_checks
+    """
+_ZERO_COUNTS = "allgather_bucket_size stage3_max_reuse_distance stage3_module_granularity_threshold"
+
+
+class ZeroOptimization(_passed_on(_ZERO_SWITCHES, _ZERO_COUNTS)):  # type: ignore[misc]
     """ZeRO's stage and its sizes, in elements."""
 
     stage: Literal[1, 2, 3]
-    contiguous_gradients: StrictBool = True
-    reduce_scatter: StrictBool = True
     reduce_bucket_size: Annotated[Count, Field(gt=0)] | Auto = 500_000_000
-    use_multi_rank_bucket_allreduce: StrictBool = True
-    allgather_partitions: StrictBool = True
-    allgather_bucket_size: Count = 500_000_000
     overlap_comm: StrictBool | None = None
     compute_grad_norm: StrictBool = True
-    load_from_fp32_weights: StrictBool = True
     offload_param: OffloadParam = OffloadParam()
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     sub_group_size: Count = 1_000_000_000
     stage3_prefetch_bucket_size: Count | Auto = 50_000_000
     stage3_param_persistence_threshold: Count | Auto = 100_000
     stage3_max_live_parameters: Count = 1_000_000_000
-    stage3_max_reuse_distance: Count = 1_000_000_000
     stage3_gather_16bit_weights_on_model_save: StrictBool | None = None
-    stage3_module_granularity_threshold: Count = 0
-    stage3_use_all_reduce_for_fetch_params: StrictBool = False
-    stage3_allgather_sequential: StrictBool = False
-    ignore_unused_parameters: StrictBool = True
-    round_robin_gradients: StrictBool = False
-    parameter_alignment: StrictBool = False
-    memory_efficient_linear: StrictBool = True
-    override_module_apply: StrictBool = True
-    log_trace_cache_warnings: StrictBool = False
-    enable_sanity_checks: StrictBool = False
 
     @property
     def overlaps(self) -> bool:
@@ -157,43 +114,37 @@ class ZeroOptimization(Strict):
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
 
-class Bf16(Strict):
+class Bf16(_passed_on("check_grad_overflow")):  # type: ignore[misc]
     """Computation in bfloat16."""
 
     enabled: StrictBool | Auto = "auto"
-    check_grad_overflow: StrictBool = True
 
 
-class Fp16(Strict):
+class Fp16(_passed_on("consecutive_hysteresis", "initial_scale_power loss_scale_window hysteresis min_loss_scale")):  # type: ignore[misc]
     """Computation in float16, with loss scaling."""
 
     enabled: StrictBool | Auto = "auto"
     loss_scale: Real = 0
-    initial_scale_power: Count = 16
-    loss_scale_window: Count = 1000
-    hysteresis: Count = 2
-    consecutive_hysteresis: StrictBool = False
-    min_loss_scale: Count = 1
 
 
-class Block(Strict):
+class NamedBlock(Strict):
     """An optimizer or a schedule: its name and parameters."""
 
     type: str
     params: dict[str, Any] = Field(default={})
 
 
-class Aio(Strict):
+class Aio(_passed_on("single_submit overlap_events", "block_size queue_depth intra_op_parallelism")):  # type: ignore[misc]
     """Asynchronous reads and writes of the NVMe disk."""
 
-    block_size: Count = 1_048_576
-    queue_depth: Count = 8
-    intra_op_parallelism: Count = 1
-    single_submit: StrictBool = False
-    overlap_events: StrictBool = True
+
+_SWITCHES = """
+    prescale_gradients zero_allow_untested_optimizer zero_force_ds_cpu_optimizer wall_clock_breakdown memory_breakdown
+    dump_state
+    """
 
 
-class DeepSpeedConfig(Strict):
+class DeepSpeedConfig(_passed_on(_SWITCHES)):  # type: ignore[misc]
     """A DeepSpeed configuration. Keys that it leaves out and the recipe decides have the recipe's values."""
 
     elsewhere: ClassVar = _ELSEWHERE
@@ -204,18 +155,12 @@ class DeepSpeedConfig(Strict):
     zero_optimization: ZeroOptimization
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()
-    optimizer: Block | None = None
-    scheduler: Block | None = None
+    optimizer: NamedBlock | None = None
+    scheduler: NamedBlock | None = None
     aio: Aio = Aio()
     communication_data_type: Literal["fp16", "bf16", "fp32"] | None = None
-    prescale_gradients: StrictBool = False
     gradient_predivide_factor: Real = 1.0
-    zero_allow_untested_optimizer: StrictBool = True
-    zero_force_ds_cpu_optimizer: StrictBool = True
     steps_per_print: Count | None = None
-    wall_clock_breakdown: StrictBool = False
-    memory_breakdown: StrictBool = False
-    dump_state: StrictBool = False
     comms_logger: dict[str, Any] = Field(default={})
     flops_profiler: dict[str, Any] = Field(default={})
 
@@ -234,7 +179,7 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
     try:
         config = DeepSpeedConfig.model_validate(content)
     except ValidationError as error:
-        return [f"sharding.config: {line}" for line in dict.fromkeys(map(_short, mistakes(error, DeepSpeedConfig)))]
+        return [f"sharding.config: {line}" for line in mistakes(error, DeepSpeedConfig)]
     training, zero, dtype = recipe.training, config.zero_optimization, recipe.model.dtype
     pairs: list[tuple[str, Any, str, Any]] = [
         ("zero_optimization.stage", zero.stage, f"sharding: {recipe.sharding.name}", stage),
@@ -265,13 +210,6 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
     return [
         f"sharding.config: {line}" for line in [*found, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
     ]
-
-
-def _short(line: str) -> str:
-    """Return a mistake without pydantic's names of the alternatives of a union."""
-    for part in (".constrained-int", ".function-before[_number(), constrained-int]", ".literal['auto']", ".bool"):
-        line = line.replace(part, "")
-    return line
 
 
 def _json(value: Any) -> str:

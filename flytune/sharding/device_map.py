@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 from flytune.hardware import Shape
-from flytune.recipe import Recipe
 from flytune.records import Plan
+from flytune.sentences import counted
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.layout import Layout
 
@@ -13,28 +13,26 @@ class DeviceMap(ShardingBase):
     """Naive model parallelism: each GPU holds some consecutive layers, and one GPU computes at a time."""
 
     name = "device_map"
-    estimated_as = Layout(name="device_map", data_parallel=False, pipelined=True)
+    estimated_as = Layout(name="device_map", pipelined=True)
+    no_reward_head = "the head of rewards is on the last GPU, and the Trainer needs the loss on the first"
     refuses: ClassVar = {
         "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
         "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
     }
 
-    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+    def misfit(self, shape: Shape) -> str | None:
         if shape.nodes > 1:
-            return f"is one process on one node, and the shape has {shape.nodes} nodes"
+            return f"is one process on one node, and the shape has {counted(shape.nodes, 'node')}"
         if not shape.is_gpu and shape.processes > 1:
-            return f"is one process, and the shape has {shape.processes} ranks on its CPU"
+            return f"is one process, and the shape has {counted(shape.processes, 'rank')} on its CPU"
         return None
 
-    def processes(self, shape: Shape) -> int:
-        return 1
-
-    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, plan: Plan, shape: Shape) -> dict[str, Any]:
         if shape.processes == 1:
-            return super().load_arguments(recipe, plan, shape)
+            return super().load_arguments(plan, shape)
         return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights)}
 
-    def ready(self, trainer: Any, recipe: Recipe) -> None:
+    def ready(self, trainer: Any) -> None:
         # TRL computes the loss on the head's device and bypasses accelerate's hook, which would move the loss back. The Trainer
         # needs it on its own device, but accelerate puts a head that is not tied to the embedding on the last GPU.
         head = trainer.model.get_output_embeddings().to(trainer.args.device)

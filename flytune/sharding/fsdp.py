@@ -3,8 +3,10 @@
 import functools
 from typing import Any
 
+from flytune import patches
 from flytune.hardware import Shape
-from flytune.recipe import OptimizerKind, Recipe
+from flytune.recipe import OptimizerKind
+from flytune.sentences import counted
 from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.layout import Layout
 
@@ -16,6 +18,7 @@ class FullyShardedDataParallel(ShardingBase):
     """torch.distributed.fsdp.fully_shard, applied to each decoder layer."""
 
     name = "fsdp"
+    no_drawn_answers = None
     estimated_as = Layout(
         name="fsdp2", shards_optimizer=True, shards_gradients=True, shards_parameters=True, gathers_in_backward=True
     )
@@ -25,34 +28,37 @@ class FullyShardedDataParallel(ShardingBase):
     saves_full_weights = False
     async_checkpoint = True
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
-    prepares_kbit = False
+    kbit_float32 = False
     traceable = True
     packed_selftests = ("lora",)
 
-    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+    def misfit(self, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "shards over processes, and the shape has one"
 
-    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+    def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         if kind.bits == 8:
             return "FSDP2 shards no 8-bit optimizer states (each block of 256 has a scale, and processes cut blocks)"
         if kind.algorithm == "adafactor":
             return "transformers' Adafactor keeps plain states, which torch does not combine with sharded gradients"
-        if kind.paged and recipe.sharding.offload != "none":
+        if kind.paged and self.recipe.sharding.offload != "none":
             return "states that are offloaded are never on the GPU, and have nothing to be paged from"
         return None
 
-    def precision(self, recipe: Recipe) -> Precision:
+    @property
+    def precision(self) -> Precision:
         return "policy"
 
-    def reads_slices(self, recipe: Recipe) -> bool:
+    @property
+    def reads_slices(self) -> bool:
         # bitsandbytes quantizes only complete matrices.
-        return recipe.method.name != "qlora"
+        return self.recipe.method.name != "qlora"
 
-    def quant_storage(self, recipe: Recipe) -> str:
-        return recipe.model.dtype
+    @property
+    def quant_storage(self) -> str:
+        return self.recipe.model.dtype
 
-    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
-        offload = recipe.sharding.offload == "cpu"
+    def arguments(self, shape: Shape) -> dict[str, Any]:
+        offload = self.recipe.sharding.offload == "cpu"
         backend = ("cpu:gloo,cuda:nccl" if offload else None) if shape.is_gpu else "gloo"
         return {
             "fsdp": True,
@@ -68,7 +74,7 @@ class FullyShardedDataParallel(ShardingBase):
             # Each layer is compiled in `shard`.
             "torch_compile": False,
             # Gradients that are not reduced until the last micro batch would take their full size on every GPU.
-            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": recipe.method.name == "full"}},
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": self.recipe.method.name == "full"}},
             # Norms of gradients in host memory are reduced there, by gloo.
             "ddp_backend": backend,
         }
@@ -76,28 +82,27 @@ class FullyShardedDataParallel(ShardingBase):
     def before_load(self, device_type: str) -> None:
         if device_type == "cuda":
             return
-        from accelerate import PartialState
         from accelerate.utils import DistributedType
 
         # Accelerate runs FSDP on accelerators only, and silently uses DDP elsewhere. For tests and laptops, this makes it
         # believe that there are several; `check` verifies the result.
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        patches.accelerate.DISTRIBUTED_TYPE.install(DistributedType.MULTI_GPU)
 
-    def shard(self, trainer: Any, recipe: Recipe) -> None:
+    def shard(self, trainer: Any) -> None:
         import torch
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         model, accelerator = trainer.model, trainer.accelerator
-        dtype = getattr(torch, recipe.model.dtype)
+        dtype = getattr(torch, self.recipe.model.dtype)
         offload = CPUOffloadPolicy(pin_memory=accelerator.device.type == "cuda")
         policies: dict[str, Any] = {
             # Reduced in float32: bfloat16 sums of many ranks' gradients lose small values.
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
-            "offload_policy": offload if recipe.sharding.offload == "cpu" else OffloadPolicy(),
+            "offload_policy": offload if self.recipe.sharding.offload == "cpu" else OffloadPolicy(),
         }
         layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
         for layer in layers:
-            if recipe.training.torch_compile:
+            if self.recipe.training.torch_compile:
                 layer.compile()
             fully_shard(layer, **policies)
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -113,15 +118,15 @@ class FullyShardedDataParallel(ShardingBase):
             layer.set_modules_to_forward_prefetch(layers[index + 1 : index + 1 + PREFETCHED_LAYERS])
             layer.set_modules_to_backward_prefetch(layers[max(0, index - PREFETCHED_LAYERS) : index][::-1])
 
-    def ready(self, trainer: Any, recipe: Recipe) -> None:
-        if recipe.sharding.offload == "cpu":
+    def ready(self, trainer: Any) -> None:
+        if self.recipe.sharding.offload == "cpu":
             # Gradients in host memory are kept and zeroed: page-locked memory is slow to allocate.
-            trainer.model.zero_grad = functools.partial(trainer.model.zero_grad, set_to_none=False)
+            patches.transformers.ZERO_GRAD.on(trainer.model, functools.partial(trainer.model.zero_grad, set_to_none=False))
         for index, parameter in enumerate(trainer.model.parameters()):
             local = parameter.to_local()
             if not local.numel():
                 # Accelerate identifies the optimizer's parameters by address, and all empty shards have the address 0.
-                parameter._local_tensor.data_ptr = functools.partial(int, -1 - index)
+                patches.accelerate.EMPTY_SHARD.on(parameter._local_tensor, functools.partial(int, -1 - index))
 
     def before_gather(self, model: Any) -> None:
         # The root and the head keep the full parameters of the last forward pass, in its compute dtype.
@@ -138,7 +143,9 @@ class FullyShardedDataParallel(ShardingBase):
         full = [name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)]
         if not trainer.is_fsdp_enabled:
             return "the Trainer does not know of it"
-        return f"{full[0]} and {len(full) - 1} more parameters are not sharded" if full else None
+        return (
+            f"{full[0]} and {counted(len(full) - 1, 'more parameter is', 'more parameters are')} not sharded" if full else None
+        )
 
 
 def _table(layer: Any) -> Any:

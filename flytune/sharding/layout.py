@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from flytune.records import Degrees
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -13,8 +15,6 @@ class Layout:
 
     name: str
     """Name in the tables of the benchmarks."""
-    data_parallel: bool = True
-    """True if each GPU trains samples of its own, so that gradients are exchanged."""
     pipelined: bool = False
     """True if the GPUs hold different layers of one copy of the model and take turns."""
     shards_optimizer: bool = False
@@ -48,6 +48,11 @@ class Layout:
     """Elements of parameters that stay in host memory under offload to NVMe, at most."""
     retains_frozen: bool = False
     """True if tensors of units with frozen parameters live until backward ends, as under FSDP1."""
+
+    def degrees(self, gpus: int, nodes: int) -> Degrees:
+        """Return the degrees of a run on GPUs of several nodes; on CPUs, a process counts as a GPU."""
+        turns = gpus if self.pipelined else 1
+        return Degrees(gpus // turns, nodes, turns)
 
     @property
     def fsdp(self) -> bool:

@@ -1,7 +1,6 @@
 """No sharding: one process on one device holds everything."""
 
 from flytune.hardware import Shape
-from flytune.recipe import Recipe
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.layout import Layout
 
@@ -10,11 +9,12 @@ class NoSharding(ShardingBase):
     """One process, one device."""
 
     name = "none"
-    estimated_as = Layout(name="none", data_parallel=False)
+    no_drawn_answers = None
+    estimated_as = Layout(name="none")
     traceable = True
     packed_selftests = ("full", "qlora")
 
-    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+    def misfit(self, shape: Shape) -> str | None:
         if shape.world_size > 1:
             return f"is one process, and the shape has {shape.world_size}"
         return None

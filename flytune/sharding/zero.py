@@ -7,16 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flytune import json_core
+from flytune import json_core, patches
+from flytune.files import SETTINGS
 from flytune.hardware import Shape, load_cluster
-from flytune.recipe import OptimizerKind, Recipe
+from flytune.recipe import OptimizerKind
 from flytune.records import Plan
+from flytune.sentences import counted
 from flytune.sharding import deepspeed_config
 from flytune.sharding.base import Precision, ShardingBase
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from flytune.sharding.layout import Layout
 
-CONFIGS = Path(__file__).resolve().parents[2] / "deepspeed_configs"
+CONFIGS = SETTINGS / "deepspeed_configs"
 _SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}
 
 
@@ -27,89 +29,97 @@ class Zero(ShardingBase):
     no_reference_copy = "each process would hold a second model that is not sharded (a sharded copy is not built)"
     float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
+    # DeepSpeed casts norms and embeddings back to 16 bits.
+    kbit_float32 = False
+    # It reads its states as one file each.
+    loads_whole_states = True
     traceable = True
 
-    def problems(self, recipe: Recipe) -> list[str]:
-        if recipe.sharding.config is None:
+    def problems(self) -> list[str]:
+        if self.recipe.sharding.config is None:
             return []
-        return deepspeed_config.problems(recipe.sharding.config, recipe, self.optimizer(recipe), self.stage)
+        return deepspeed_config.problems(self.recipe.sharding.config, self.recipe, self.optimizer, self.stage)
 
-    def misfit(self, recipe: Recipe, shape: Shape) -> str | None:
+    def misfit(self, shape: Shape) -> str | None:
         if shape.world_size < 2:
             return "partitions over processes, and the shape has one"
-        if recipe.sharding.offload != "nvme":
+        if self.recipe.sharding.offload != "nvme":
             return None
         if not shape.nvme:
             return "offloads to NVMe, and the shape's disk is none"
-        own = [path for path in _nvme_paths(self.content(recipe)) if path is not None]
+        own = [path for path in _nvme_paths(self.content) if path is not None]
         cluster = load_cluster()
         there = [path for path in own if Path(path).is_relative_to("/tmp") or cluster.volume_at(path, shape.name)]
         if shape.is_gpu and (foreign := [path for path in own if path not in there]):
             return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out for the scratch disk, or mount a volume"
         return None
 
-    def batch_problem(self, recipe: Recipe, micro_batch: int, accumulation: int) -> str | None:
-        config = recipe.sharding.config or {}
+    def batch_problem(self, micro_batch: int, accumulation: int) -> str | None:
+        config = self.recipe.sharding.config or {}
         planned = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": accumulation}
         for name, ours in planned.items():
             if config.get(name, "auto") not in ("auto", ours):
                 return f"sharding.config has {name}: {config[name]}, and the plan {ours}"
         return None
 
-    def layout(self, recipe: Recipe) -> Layout:
-        return _layout(self.estimated_as, json.dumps(self.content(recipe)))
+    @property
+    def layout(self) -> Layout:
+        return _layout(self.estimated_as, json.dumps(self.content))
 
-    def reasons(self, recipe: Recipe) -> list[str]:
-        if recipe.sharding.config is None:
+    def reasons(self) -> list[str]:
+        if self.recipe.sharding.config is None:
             return []
-        layout = self.layout(recipe)
+        layout = self.layout
         parts = [f"buckets of {layout.bucket:,} elements" + (", two of them (overlap_comm)" if layout.overlaps else "")]
         if layout.shards_parameters:
-            parts.append(f"{layout.live:,} parameters gathered at most, {layout.sub_group:,} updated at a time")
-        offload = recipe.sharding.offload
+            parts.append(f"{counted(layout.live, 'parameter')} gathered at most, {layout.sub_group:,} updated at a time")
+        offload = self.recipe.sharding.offload
         devices = {"optimizer": layout.optimizer_on or offload}
         if layout.shards_parameters:
             devices["parameters"] = layout.parameters_on or offload
         parts += [f"{what} offloaded to {device}" for what, device in devices.items() if device != "none"]
         return [f"sharding.config: stage {self.stage}, {', '.join(parts)}"]
 
-    def optimizer_problem(self, recipe: Recipe, kind: OptimizerKind) -> str | None:
+    def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         if kind.bits == 8:
             return "DeepSpeed flattens the parameters that it partitions, and the embedding's states would be of 8 bits too"
         if kind.algorithm == "adafactor":
             return "DeepSpeed flattens the parameters that it partitions, and Adafactor's states are of rows and columns"
-        if (self.layout(recipe).optimizer_on or recipe.sharding.offload) == "none":
+        if (self.layout.optimizer_on or self.recipe.sharding.offload) == "none":
             return None
         if kind.paged:
             return "states that are offloaded are never on the GPU, and have nothing to be paged from"
         # accelerate makes its Adam of any other, and fails to make its Lion (map_pytorch_optim_to_deepspeed).
         return None if kind.algorithm == "adamw" else "DeepSpeed updates offloaded states with its own AdamW"
 
-    def load_dtype(self, recipe: Recipe) -> str:
+    @property
+    def load_dtype(self) -> str:
         # DeepSpeed makes the float32 master weights itself.
-        return recipe.model.dtype
+        return self.recipe.model.dtype
 
-    def precision(self, recipe: Recipe) -> Precision:
+    @property
+    def precision(self) -> Precision:
         # DeepSpeed computes in the dtype of its own 16-bit weights.
         return "pure"
 
-    def content(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the DeepSpeed configuration as it is written: the recipe's own, or the one in deepspeed_configs/."""
-        if recipe.sharding.config is not None:
-            return recipe.sharding.config
-        return _shipped(f"zero{self.stage}{_SUFFIX[recipe.sharding.offload]}.json")
+    @property
+    def content(self) -> dict[str, Any]:
+        """DeepSpeed configuration as it is written: the recipe's own, or the one in deepspeed_configs/."""
+        if self.recipe.sharding.config is not None:
+            return self.recipe.sharding.config
+        return _shipped(f"zero{self.stage}{_SUFFIX[self.recipe.sharding.offload]}.json")
 
-    def config(self, recipe: Recipe) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Return the DeepSpeed configuration; the Trainer fills in `auto` values."""
-        config = deepspeed_config.filled(self.content(recipe), recipe)
+        config = deepspeed_config.filled(self.content, self.recipe)
         for part in config["zero_optimization"].values():
             if isinstance(part, dict) and part.get("device") == "nvme":
                 # TMPDIR is the scratch disk, whose path only the pod knows.
                 part.setdefault("nvme_path", f"{tempfile.gettempdir()}/flytune-nvme")
         return config
 
-    def arguments(self, recipe: Recipe, shape: Shape) -> dict[str, Any]:
-        config = self.config(recipe)
+    def arguments(self, shape: Shape) -> dict[str, Any]:
+        config = self.config()
         if not shape.is_gpu:
             # Memory is pinned for copies to a GPU.
             for part in ("offload_optimizer", "offload_param"):
@@ -117,17 +127,15 @@ class Zero(ShardingBase):
         return {"deepspeed": config, "ddp_backend": None if shape.is_gpu else "gloo"}
 
     def before_load(self, device_type: str) -> None:
-        import deepspeed
-
         if device_type == "cuda":
-            from deepspeed.accelerator import cuda_accelerator
-
             # Where nvidia-ml-py is installed, DeepSpeed takes free memory from NVML, and fails for a CUDA_VISIBLE_DEVICES of
             # UUIDs (_get_nvml_gpu_id). Without it, it takes torch's figures.
-            cuda_accelerator.pynvml = None
+            patches.deepspeed.MANAGEMENT_LIBRARY.install(None)
             return
         # Otherwise DeepSpeed compiles its shared-memory op here (18 s; a stale lock hangs forever) and looks for MPI.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        patches.deepspeed.SHARED_MEMORY.install(False)
+        import deepspeed
+
         # zero.Init, which shards the model at load, needs the process group.
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
@@ -183,6 +191,7 @@ class Zero2(Zero):
     """Partitioned optimizer states and gradients."""
 
     name, stage, offloads = "zero2", 2, ("none", "cpu")
+    no_drawn_answers = None
     estimated_as = Layout(name="zero2", deepspeed=True, shards_optimizer=True, shards_gradients=True)
 
 
@@ -199,17 +208,26 @@ class Zero3(Zero):
         gathers_in_backward=True,
     )
     packed_selftests = ("lora",)
+    # engine.py, _zero3_consolidated_16bit_state_dict
+    saves_gathered = True
+    # zero.Init partitions each parameter as it is made.
+    loads_by_tensor = True
     no_8bit_base = (
         "bitsandbytes' 8-bit layers keep their complete weights beside the parameters, so that nothing is partitioned"
     )
     no_quantized_dora = "DoRA reads the weights of a layer outside of it, where DeepSpeed cannot gather quantized ones"
 
-    def quant_storage(self, recipe: Recipe) -> str:
-        return recipe.model.dtype
+    @property
+    def quant_storage(self) -> str:
+        return self.recipe.model.dtype
 
-    def load_arguments(self, recipe: Recipe, plan: Plan, shape: Shape) -> dict[str, Any]:
+    def load_arguments(self, plan: Plan, shape: Shape) -> dict[str, Any]:
         # transformers refuses a device map here: zero.Init places the parameters.
         return {}
+
+    def before_gather(self, model: Any) -> None:
+        # Where scoring runs the modules that a step runs, DeepSpeed has begun to fetch what a backward pass would need next.
+        model.empty_partition_cache()
 
     def gather(self, parameter: Any) -> Any:
         import deepspeed

@@ -1,7 +1,6 @@
 """Grids of recipes and their results."""
 
 from flytune.sweeps.grid import Points
-from flytune.sweeps.points import Run, Running, distinct
 from flytune.sweeps.results import Outcome
 
-__all__ = ["Outcome", "Points", "Run", "Running", "distinct", "grid", "results"]
+__all__ = ["Outcome", "Points", "grid", "results"]

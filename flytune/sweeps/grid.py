@@ -30,6 +30,11 @@ class Point(Strict):
     refused: str = ""
     """Reason why it cannot run; empty if it can."""
 
+    @property
+    def values(self) -> str:
+        """Return its changes in words: `training.learning_rate 0.001, method.r 8`."""
+        return ", ".join(f"{field} {shown(value)}" for field, value in self.changes.items())
+
 
 class Points(Strict):
     """All points of a sweep."""
@@ -70,6 +75,8 @@ def draw(recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str,
                 problems.setdefault(line.strip(), []).append(number)
     if any(str(point.recipe.publish.address).startswith("hf://") for point in points.values()):
         problems["publish.address: each point would replace main on the hub; leave it out, and finetune best.yaml with it"] = []
+    if any(not point.recipe.data.holds_out for point in points.values()):
+        problems["data.heldout_fraction: 0, but points are compared on held-out samples; write a share, such as 0.02"] = []
     found = [line + _at(numbers, len(combinations)) for line, numbers in problems.items()]
     if found := [*found, *_duplicates(points)]:
         raise RecipeError.of(where, found)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from flytune.sentences import counted
+
 _WIDTH, _TOP, _BOTTOM, _SIDE = 1000, 46, 330, 90
 _LOW, _HIGH = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
 """Blue for the best, orange for the worst: from Okabe & Ito's palette, which colour-blind readers can distinguish."""
@@ -18,27 +20,49 @@ class Line(NamedTuple):
     values: list[str]
     """Displayed values, one for each field."""
     result: float | None
-    """Result, lower is better; None if the run failed."""
+    """Result; None if the run failed."""
 
 
-def draw(fields: Sequence[str], orders: Sequence[Sequence[str]], lines: Sequence[Line], result: str, best: str | None) -> str:
-    """Return an SVG element. `orders`: each field's values from bottom to top, evenly spaced.
+def draw(
+    fields: Sequence[str],
+    orders: Sequence[Sequence[str]],
+    lines: Sequence[Line],
+    result: str,
+    best: str | None,
+    higher: bool = False,
+) -> str:
+    """Return an SVG element.
 
-    The result's axis has its lowest value, the best, at the top; lines of failed runs are dashed and end below the axis.
+    The result's axis has its best value at the top; lines of failed runs are dashed and end below the axis.
+
+    Args:
+        fields: names of the axes.
+        orders: each field's values from bottom to top, evenly spaced.
+        lines: a line for each run.
+        result: name of the result.
+        best: name of the best run.
+        higher: True if the highest result is the best, and not the lowest.
     """
     found = [line.result for line in lines if line.result is not None]
-    low, high = min(found, default=0.0), max(found, default=1.0)
+    top, bottom = min(found, default=0.0), max(found, default=1.0)
+    if higher:
+        top, bottom = bottom, top
     places = [_SIDE + number * (_WIDTH - 2 * _SIDE) / max(1, len(fields)) for number in range(len(fields) + 1)]
     parts = list[str]()
+    shares = [0.0 if line.result is None or bottom == top else (line.result - top) / (bottom - top) for line in lines]
     # Failed runs are drawn first, the best one last.
-    for line in sorted(lines, key=lambda line: (line.result is not None, line.name == best, -(line.result or 0.0))):
+    order_drawn = sorted(
+        zip(lines, shares, strict=True), key=lambda one: (one[0].result is not None, one[0].name == best, -one[1])
+    )
+    for line, share in order_drawn:
         heights = [_height(order.index(value), len(order)) for value, order in zip(line.values, orders, strict=True)]
-        share = 0.0 if line.result is None or high == low else (line.result - low) / (high - low)
         heights.append(_BOTTOM + 26 if line.result is None else _TOP + 14 + share * (_BOTTOM - _TOP - 28))
         parts.append(_line(line, list(zip(places, heights, strict=True)), share, line.name == best))
     parts += [_axis(x, field, order) for x, field, order in zip(places, fields, orders, strict=False)]
-    parts.append(_result_axis(places[-1], result, low, high, any(line.result is None for line in lines)))
-    label = f"{len(lines)} runs over {', '.join(fields)}; {result} from {low:.4g} to {high:.4g}"
+    parts.append(_result_axis(places[-1], result, top, bottom, any(line.result is None for line in lines)))
+    label = (
+        f"{counted(len(lines), 'run')} over {', '.join(fields)}; {result} from {min(top, bottom):.4g} to {max(top, bottom):.4g}"
+    )
     head = f'role="img" aria-label="{escape(label)}" style="max-width: none" viewBox="0 0 {_WIDTH} {_BOTTOM + 44}"'
     return f"<svg {head}>{''.join(parts)}</svg>"
 
@@ -62,12 +86,12 @@ def _axis(x: float, field: str, order: Sequence[str]) -> str:
     return _ruled(x, field, [tick for number, tick in enumerate(ticks) if number % every == 0])
 
 
-def _result_axis(x: float, name: str, low: float, high: float, has_failed: bool) -> str:
-    count = 5 if high > low else 1
+def _result_axis(x: float, name: str, top: float, bottom: float, has_failed: bool) -> str:
+    count = 5 if top != bottom else 1
     ticks = []
     for number in range(count):
         share = number / max(1, count - 1)
-        ticks.append((f"{low + share * (high - low):.4g}", _TOP + 14 + share * (_BOTTOM - _TOP - 28)))
+        ticks.append((f"{top + share * (bottom - top):.4g}", _TOP + 14 + share * (_BOTTOM - _TOP - 28)))
     return _ruled(x, name, [*ticks, ("failed", _BOTTOM + 26)] if has_failed else ticks, lift=-5)
 
 

@@ -15,17 +15,17 @@ from flytune.console import tables
 from flytune.errors import FlytuneError, RecipeError, printable
 from flytune.evaluation import guards
 from flytune.failures import kind_of
-from flytune.planning import planner
 from flytune.recipe import Recipe
-from flytune.records import Metrics, Plan, Score, TrainingResult
+from flytune.records import Figure, Interval, MeasuredFigure, Metrics, Plan, TrainingResult
+from flytune.records.contents import SWEEP, seal
 from flytune.report import page as report_page
 from flytune.schema import Record, Strict
-from flytune.sweeps import parallel_coordinates
+from flytune.sentences import counted, counted_of
+from flytune.sweeps import comparison, parallel_coordinates
+from flytune.sweeps.comparison import Scored
 from flytune.sweeps.grid import Points, shown, value_at
 from flytune.sweeps.parallel_coordinates import Line
 
-_OTHER_SCALES = ("data", "model", "evaluation")
-"""Sections of the recipe that change the scored samples or their tokens."""
 WIDTH = 140
 REPORT, BEST = "report.html", "best.yaml"
 
@@ -37,18 +37,25 @@ class Outcome(Strict):
     """Name of its recipe."""
     values: list[Any]
     """Values of the sweep's fields, in their order."""
-    tuned: Score | None = None
-    """Score on the held-out samples; None if it failed."""
+    scored: Scored = Field(default=Scored())
+    """Figures on the held-out samples; none if it failed."""
+    difference: Interval | None = None
+    """Difference of its figure from the best point's, paired by sample; the intervals hold for all pairs of points together."""
     seconds: float = 0.0
-    """Seconds of training."""
+    """Seconds of training, of all attempts."""
     price: float = 0.0
-    """Price of training, in the currency of shapes.yaml."""
+    """Price of the time for which all attempts of training held their machines, in the currency of shapes.yaml."""
     artifact: str = ""
     """Address of the artifact."""
     reason: str = ""
     """Reason of the failure."""
     broken: list[str] = Field(default=[])
     """Violated conditions of evaluation.must_not_fall; with any, it cannot be the best point."""
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it has no figures."""
+        return not self.scored.figures
 
     @property
     def shown(self) -> list[str]:
@@ -63,10 +70,12 @@ class Sweep(Record):
     """Name of the sweep's recipe."""
     fields: list[str]
     outcomes: list[Outcome]
+    figure: Figure | None = None
+    """Figure that the points are ranked by; None if they share none."""
     best: str | None
-    """Name of the point with the lowest held-out loss; the first one of equal ones."""
+    """Name of the point with the best figure; the first one of equal ones."""
     as_good: list[str] = Field(default=[])
-    """Names of the points whose 95 % intervals overlap with that of the best one."""
+    """Names of the points that are not significantly worse than the best one."""
     warnings: list[str] = Field(default=[])
 
 
@@ -82,7 +91,7 @@ def check(concurrency: int, min_success_ratio: float) -> None:
         raise RecipeError(f"concurrency: {concurrency}; give how many points run at a time, 0 for all")
 
 
-def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe], Any] = planner.make) -> Points:
+def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe], Any]) -> Points:
     """Return the points, with a reason for each that cannot run: the error that `plan` raises.
 
     Raises:
@@ -100,7 +109,9 @@ def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe
     found = points.model_copy(update={"points": judged})
     if len(found.runnable) < (needed := least(points, min_success_ratio)):
         reasons = [f"{point.recipe.name}: {_line(point.refused)}" for point in judged if point.refused]
-        where = f"sweep of {points.recipe}: {len(found.runnable)} of {len(judged)} points can run, {needed} must succeed"
+        where = (
+            f"sweep of {points.recipe}: {len(found.runnable)} of {counted(len(judged), 'point')} can run, {needed} must succeed"
+        )
         raise RecipeError.of(where, reasons)
     return found
 
@@ -114,13 +125,16 @@ def outcome(
     recipe: Recipe, values: list[Any], plan: Plan, training: TrainingResult, metrics: Metrics, artifact: str
 ) -> Outcome:
     """Return the outcome of a point that succeeded."""
-    price = plan.price_per_hour * training.seconds / 3600
     return Outcome(
         name=recipe.name,
         values=values,
-        tuned=metrics.tuned,
+        scored=Scored(
+            figures=metrics.figures,
+            scores=metrics.scores,
+            scale={field: value_at(recipe, field) for figure in metrics.figures for field in figure.scaled_by},
+        ),
         seconds=training.seconds,
-        price=price,
+        price=training.price(plan.price_per_hour),
         artifact=artifact,
         broken=guards.broken(recipe, metrics),
     )
@@ -134,48 +148,98 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
         reason = point.refused or reasons.get(name) or "no reason is known; see the console"
         values = [value_at(point.recipe, field) for field in points.fields]
         outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
-    scored = [(one, one.tuned) for one in outcomes if one.tuned and math.isfinite(one.tuned.loss) and not one.broken]
-    best, score = min(scored, key=lambda pair: pair[1].loss, default=(None, None))
-    as_good = [one.name for one, other in scored if one is not best and score and other.loss_low <= score.loss_high]
-    varied = [field for field in points.fields if field.split(".")[0] in _OTHER_SCALES]
-    warning = (
-        f"{', '.join(varied)}: points may be scored on different samples or tokens, so that their losses are not comparable"
-    )
+    able = [at for at, one in enumerate(outcomes) if not one.has_failed and not one.broken]
+    found = comparison.compare([outcomes[at].scored for at in able])
+    names, scored = [outcomes[at].name for at in able], [outcomes[at].scored for at in able]
+    for at, difference in found.differences.items():
+        outcomes[able[at]] = outcomes[able[at]].model_copy(update={"difference": difference})
+    # The artifacts have the scores of each sample.
+    without = [one.scored.model_copy(update={"scores": None}) for one in outcomes]
+    outcomes = [one.model_copy(update={"scored": kept}) for one, kept in zip(outcomes, without, strict=True)]
     return Sweep(
         recipe=points.recipe,
         fields=points.fields,
         outcomes=outcomes,
-        best=best.name if best else None,
-        as_good=as_good,
-        warnings=[warning] if varied else [],
+        figure=found.figure and Figure.model_validate({name: getattr(found.figure, name) for name in Figure.model_fields}),
+        best=None if found.best is None else names[found.best],
+        as_good=[names[at] for at in found.as_good],
+        warnings=_warnings(names, scored, found),
     )
 
 
+def _warnings(names: list[str], scored: list[Scored], found: comparison.PointComparison) -> list[str]:
+    """List what is not comparable between the points, a line each."""
+    said = []
+    if found.figure is None:
+        return ["the points' objectives share no figure on one scale, so no point is the best"] if len(scored) > 1 else []
+    if skipped := _first_paired(scored[0]):
+        fields = [field for field in skipped.scaled_by if len({str(one.scale.get(field)) for one in scored}) > 1]
+        if skipped.name != found.figure.name and fields:
+            said.append(
+                f"{', '.join(fields)} changes the scale of {skipped.title}, so points are compared by {found.figure.title}"
+            )
+    if found.elsewhere:
+        said.append(
+            f"{', '.join(names[at] for at in found.elsewhere)}: scored on other held-out samples or tokens than the best "
+            "point, so that their figures are not comparable; name the same held-out data for all points (data.heldout_path)"
+        )
+    if found.unpaired:
+        said.append(
+            f"{', '.join(names[at] for at in found.unpaired)}: there are no scores of each sample to pair with the best "
+            "point's, so intervals of both were compared; they overlap more often than a paired comparison would"
+        )
+    return said
+
+
+def _first_paired(point: Scored) -> MeasuredFigure | None:
+    return next((figure for figure in point.figures if figure.is_paired), None)
+
+
 def too_few(sweep: Sweep, needed: int) -> str:
-    """Return the error of a sweep of which fewer than `needed` points have succeeded, with all reasons."""
-    failed = [f"  {one.name}: {_line(one.reason)}" for one in sweep.outcomes if not one.tuned]
-    succeeded = len(sweep.outcomes) - len(failed)
-    where = f"sweep of {sweep.recipe}: {succeeded} of {len(sweep.outcomes)} points have succeeded, {needed} must"
-    return "\n".join([f"{where} (min_success_ratio); the table is in this task's deck and log", *failed])
+    """Return the error of a sweep of which fewer than `needed` points have succeeded: all reasons, and the artifacts."""
+    points = [f"  {one.name}: {_line(one.reason) if one.has_failed else one.artifact}" for one in sweep.outcomes]
+    succeeded = sum(not one.has_failed for one in sweep.outcomes)
+    where = (
+        f"sweep of {sweep.recipe}: {counted_of(succeeded, len(sweep.outcomes), 'point', 'has', 'have')} "
+        f"succeeded, {needed} must"
+    )
+    return "\n".join([f"{where} (min_success_ratio); the table is in this task's deck and log", *points])
 
 
 def verdict(sweep: Sweep) -> str:
     """Return a sentence about the best point."""
-    failed = sum(not one.tuned for one in sweep.outcomes)
+    failed = sum(one.has_failed for one in sweep.outcomes)
     some = f" {failed} of {len(sweep.outcomes)} failed." if failed else ""
     best = next((one for one in sweep.outcomes if one.name == sweep.best), None)
-    if best is None or best.tuned is None:
-        return f"No point has a held-out loss.{some}"
+    figure = best.scored.figure(sweep.figure.name) if best and sweep.figure else None
+    if best is None or figure is None:
+        return f"No point has a figure to be compared by.{some}"
     what = ", ".join(f"{field} {value}" for field, value in zip(sweep.fields, best.shown, strict=True))
-    said = f"Best: {best.name} ({what}), held-out loss {report_page.number(best.tuned.loss)}."
+    said = f"Best: {best.name} ({what}), held-out {figure.title} {report_page.quantity(figure, figure.tuned.value)}."
+    paired = [one for one in sweep.outcomes if one.difference]
+    how = "paired by sample, with 95 % intervals for all pairs of points together" if paired else "by their 95 % intervals"
     if sweep.as_good:
-        said += f" Within chance of it, by their 95 % intervals: {', '.join(sweep.as_good)}."
+        said += f" Within chance of it, {how}: {', '.join(sweep.as_good)}."
+    elif paired:
+        others = "the other point is" if len(paired) == 1 else f"the other {len(paired)} are"
+        said += f" By more than chance {others} worse, {how}."
     return said + some
 
 
 def ranked(sweep: Sweep) -> list[Outcome]:
-    """Return the outcomes by loss, failed ones last."""
-    return sorted(sweep.outcomes, key=lambda one: one.tuned.loss if one.tuned else math.inf)
+    """Return the outcomes, the best first, failed ones last."""
+    name, sign = (sweep.figure.name, -1 if sweep.figure.better == "higher" else 1) if sweep.figure else ("", 1)
+    found = {one.name: figure.tuned.value for one in sweep.outcomes if (figure := one.scored.figure(name))}
+    return sorted(sweep.outcomes, key=lambda one: (one.has_failed, sign * found.get(one.name, sign * math.inf)))
+
+
+def columns(sweep: Sweep) -> list[Figure]:
+    """List the figures of the table: the one that ranks the points, and the next two that are better in one direction."""
+    first = next((one.scored.figures for one in sweep.outcomes if not one.has_failed), [])
+    others = [
+        figure for figure in first if figure.better != "neither" and (sweep.figure is None or figure.name != sweep.figure.name)
+    ]
+    return [*([sweep.figure] if sweep.figure else []), *others[:2]]
 
 
 def show(sweep: Sweep, console: Console) -> None:
@@ -184,14 +248,18 @@ def show(sweep: Sweep, console: Console) -> None:
     table.add_column("point", no_wrap=True)
     for name in short(sweep.fields):
         table.add_column(tables.plain(name))
-    for name in ("loss", "95 % interval", "perplexity", "training"):
+    figures = columns(sweep)
+    has_differences = any(one.difference for one in sweep.outcomes)
+    for name in (*(figure.title for figure in figures), *["difference"] * has_differences, "training"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in ranked(sweep):
-        style = "bold" if one.name == sweep.best else "" if one.tuned else "red"
-        table.add_row(tables.plain(one.name), *map(tables.plain, one.shown), *_cells(one), style=style)
+        style = "bold" if one.name == sweep.best else "red" if one.has_failed else ""
+        values = [] if one.has_failed else _cells(one, figures, sweep if has_differences else None)
+        cells = values or ["failed", *[""] * (len(figures) + has_differences)]
+        table.add_row(tables.plain(one.name), *map(tables.plain, one.shown), *cells, style=style)
     tables.show(table, console)
     for one in sweep.outcomes:
-        if not one.tuned:
+        if one.has_failed:
             console.print(printable(f"{one.name} failed: {_line(one.reason)}"), markup=False, highlight=False, soft_wrap=True)
     for said in (*sweep.warnings, verdict(sweep)):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -204,11 +272,26 @@ def log(sweep: Sweep) -> None:
 
 def html(sweep: Sweep) -> str:
     """Return the same with a plot, as one self-contained page."""
-    lines = [Line(one.name, one.shown, one.tuned.loss if one.tuned else None) for one in sweep.outcomes]
+    name = sweep.figure.name if sweep.figure else ""
+    found = [one.scored.figure(name) for one in sweep.outcomes]
+    lines = [
+        Line(one.name, one.shown, figure.tuned.value if figure else None)
+        for one, figure in zip(sweep.outcomes, found, strict=True)
+    ]
     orders = [_order([one.values[at] for one in sweep.outcomes]) for at in range(len(sweep.fields))]
-    picture = parallel_coordinates.draw(short(sweep.fields), orders, lines, "held-out loss", sweep.best)
+    higher = sweep.figure is not None and sweep.figure.better == "higher"
+    title = f"held-out {sweep.figure.title}" if sweep.figure else "no figure"
+    picture = parallel_coordinates.draw(short(sweep.fields), orders, lines, title, sweep.best, higher=higher)
     page = report_page.environment(escape=True).get_template("sweep.html.jinja")
-    return page.render(sweep=sweep, ranked=ranked(sweep), said=verdict(sweep), picture=picture, line=_line, short=short)
+    return page.render(
+        sweep=sweep,
+        ranked=ranked(sweep),
+        columns=columns(sweep),
+        said=verdict(sweep),
+        picture=picture,
+        line=_line,
+        short=short,
+    )
 
 
 def short(fields: Sequence[str]) -> list[str]:
@@ -218,13 +301,14 @@ def short(fields: Sequence[str]) -> list[str]:
 
 
 def write(sweep: Sweep, points: Points, folder: Path) -> None:
-    """Write sweep.json, report.html and best.yaml, a recipe for `pyflyte run`, into a new folder."""
+    """Write sweep.json, report.html, best.yaml (a recipe for `pyflyte run`), and the list of these, into a new folder."""
     folder.mkdir(parents=True)
-    sweep.write(folder / "sweep.json")
+    sweep.write(folder / SWEEP)
     (folder / REPORT).write_text(html(sweep), encoding="utf-8")
     for recipe in points.runnable:
         if recipe.name == sweep.best:
             (folder / BEST).write_text(recipe.to_yaml(), encoding="utf-8")
+    seal(folder, "sweep")
 
 
 def _order(values: Sequence[Any]) -> list[str]:
@@ -234,16 +318,15 @@ def _order(values: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(map(shown, values)))
 
 
-def _cells(one: Outcome) -> list[str]:
-    if not one.tuned:
-        return ["failed", "", "", ""]
-    return [
-        report_page.number(one.tuned.loss),
-        report_page.interval(one.tuned, "loss"),
-        report_page.number(one.tuned.perplexity),
-        report_page.duration(one.seconds),
-    ]
+def _cells(one: Outcome, figures: Sequence[Figure], sweep: Sweep | None) -> list[str]:
+    """Return the cells of a point; its difference from the best one if `sweep` has differences."""
+    found = [one.scored.figure(figure.name) for figure in figures]
+    values = ["" if figure is None else report_page.value(figure, figure.tuned.value) for figure in found]
+    difference = report_page.apart(sweep.figure, one.difference) if one.difference and sweep and sweep.figure else ""
+    return [*values, *[difference] * (sweep is not None), report_page.duration(one.seconds)]
 
 
 def _line(reason: str) -> str:
-    return " ".join(reason.split())
+    """Return the lines of an error as one, with a stop between those that have none."""
+    lines = [" ".join(line.split()) for line in reason.splitlines() if line.strip()]
+    return " ".join(line if line.endswith((".", ";", ":", ",")) or line is lines[-1] else f"{line};" for line in lines)

@@ -1,28 +1,32 @@
 """Notes of one attempt for the next, stored with the checkpoints: a smaller micro batch, and skipped steps."""
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from flytune import limits
 from flytune.errors import OutOfMemory, TrainingError
-from flytune.records import Plan
-from flytune.schema import Strict
+from flytune.records import Degrees, Plan
+from flytune.records.degrees import halved
+from flytune.schema import Positive, RecordError, Strict
+from flytune.sentences import counted
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
 
 FILE = "notes.json"
+_Number = Annotated[int, Field(ge=0, le=limits.COUNT)]
 
 
 class Notes(Strict):
     """Content of notes.json."""
 
-    per_device_train_batch_size: int | None = None
+    per_device_train_batch_size: Positive | None = None
     """Micro batch size to use where the plan's does not fit."""
-    left_out: list[int] = Field(default=[])
+    left_out: list[_Number] = Field(default=[])
     """Skipped data, in units of one step's samples, ascending; 0 is the first step's in the data's order."""
-    rollbacks: int = 0
+    rollbacks: _Number = 0
     """Number of times that data was skipped."""
 
     def applied(self, plan: Plan) -> Plan:
@@ -30,15 +34,27 @@ class Notes(Strict):
         size = self.per_device_train_batch_size
         if size is None or size >= plan.per_device_train_batch_size:
             return plan
-        accumulation = plan.global_batch_size // plan.world_size // size
+        share = plan.degrees.samples(plan.global_batch_size)
+        size = next(fewer for fewer in range(size, 0, -1) if share % fewer == 0)
+        accumulation = plan.degrees.accumulation(plan.global_batch_size, size)
         log.warning("an earlier attempt ran out of GPU memory: micro batch %d, %d accumulated", size, accumulation)
         return plan.model_copy(update={"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation})
 
 
 def read(address: str) -> Notes:
-    """Return the notes at a folder or fsspec address; empty ones where there are none."""
+    """Return the notes at a folder or fsspec address; empty ones where there are none.
+
+    Raises:
+        TrainingError: they are damaged.
+    """
     found = content(address, FILE)
-    return Notes() if found is None else Notes.parse(found)
+    try:
+        return Notes() if found is None else Notes.parse(found)
+    except RecordError as error:
+        raise TrainingError(
+            f"{address}/{FILE}: not the notes of an earlier attempt: {error}; restore the file, or delete it: then data that "
+            "was skipped is read again"
+        ) from None
 
 
 def write(address: str, notes: Notes) -> None:
@@ -93,23 +109,25 @@ def check_agreed(notes: Notes, args: Any) -> None:
         )
 
 
-def out_of_memory(address: str, notes: Notes, args: Any, step: int, *, is_noted: bool, error: BaseException) -> OutOfMemory:
+def out_of_memory(
+    address: str, notes: Notes, args: Any, degrees: Degrees, step: int, *, is_noted: bool, error: BaseException
+) -> OutOfMemory:
     """Return the error of a rank whose GPU is full, with the largest smaller micro batch of the same global batch.
 
     Args:
         is_noted: note that micro batch for the next attempt.
     """
     size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    share = size * accumulation
-    half = next((fewer for fewer in range(size // 2, 0, -1) if share % fewer == 0), None)
-    layout = f"{size} x {accumulation} accumulated x {args.world_size} processes"
+    share, half = size * accumulation, halved(size, accumulation)
+    processes = counted(degrees.data_parallel, "process", "processes")
+    layout = f"{size} x {accumulation} accumulated x {processes}"
     seen = f"rank {args.process_index}: out of GPU memory at step {step}, {layout}"
     if half is None:
         return OutOfMemory(
             f"{seen}; the run does not continue by itself. No micro batch is smaller: lower data.max_length, shard or "
             f"offload more, or choose a larger shape: {error}"
         )
-    same = f"{half} x {share // half} x {args.world_size} processes is the same global batch of {share * args.world_size}"
+    same = f"{half} x {share // half} x {processes} is the same global batch of {degrees.batch(size, accumulation)}"
     if not is_noted:
         return OutOfMemory(
             f"{seen}; the run does not continue by itself. {same}: set training.per_device_train_batch_size: {half}, "

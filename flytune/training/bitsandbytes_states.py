@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+from flytune import patches
+
 
 def adapt(optimizer: Any) -> Any:
     """Return the optimizer; if it is one of bitsandbytes, with states that are sharded and paged."""
@@ -20,7 +22,8 @@ def adapt(optimizer: Any) -> Any:
         if isinstance(optimizer, Optimizer8bit):
             # It keeps its type's name and module: transformers and accelerate recognize it by them.
             kind = type(optimizer)
-            optimizer.__class__ = type(kind.__name__, (_methods(), kind), {"__module__": kind.__module__})
+            adapted = type(kind.__name__, (_methods(), kind), {"__module__": kind.__module__})
+            patches.bitsandbytes.OPTIMIZER_CLASS.on(optimizer, adapted)
     return optimizer
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from flytune.data import order
 from flytune.training.checkpoints import resume
+from flytune.training.learning_guard import MOST_ZERO
 
 
 def in_order(trainer: Any, defaults: list[Any]) -> list[Any]:
@@ -29,6 +30,8 @@ def log_callback(trainer: Any) -> Any:
             if logs and "loss" in logs:
                 trainer.guard.check(state.global_step, run.saver.settled_step, logs["loss"], logs.get("grad_norm"))
                 run.recorder.record(state.global_step, state.epoch or 0.0, logs)
+            elif logs and "train_runtime" in logs:
+                run.recorder.summarize(logs)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             run.recorder.end()
@@ -46,11 +49,13 @@ def step_callback(trainer: Any) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # Only now is the model wrapped.
             run.recorder.begin(trainer)
+            trainer.learning.begin(trainer)
             resume.check_resumed(run.saver.resumed_step, state.global_step, args)
             run.stopper.begin(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step, is_last = state.global_step, state.global_step >= state.max_steps
+            run.attempts.end_step(step)
             ends_epoch = trainer.train_dataset.ends_epoch(step)
             is_scored = run.recorder.end_step(step, is_last, ends_epoch)
             if is_scored:
@@ -62,6 +67,8 @@ def step_callback(trainer: Any) -> Any:
             # A step that is saved is logged, so that the log in the checkpoint ends with it.
             control.should_log = control.should_log or is_scored or control.should_save or stop
             control.should_training_stop = control.should_training_stop or stop
+            if control.should_log or is_last or step % MOST_ZERO == 0:
+                trainer.learning.check(step)
             run.watch.end_step(step)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from flytune.recipe import Evaluation
 from flytune.records import Step
+from flytune.sentences import counted
 
 
 class EarlyStopping:
@@ -42,7 +43,7 @@ class EarlyStopping:
     def describe(self, step: int) -> str:
         """Return a sentence on the end of training after `step`."""
         lowest = f"{self.best[1]:.4f}, at step {self.best[0]}" if self.best else "no number"
-        often = "1 evaluation" if self.counter == 1 else f"{self.counter} evaluations"
+        often = counted(self.counter, "evaluation")
         by = f" by more than {self._threshold:g}" if self._threshold else ""
         return (
             f"evaluation.early_stopping_patience: {often} in a row did not lower eval_loss{by} (lowest: {lowest}); "

@@ -1,5 +1,6 @@
 """Held-out loss of the model in training, over all processes."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,28 +10,34 @@ from flytune.models import Row
 from flytune.models.scoring import IGNORED
 from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
+from flytune.records import Degrees
 from flytune.training.reference import Reference
 
 
 class Scorer:
     """Scorer of the model in training, every evaluation.eval_steps steps or epoch, and after the last; never if it is unset."""
 
-    def __init__(self, recipe: Recipe, dataset: Path, reference: Reference | None = None) -> None:
+    def __init__(self, recipe: Recipe, dataset: Path, degrees: Degrees, reference: Reference | None = None) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
-        self.eval_steps, self._objective = recipe.evaluation.eval_steps, objective_of(recipe)
+        self.eval_steps, self._objective, self._degrees = recipe.evaluation.eval_steps, objective_of(recipe), degrees
         rows = scored_rows(dataset, recipe.evaluation.max_samples, reference) if self.eval_steps else []
         joined = self._objective.joined(recipe)
         self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
+
+    def begin(self, steps: int) -> None:
+        """Make a number of a share of all the run's `steps`, as transformers does of save_steps."""
+        if isinstance(self.eval_steps, float):
+            self.eval_steps = math.ceil(steps * self.eval_steps)
 
     def is_due(self, step: int, is_last: bool, ends_epoch: bool) -> bool:
         """Return whether the model is scored after a step, which may be the run's last, or the one that ends an epoch."""
         if self.eval_steps == "epoch":
             return is_last or ends_epoch
-        return self.eval_steps is not None and (is_last or step % self.eval_steps == 0)
+        return isinstance(self.eval_steps, int) and (is_last or step % self.eval_steps == 0)
 
     def score(self, trainer: Any) -> float:
         """Return the objective's loss: in nats per trained token, or that of a pair. Every process calls it."""
-        return live_loss(trainer, self.rows, self._objective)
+        return live_loss(trainer, self._degrees, self.rows, self._objective)
 
 
 def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -> list[Row]:
@@ -44,7 +51,7 @@ def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -
     return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
 
 
-def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> float:
+def live_loss(trainer: Any, degrees: Degrees, rows: Sequence[Row], objective: ObjectiveBase) -> float:
     """Return the mean loss of an objective on `rows`, by their weights; every process calls it and gets the same.
 
     Rows are scored one at a time: training's memory may leave no room for more, and complete logits are larger than what
@@ -56,9 +63,8 @@ def live_loss(trainer: Any, rows: Sequence[Row], objective: ObjectiveBase) -> fl
     """
     import torch
 
-    rank, world_size = trainer.args.process_index, trainer.args.world_size
-    share = list(rows[rank::world_size])
-    is_short = len(share) < -(-len(rows) // world_size)
+    share = list(rows[degrees.rows(trainer.args.process_index)])
+    is_short = len(share) < len(rows[degrees.rows(0)])
     losses, weights = objective.measure(trainer, [*share, rows[0] | {FILLER: True}] if is_short else share)
     counted = [losses[: len(share)].sum(), weights[: len(share)].sum()]
     mine = torch.tensor(counted, dtype=torch.float64, device=trainer.args.device)

@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Iterable
 from multiprocessing import get_context
 
+from flytune import garbage_collection
 from flytune.models import loading
+from flytune.objectives import OBJECTIVES
 
 _WITHOUT_GPU = ("torch.distributed.elastic.agent.server", "transformers.modeling_utils", "accelerate", "datasets")
 _OTHERS = ("transformers.integrations.deepspeed", "deepspeed")
@@ -21,10 +23,14 @@ def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
     names = list(_WITHOUT_GPU)
     if not has_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
-        names += [*_OTHERS, *(f"trl.trainer.{objective}_trainer" for objective in objectives)]
+        names += _OTHERS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loading.import_libraries(*names)
+        if not has_gpu:
+            with garbage_collection.paused():
+                for name in objectives:
+                    OBJECTIVES[name]().trainer_class()
 
 
 def can_fork() -> bool:

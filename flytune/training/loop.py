@@ -1,21 +1,22 @@
 """Training and export of one run."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flytune.console import output
 from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
-from flytune.models import clean_process, loading, probe, scoring
-from flytune.objectives import Supervised, objective_of
+from flytune.models import chat_templates, clean_process, heads, loading, probe, scoring
+from flytune.objectives import objective_of, of_gate
 from flytune.recipe import Recipe
-from flytune.records import Plan, TrainingResult, environment
+from flytune.records import Attempt, Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
-from flytune.records.training import STEPS
+from flytune.records.training import STEPS, highest
 from flytune.training import attempt_notes, step_log
+from flytune.training.checkpoints.resume import gathered
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import live_loss, scored_rows
 from flytune.training.run_state import RunState
@@ -44,9 +45,12 @@ def fit(
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run continues by itself.
     """
+    output.install()
     clean_process.note_training()
     run = RunState.of(recipe, plan, shape, dataset, publisher, reference)
-    with run.stopper.listening(), run.watch, run.gpu_monitor, run.phases.attempt(run.saver.newest_step):
+    phases = run.phases.attempt(run.saver.newest_step)
+    attempts = run.attempts.keeping(run.saver.newest_step, is_kept=not export_only)
+    with run.stopper.listening(), run.watch, run.gpu_monitor, phases, attempts, chat_templates.in_process():
         return _fit(run, out, export_only)
 
 
@@ -69,43 +73,48 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     if export_only:
         trainer.end_at(saver.resumed_step)
     if resumed:
-        stopper.early.resume(step_log.read(resumed / STEPS))
+        recorder.resume(step_log.read(resumed / STEPS))
+        stopper.early.resume(recorder.steps)
     if resumed and stopper.has_ended(saver.resumed_step, trainer.args):
         # The run ends here: the checkpoint is loaded, and no step is trained.
         trainer.end_at(saver.resumed_step)
-    started = time.monotonic()
+    run.attempts.begin_steps()
     try:
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     except torch.OutOfMemoryError as error:
         is_noted, step = recipe.training.auto_find_batch_size, trainer.state.global_step + 1
-        raise attempt_notes.out_of_memory(saver.address, notes, trainer.args, step, is_noted=is_noted, error=error) from error
+        raise attempt_notes.out_of_memory(
+            saver.address, notes, trainer.args, run.plan.degrees, step, is_noted=is_noted, error=error
+        ) from error
     stopper.end()
-    seconds = time.monotonic() - started
+    run.attempts.end_steps()
+    trainer.learning.end(trainer, recorder.steps)
     exported = _load_exported(run, trainer)
 
     run.peaks.enter(EVALUATE)
     rows = scored_rows(run.dataset, min(scoring.GATE_SAMPLES, recipe.evaluation.max_samples))
-    if recipe.objective.is_reward_model:
-        heldout_loss = live_loss(trainer, rows, objective_of(recipe))
-    else:
-        # The gate compares the tokens' loss, whatever the objective; of pairs that of both answers.
-        heldout_loss = live_loss(trainer, scoring.sequences_of(rows), Supervised())
-    recorder.score(heldout_loss, len(rows))
-    probe.record(trainer, trainer.processing_class, out / probe.PROBE)
+    heldout_loss = live_loss(trainer, run.plan.degrees, *of_gate(recipe, rows)) if rows else None
+    if heldout_loss is not None:
+        recorder.score(heldout_loss, len(rows), heads.head_of(recipe).loss_unit)
+    probe.record(trainer, trainer.processing_class, out / probe.PROBE, run.sharding)
     run.peaks.enter(EXPORT)
     # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
     write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)
     parameters = [(parameter.requires_grad, write.elements(parameter)) for parameter in trainer.model.parameters()]
+    attempts = _attempts(run, trainer.args)
     result = TrainingResult(
         steps=recorder.steps,
-        seconds=seconds,
+        figures=recorder.figures,
+        seconds=sum(attempt.seconds for attempt in attempts),
         tokens=sum(step.tokens for step in recorder.steps),
         world_size=trainer.args.world_size,
         memory_kind="host memory (RSS)" if shape.accelerator == "cpu" else "GPU memory allocated",
         trained_parameters=sum(size for trained, size in parameters if trained),
         total_parameters=sum(size for _, size in parameters),
         heldout_loss=heldout_loss,
-        **run.peaks.of_all_processes(),
+        peaks=highest([attempt.peaks for attempt in attempts]),
+        reserved_peaks=highest([attempt.reserved_peaks for attempt in attempts]),
+        attempts=attempts,
         resumed_from_step=saver.resumed_step,
         stopped_early=stopper.stopped_early,
         early_stopping=stopper.early_stopping,
@@ -115,10 +124,19 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         attempt="" if export_only else saver.ledger.attempt,
     )
     if trainer.is_world_process_zero():
-        recorder.finish(out)
+        objective_of(recipe).finish(trainer, out)
+        recorder.finish(out, result)
         result.write(out / "training.json")
     saver.finish()
     return result
+
+
+def _attempts(run: RunState, args: Any) -> list[Attempt]:
+    """Return the records of all attempts, this one last. Every process calls it, and gets the same."""
+    mine = run.attempts.now().model_copy(update=run.peaks.of_all_processes())
+    logged = sum(step.seconds for step in run.recorder.steps if step.step <= mine.resumed_from_step)
+    earlier = run.attempts.earlier(logged, run.saver.resumed_seconds) if args.process_index == 0 else []
+    return gathered([*earlier, mine], args)[0]
 
 
 class _Exported(NamedTuple):
@@ -141,6 +159,5 @@ def _load_exported(run: RunState, trainer: Any) -> _Exported:
         checkpoint, folder = found
         trainer.load_weights(folder)
         exported = _Exported(checkpoint.step, checkpoint.eval_loss, checkpoint.digest)
-    if run.recipe.checkpoints.export == "best":
-        run.recorder.export(exported.step, exported.eval_loss)
+    run.recorder.export(exported.step, exported.eval_loss, is_best=run.recipe.checkpoints.export == "best")
     return exported

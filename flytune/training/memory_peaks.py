@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flytune.records.plan import LOAD
+from flytune.records.training import highest
 
 
 class Peaks:
@@ -50,13 +51,13 @@ class Peaks:
         return recent
 
     def of_all_processes(self) -> dict[str, dict[str, int]]:
-        """Return the peaks of each phase of the process that held most, as fields of TrainingResult. Every process calls it."""
+        """Return the peaks of each phase of the process that held most, as fields of Attempt. Every process calls it."""
         from accelerate.utils import gather_object
 
         self.read()
         mine = [{"peaks": self.bytes, "reserved_peaks": self.reserved}]
         found = gather_object(mine)
-        return {kind: {phase: max(one[kind].get(phase, 0) for one in found) for phase in mine[0][kind]} for kind in mine[0]}
+        return {kind: highest([one[kind] for one in found]) for kind in mine[0]}
 
     def _note(self) -> None:
         held, reserved = _peak()

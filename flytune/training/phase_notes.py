@@ -7,16 +7,20 @@ An attempt stops whose two predecessors were killed in the same phase, with no s
 import json
 import logging
 import os
+import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flytune import json_core
 from flytune.errors import KilledAgain
-from flytune.failures import kind_of, reports, task_name
+from flytune.failures import Failure, kind_of, reports, task_name
 from flytune.failures.table import KINDS
 from flytune.hardware.pod_memory import memory
+from flytune.pods import spec
 from flytune.records import Plan
 from flytune.records.plan import LOAD
 from flytune.schema import Record
@@ -31,6 +35,8 @@ SECONDS = 1.0
 """Interval in seconds at which the memory is measured."""
 PARTS = 16
 """Number of parts of the allowed memory; a note is rewritten whenever the memory has grown by one part."""
+LONGEST = 300
+"""Most characters of an attempt's reason."""
 WAIT = 5.0
 """Longest time in seconds that a phase waits for its note: a storage that is unavailable must not delay a run."""
 _KILLED = "out of host memory"
@@ -54,6 +60,12 @@ class PhaseNote(Record):
     """Host memory of the phase in the plan, in bytes; None where the plan has none."""
     ended: str | None = None
     """Kind of the failure (flytune.failures.table), or SIGTERM; None while the node runs, and once it was killed."""
+    reason: str = ""
+    """The failure in one line; empty while the node runs, and once it was killed."""
+    signalled: float | None = None
+    """Time of a SIGTERM, in seconds since 1970."""
+    host: str = ""
+    """Name of the node in Kubernetes."""
 
     @property
     def file(self) -> str:
@@ -63,9 +75,13 @@ class PhaseNote(Record):
     def was_killed(self) -> bool:
         return self.ended in (None, _KILLED)
 
+    @property
+    def memory(self) -> str:
+        """Used and allowed memory as a phrase."""
+        return f"{self.used_bytes / 2**30:.1f} of {self.allowed_bytes / 2**30:.1f} GiB of the pod's memory"
+
     def __str__(self) -> str:
-        gib = f"{self.used_bytes / 2**30:.1f} of {self.allowed_bytes / 2**30:.1f} GiB"
-        return f"{self.task}, attempt {self.attempt + 1}, {self.phase}: {gib} of the pod's memory"
+        return f"{self.task}, attempt {self.attempt + 1}, {self.phase}: {self.memory}"
 
 
 class PhaseNotes:
@@ -82,6 +98,7 @@ class PhaseNotes:
             used_bytes=0,
             allowed_bytes=1,
             saved_step=0,
+            host=host(),
         )
         self._is_kept = bool(self._note.execution) and os.environ.get("LOCAL_RANK", "0") == "0"
         self._changed, self._written, self._over = threading.Event(), threading.Event(), threading.Event()
@@ -109,10 +126,9 @@ class PhaseNotes:
 
     def _begin(self, phase: str, saved_step: int) -> None:
         self._note = self._note.model_copy(update={"saved_step": saved_step, "phase": phase})
+        _kept.append(self._address)
+        point(POINTER, self._address, self._note.file)
         self._check()
-        if folder := os.environ.get(reports.FOLDER):
-            pointer = {"place": self._address, "file": self._note.file}
-            (Path(folder) / POINTER).write_text(json.dumps(pointer), encoding="utf-8")
         self._thread.start()
         self.enter(phase)
 
@@ -138,7 +154,8 @@ class PhaseNotes:
         if self._thread.is_alive():
             self._thread.join(WAIT)
         if error is not None:
-            _write(self._address, self._note.model_copy(update={"ended": kind_of(error).name}))
+            ended = {"ended": kind_of(error).name, "reason": reason_of(error), "signalled": self._signal_time()}
+            _write(self._address, self._note.model_copy(update=ended))
         else:
             clear(self._address, self._note.execution, self._note.node)
 
@@ -149,15 +166,19 @@ class PhaseNotes:
             self._changed.clear()
             used, allowed = memory()
             with self._lock:
-                ended = SIGTERM if self._is_signalled() else None
+                signalled = self._signal_time()
+                ended = SIGTERM if signalled else None
                 is_due = is_new or ended != self._note.ended or used - self._note.used_bytes >= allowed / PARTS
                 if is_due:
-                    measured = {"used_bytes": used, "allowed_bytes": allowed, "ended": ended}
+                    measured = {"used_bytes": used, "allowed_bytes": allowed, "ended": ended, "signalled": signalled}
                     self._note = note = self._note.model_copy(update=measured)
             if is_due and not self._over.is_set():
                 _write(self._address, note)
                 if is_new:
                     self._written.set()
+
+    def _signal_time(self) -> float | None:
+        return (self._note.signalled or time.time()) if self._is_signalled() else None
 
     def _check(self) -> None:
         mine = self._note
@@ -218,18 +239,62 @@ def clear(address: str, execution: str = "", node: int | None = None) -> None:
             attempt_notes.remove(address, note.file)
 
 
-def correct(folder: Path, kind: str) -> None:
-    """Write the kind of failure into the note of a node's ranks, whose failures are reported in `folder`."""
-    pointer = folder / POINTER
-    if not pointer.exists():
+def correct(folder: Path, cause: Failure) -> None:
+    """Write the cause into the note of a node's ranks, whose failures are reported in `folder`."""
+    if (found := pointed(folder, POINTER)) is None:
         return
-    found = json_core.load_object(pointer.read_bytes())
+    address, file = found
+    _kept.append(address)
     try:
-        note = PhaseNote.parse(attempt_notes.content(found["place"], found["file"]) or b"")
+        note = PhaseNote.parse(attempt_notes.content(address, file) or b"")
     except Exception as error:  # noqa: BLE001 (the failure itself must not be lost for it)
-        log.warning("%s: the note on the last phase was not corrected: %s", found["place"], error)
+        log.warning("%s: the note on the last phase was not corrected: %s", address, error)
         return
-    _write(found["place"], note.model_copy(update={"ended": kind}))
+    _write(address, note.model_copy(update={"ended": cause.kind, "reason": one_line(cause.sentence)}))
+
+
+_kept: list[str] = []
+"""Addresses of the notes of this process, or of the ranks that it has started."""
+
+
+def kept_at() -> str:
+    """Return the address of the notes of this process, or of the ranks that it started; empty if none are kept."""
+    return _kept[-1] if _kept else ""
+
+
+def host() -> str:
+    """Return the name of this node in Kubernetes, or elsewhere of this machine."""
+    return os.environ.get(spec.NODE) or socket.gethostname()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason of an attempt that ends with an error, in one line."""
+    # A local run leaves with the exit code of a shell's command that SIGINT has ended.
+    if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 128 + signal.SIGINT:
+        return "ended by Ctrl-C"
+    if not isinstance(error, Exception):
+        return f"ended by {type(error).__name__}"
+    return one_line(reports.of_error(error, rank=int(os.environ.get("RANK", "0"))).sentence)
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a reason, cut at its end."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 4]} ..."
+
+
+def point(name: str, address: str, file: str) -> None:
+    """Name a file at an address to the process that has started the ranks, and knows how they end."""
+    if folder := os.environ.get(reports.FOLDER):
+        (Path(folder) / name).write_text(json.dumps({"place": address, "file": file}), encoding="utf-8")
+
+
+def pointed(folder: Path, name: str) -> tuple[str, str] | None:
+    """Return the address and the name of such a file; None where there is none."""
+    if not (pointer := folder / name).exists():
+        return None
+    found = json_core.load_object(pointer.read_bytes())
+    return found["place"], found["file"]
 
 
 def _write(address: str, note: PhaseNote) -> None:

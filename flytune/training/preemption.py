@@ -4,6 +4,7 @@ SIGTERM only sets a flag; at the end of each step the processes agree by one all
 """
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -12,17 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from flytune.console import step_lines
 from flytune.errors import Preempted
 from flytune.hardware import Shape
 from flytune.planning import Budget, save_interval
+from flytune.pods.spec import GRACE_SECONDS
 from flytune.recipe import Checkpoints, Evaluation
 from flytune.training.checkpoints import Saver
 from flytune.training.early_stopping import EarlyStopping
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 30.0
-"""Seconds from SIGTERM to SIGKILL: torchelastic's, which cannot be configured, and Kubernetes' default."""
+AGAIN_SECONDS = 2.0
+"""Seconds after a Ctrl-C from which on it is a second one: a rank gets it from the terminal, and from torch's launcher."""
 FIRST_SAVE = 2
 """First step that save_steps `auto` saves and measures; the step before it is slower than others."""
 
@@ -67,6 +70,9 @@ class Stopper:
         self._saves, self._auto = checkpoints.save_steps is not None, checkpoints.save_steps == "auto"
         self._per_hour = save_interval.interruptions_per_hour(shape)
         self._signalled: float | None = None
+        self._interrupted: float | None = None
+        self._on_ctrl_c: Any = None
+        """Handler of SIGINT before and after the steps; None where this process has no signals."""
         self._save_seconds = self._bare_save_seconds = -1.0
         self._gather_seconds = 0.0
         self._last = time.monotonic()
@@ -78,20 +84,37 @@ class Stopper:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle SIGTERM in the block. In other threads than the main one, Python has no signals, and this does nothing."""
+        """Handle SIGTERM in the block, and Ctrl-C in its steps; do nothing in other threads than the main one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._on_signal)
+        before, self._on_ctrl_c = signal.signal(signal.SIGTERM, self._on_signal), signal.getsignal(signal.SIGINT)
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+            self._listen_to_ctrl_c(is_on=False)
+            self._on_ctrl_c = None
+
+    def _listen_to_ctrl_c(self, *, is_on: bool) -> None:
+        if self._on_ctrl_c is not None:
+            signal.signal(signal.SIGINT, self._on_interrupt if is_on else self._on_ctrl_c)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled = self._signalled or time.monotonic()
         if not (self._saves and self._steps_run):
             raise Preempted(self._lost("there is nothing to save" if self._saves else "checkpoints.save_steps is not set"))
+
+    def _on_interrupt(self, number: int, frame: object) -> None:
+        """Note the first Ctrl-C of the steps, if they are saved; end at once at the next one, and where they are not."""
+        now = time.monotonic()
+        if self._interrupted is None and self._saves:
+            self._interrupted, self._signalled = now, self._signalled or now
+            if os.environ.get("RANK", "0") == "0":
+                # A print may be what the signal has interrupted; its stream cannot be entered again.
+                os.write(2, b"\nCtrl-C: this step is completed and saved; press Ctrl-C again to end without\n")
+        elif self._interrupted is None or now - self._interrupted > AGAIN_SECONDS:
+            raise KeyboardInterrupt
 
     def _lost(self, why: str) -> str:
         saved = self._saver.saved_step
@@ -121,19 +144,20 @@ class Stopper:
         if agreed.early <= 0:
             return False
         self.early_stopping = self.early.describe(step)
-        log.info("%s", self.early_stopping)
+        _show(self.early_stopping)
         return True
 
     def _ends_budget(self, step: int, agreed: Agreed) -> bool:
         if self._budget is None or agreed.spent < self._budget.seconds:
             return False
         self.stopped_early = f"{self._budget.describe(step, agreed.spent)}; the model is exported and evaluated as it is"
-        log.warning("%s", self.stopped_early)
+        _show(self.stopped_early)
         return True
 
     def begin(self, done: int) -> None:
         """Begin the steps, after `done` steps of an earlier attempt's checkpoint."""
         self.done, self._steps_run, self._last = done, True, time.monotonic()
+        self._listen_to_ctrl_c(is_on=True)
 
     @contextmanager
     def timing_save(self) -> Iterator[None]:
@@ -164,7 +188,8 @@ class Stopper:
             return self._saves, True
         if agreed.since_signal < 0:
             return self._is_due(step, agreed), False
-        left = GRACE_SECONDS - agreed.since_signal
+        # After a Ctrl-C, nothing kills a process that has no launcher.
+        left = math.inf if self._interrupted and args.world_size == 1 else GRACE_SECONDS - agreed.since_signal
         if (takes := agreed.bare_save_seconds + agreed.store_seconds) > left:
             self._stopped = self._lost(f"a save takes {takes:.1f} s, {left:.1f} of {GRACE_SECONDS:.0f} s are left")
             return False, True
@@ -178,8 +203,10 @@ class Stopper:
             return step >= FIRST_SAVE
         if self._interval is None:
             self._interval = save_interval.best_interval(agreed.save_seconds, self._per_hour)
-            text = "a save takes %.1f s, and %.2g interruptions an hour are expected: the next is due after %.0f s"
-            log.info(text, agreed.save_seconds, self._per_hour, self._interval)
+            _show(
+                f"checkpoints: a save takes {agreed.save_seconds:.1f} s, and {self._per_hour:.2g} interruptions an hour are "
+                f"expected: one every {self._interval:,.0f} s"
+            )
             if agreed.bare_save_seconds + agreed.store_seconds > GRACE_SECONDS:
                 log.warning("a save takes longer than the %.0f s after a SIGTERM: a preemption loses steps", GRACE_SECONDS)
         return agreed.since_save >= self._interval
@@ -188,13 +215,23 @@ class Stopper:
         """End the steps.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C ended them.
             Preempted: SIGTERM ended them.
         """
         self._steps_run = False
+        self._listen_to_ctrl_c(is_on=False)
+        if self._interrupted:
+            raise KeyboardInterrupt
         if self._stopped and self._saves and self._saver.saved_step < self.done and "lost" not in self._stopped:
             self._stopped = self._lost("its last checkpoint was not stored in time")
         if self._stopped:
             raise Preempted(f"rank {os.environ.get('RANK', '0')}: {self._stopped}")
+
+
+def _show(line: str) -> None:
+    """Print a line, in the first process alone: all of them decide the same."""
+    if os.environ.get("RANK", "0") == "0":
+        step_lines.show(line)
 
 
 def _largest(mine: Agreed, args: Any) -> Agreed:

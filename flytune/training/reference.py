@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune import data
+from flytune.console import output
 from flytune.errors import DataError
 from flytune.files import sha256_of
 from flytune.models import BaseRequest, Row, finite_loss, initial_adapter, loading
@@ -77,20 +78,19 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
         ExportError: a log-probability is not finite.
         TrainingError: the adapter cannot be loaded.
     """
+    output.install()
     loading.import_libraries()
     import numpy
     import torch
     from safetensors.numpy import save_file
-    from transformers import AutoTokenizer
 
     out.mkdir(parents=True)
     manifest = data.read_manifest(dataset)
     model, uses_autocast = _model(recipe)
-    pad = AutoTokenizer.from_pretrained(
-        str(dataset / "tokenizer"), trust_remote_code=recipe.model.trust_remote_code
-    ).pad_token_id
+    pad = data.stored_tokenizer(dataset, recipe.model.trust_remote_code).pad_token_id
     device = next(model.parameters()).device.type
-    for split in _SPLITS:
+    splits = _SPLITS if manifest.heldout.samples else _SPLITS[:1]
+    for split in splits:
         rows = data.load(dataset, split)
         column = numpy.empty((len(rows), 2))
         for start in range(0, len(rows), ROWS_AT_A_TIME):
@@ -101,14 +101,14 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
                 nll, _ = finite_loss(model, sequences, pad, recipe.evaluation.batch_size, label)
             column[start : places.stop] = -nll.reshape(2, -1).T
         save_file({COLUMN: column}, out / _file(split))
-    files = {_file(split): sha256_of(out / _file(split)) for split in _SPLITS}
+    files = {_file(split): sha256_of(out / _file(split)) for split in splits}
     ReferenceManifest(key=_key(recipe, manifest.content_sha256), files=files).write(out / MANIFEST)
 
 
 def _model(recipe: Recipe) -> tuple[Any, bool]:
     """Return the reference model, and whether it computes under autocast."""
-    uses_autocast = sharding_of(recipe).precision(recipe) == "autocast" and recipe.model.dtype != "float32"
-    dtype = sharding_of(recipe).load_dtype(recipe) if uses_autocast else recipe.model.dtype
+    uses_autocast = sharding_of(recipe).precision == "autocast" and recipe.model.dtype != "float32"
+    dtype = sharding_of(recipe).load_dtype if uses_autocast else recipe.model.dtype
     model = loading.base_model(recipe, dtype, device_map=loading.device_map())
     if recipe.method.adapter:
         from peft import get_peft_model
@@ -157,6 +157,8 @@ class Reference:
 
     def beside_heldout(self, rows: Sequence[Row]) -> list[Row]:
         """Return the first held-out rows with the column."""
+        if not rows:
+            return []
         return [row | {COLUMN: found} for row, found in zip(rows, self.column("heldout").tolist(), strict=False)]
 
 
@@ -171,6 +173,6 @@ def _key(recipe: Recipe, content_sha256: str) -> str:
         content_sha256,
         model.model_dump_json(exclude={"revision"}),
         method.model_dump_json() if method.adapter or method.name == "qlora" else "",
-        sharding_of(recipe).precision(recipe),
+        sharding_of(recipe).precision,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

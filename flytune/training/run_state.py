@@ -1,20 +1,23 @@
 """State of one training run on one of its processes."""
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from flytune import data
-from flytune.data.contract.checks import weight_advice
+from flytune.console import run_lines, step_lines
 from flytune.errors import DataError
 from flytune.hardware import Shape
+from flytune.objectives import objective_of
 from flytune.planning import budget
 from flytune.recipe import Recipe
-from flytune.records import Plan, SplitCounts
+from flytune.records import Plan
 from flytune.sharding import ShardingBase, sharding_of
 from flytune.training import reference
+from flytune.training.attempt_records import AttemptRecords
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
@@ -48,6 +51,7 @@ class RunState:
     peaks: Peaks
     gpu_monitor: GpuMonitor
     recorder: Recorder
+    attempts: AttemptRecords
 
     @classmethod
     def of(
@@ -66,18 +70,17 @@ class RunState:
                 reference are needed, and are missing, or of another one.
         """
         sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
-        wanted = (recipe.objective.has_pairs, recipe.objective.has_labels)
-        if (manifest.pairs, manifest.labels) != wanted:
-            kind = "pairs of a chosen and a rejected answer" if manifest.pairs else "no pairs"
-            kind = "answers with labels" if manifest.labels else kind
+        wanted = data.row_kind(recipe.objective.row_kind)
+        if (found_kind := data.row_kind(manifest.row_kind)) != wanted:
             raise DataError(
-                f"{dataset}: its rows are {kind}, and the recipe's objective is {recipe.objective.name}; prepare again"
+                f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, {recipe.objective.name}, needs "
+                f"{wanted.meaning}; prepare again"
             )
-        if manifest.labels:
-            _warn_of_weights(recipe, manifest.train)
+        for line in objective_of(recipe).warnings(recipe, manifest):
+            log.warning("%s", line)
         needed = reference.is_needed(recipe)
         found = reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
-        scorer = Scorer(recipe, dataset, found)
+        scorer = Scorer(recipe, dataset, plan.degrees, found)
         saver = Saver(recipe, manifest.content_sha256, publisher)
         stopper = Stopper(
             recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
@@ -87,19 +90,13 @@ class RunState:
         # The watchdog first: a phase's note may wait for the storage.
         peaks = Peaks([watch.enter, phases.enter])
         gpu_monitor = GpuMonitor()
-        recorder = Recorder(sharding, scorer, peaks, gpu_monitor)
-        return cls(recipe, plan, shape, dataset, found, sharding, saver, stopper, watch, phases, peaks, gpu_monitor, recorder)
-
-
-def _warn_of_weights(recipe: Recipe, train: SplitCounts) -> None:
-    """Warn where one label outweighs the other more than KTO's paper advises."""
-    objective, desirable = recipe.objective, train.desirable or 0
-    undesirable = train.samples - desirable
-    if desirable and undesirable:
-        share = objective.desirable_weight * desirable / (objective.undesirable_weight * undesirable)
-        if not 0.99 <= share <= 1.35:
-            log.warning(
-                "objective: desirable answers weigh %.3g times as much as undesirable ones; %s",
-                share,
-                weight_advice(desirable, undesirable),
+        recorder = Recorder(recipe, sharding, plan.degrees, scorer, peaks, gpu_monitor)
+        attempts = AttemptRecords(saver.address, plan, shape, peaks, has_checkpoints=recipe.checkpoints.save_steps is not None)
+        followers = (saver, stopper, watch, phases, peaks, gpu_monitor, recorder, attempts)
+        if os.environ.get("RANK", "0") == "0":
+            step_lines.show(run_lines.data_line(recipe.name, manifest))
+            checkpoints = recipe.checkpoints
+            step_lines.show(
+                run_lines.checkpoints_line(recipe.name, checkpoints.save_steps, checkpoints.save_total_limit, saver.address)
             )
+        return cls(recipe, plan, shape, dataset, found, sharding, *followers)

@@ -1,5 +1,6 @@
 """Log of a run's steps, written as they happen: steps.jsonl, the printed lines, and the numbers for trackers."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 from flytune.console.step_lines import StepLines
 from flytune.data import tokens_of
 from flytune.errors import TrainingError
-from flytune.records import Step
+from flytune.objectives import objective_of
+from flytune.recipe import Recipe
+from flytune.records import Degrees, Step, TrainingResult
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
-from flytune.records.training import STEPS
+from flytune.records.training import LIVE, STEPS
 from flytune.schema import RecordError
 from flytune.sharding import ShardingBase
-from flytune.training import step_timer, trackers
+from flytune.training import loss_check, step_timer, trackers
 from flytune.training.eval_loss import Scorer
 from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
@@ -22,28 +25,57 @@ from flytune.training.memory_peaks import Peaks
 class Recorder:
     """Recorder of the run's steps as the Trainer logs them; scores the live model between them."""
 
-    def __init__(self, sharding: ShardingBase, scorer: Scorer, peaks: Peaks, gpu_monitor: GpuMonitor) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        sharding: ShardingBase,
+        degrees: Degrees,
+        scorer: Scorer,
+        peaks: Peaks,
+        gpu_monitor: GpuMonitor,
+    ) -> None:
         self.steps: list[Step] = []
-        self.sharding, self._scorer, self._peaks, self._gpu_monitor = sharding, scorer, peaks, gpu_monitor
+        """Logged steps of all attempts, each once."""
+        objective = objective_of(recipe)
+        figures = [figure for figure in objective.figures(recipe) if figure.step]
+        self.figures = sorted(figures, key=lambda figure: figure.step != "loss")
+        """Figures of the objective in each step; the loss that is trained is the first."""
+        self._logged, self._rewards = objective.logged, objective.logged_rewards(recipe)
+        self.sharding, self._degrees, self._scorer, self._peaks, self._gpu_monitor = (
+            sharding,
+            degrees,
+            scorer,
+            peaks,
+            gpu_monitor,
+        )
         self.eval_loss: float | None = None
         """Held-out loss after the step that is being recorded; None if the model was not scored after it."""
         self._tokens = 0
         """Tokens that this process read since the last logged step, padding not counted."""
 
+    def resume(self, steps: list[Step]) -> None:
+        """Continue after the steps in a checkpoint's log."""
+        self.steps = [*steps]
+
     def begin(self, trainer: Any) -> None:
         """Begin to record the steps of a trainer, whose model is wrapped by now.
 
         Raises:
-            TrainingError: the sharding did not take effect; the run would train wrong or not fit.
+            TrainingError: the sharding did not take effect, or the loss is not the model's own; the run would train wrong or
+                not fit.
         """
         args, self._trainer = trainer.args, trainer
         if problem := self.sharding.check(trainer):
             raise TrainingError(f"rank {args.process_index}: sharding {self.sharding.name} did not take effect: {problem}")
+        loss_check.check(trainer)
         self.file = Path(args.output_dir) / STEPS
+        self._first = trainer.state.global_step
+        self._scorer.begin(trainer.state.max_steps)
         if trainer.is_world_process_zero():
-            done = trainer.state.global_step
-            _cut(self.file, done)
-            self._lines = StepLines(done, trainer.state.max_steps)
+            _cut(self.file, self._first)
+            if pointer := os.environ.get(LIVE):
+                Path(pointer).write_text(str(self.file), encoding="utf-8")
+            self._lines = StepLines(self._first, trainer.state.max_steps, len(self._scorer.rows), self.figures)
             if args.device.type == "cuda":
                 self._gpu_monitor.begin()
         self.clock = step_timer.Clock(on_gpu=args.device.type == "cuda")
@@ -90,14 +122,15 @@ class Recorder:
             tokens_per_second=tokens / (seconds - parts["eval"]),
             memory_bytes=held,
             memory_reserved_bytes=reserved,
-            # TRL's names; its logs have them where rows are pairs.
-            reward_accuracy=logs.get("rewards/accuracies"),
-            reward_margin=logs.get("rewards/margins"),
+            rewards={name: logs[key] for name, key in self._rewards.items() if logs.get(key) is not None},
+            **{field: logs.get(name) for field, name in self._logged.items()},
             gpu=self._gpu_monitor.read(),
         )
         self._tokens, self.eval_loss = 0, None
         self.steps.append(done)
-        logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens", "gpu"})
+        logs |= done.model_dump(exclude_none=True, exclude={"step", "epoch", "tokens", "gpu", "rewards"})
+        # TRL's count begins anew with each attempt, with the padding of packed rows.
+        logs["num_tokens"] = sum(step.tokens for step in self.steps)
         if done.gpu:
             logs |= {f"gpu/{name}": value for name, value in done.gpu.model_dump(exclude_none=True).items()}
         if self._trainer.is_world_process_zero():
@@ -106,33 +139,45 @@ class Recorder:
                 file.write(done.model_dump_json() + "\n")
             self._lines.step(done)
 
+    def summarize(self, logs: dict[str, float]) -> None:
+        """Replace the Trainer's summary of this attempt, which trackers show as the run's, by that of all attempts."""
+        steps, first = self.steps, self._first
+        if not first or not steps or steps[0].step > first:  # from the start, or without the log of the steps before
+            return
+        seconds, ends = sum(step.seconds for step in steps), [0, *(step.step for step in steps)]
+        share = logs["train_runtime"] / seconds * ends[-1] / max(1, ends[-1] - first)
+        logs |= {name: logs[name] * share for name in ("train_samples_per_second", "train_steps_per_second")}
+        losses = [step.loss * (step.step - before) for step, before in zip(steps, ends, strict=False)]
+        logs |= {"train_runtime": seconds, "train_loss": sum(losses) / ends[-1]}
+
     def end(self) -> None:
         """Print the end of training; the last score and the export follow."""
         if self._trainer.is_world_process_zero():
             self._lines.end(self.steps)
 
     def eval_loss_of(self, step: int) -> float | None:
-        """Return the held-out loss of a step that this attempt logged; None if it was not scored."""
+        """Return the eval_loss of a logged step; None if it was not scored."""
         return next((done.eval_loss for done in self.steps if done.step == step), None)
 
-    def export(self, step: int, loss: float | None) -> None:
-        """Print the step whose weights are exported, and their held-out loss."""
+    def export(self, step: int, loss: float | None, *, is_best: bool) -> None:
+        """Print the step whose weights are exported, and its eval_loss."""
         if self._trainer.is_world_process_zero():
-            self._lines.export(step, loss)
+            self._lines.export(step, self._trainer.state.global_step, loss, is_best=is_best)
 
-    def score(self, loss: float, samples: int) -> None:
-        """Print the held-out loss of the model that is exported."""
+    def score(self, loss: float, samples: int, unit: str) -> None:
+        """Print the loss that the gate compares the exported model's with."""
         if self._trainer.is_world_process_zero():
-            self._lines.score(loss, samples)
+            self._lines.score(loss, samples, unit)
 
     def _all_tokens(self) -> int:
         import torch
 
         mine = torch.tensor([self._tokens], device=self._trainer.args.device)
-        return int(self._trainer.accelerator.reduce(mine, reduction="sum"))
+        return int(self._trainer.accelerator.reduce(mine, reduction="sum")) // self._degrees.copies
 
-    def finish(self, out: Path) -> None:
-        """Move steps.jsonl to `out` and close the trackers; called by the first process after the export."""
+    def finish(self, out: Path, result: TrainingResult) -> None:
+        """Print the run's figures, move steps.jsonl to `out` and close the trackers; the first process calls it at the end."""
+        self._lines.total(result)
         shutil.move(self.file, out / STEPS)
         trackers.finish(self._trainer.args.report_to)
 

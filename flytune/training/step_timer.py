@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from flytune import patches
 from flytune.records.training import PARTS
 
 
@@ -67,4 +68,4 @@ def time_engine(engine: Any, clock: Clock) -> None:
         with clock.during("update", then="update"):
             return step(*args, **kwargs)
 
-    engine.step = timed
+    patches.deepspeed.ENGINE_STEP.on(engine, timed)

@@ -6,19 +6,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, garbage_collection
-from flytune.data import Collator, order
+from flytune import data, garbage_collection, patches
+from flytune.data import Collator, order, row_kind
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
 from flytune.hardware import Shape
-from flytune.models import host_memory, initial_adapter, liger, loading, pissa, sharded_loading, vocabulary
+from flytune.models import heads, host_memory, initial_adapter, liger, loading, own_logits, pissa, sharded_loading, vocabulary
 from flytune.objectives import OBJECTIVES, objective_of
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.records.plan import SAVE
+from flytune.sentences import counted
 from flytune.sharding import sharding_of
 from flytune.training import bitsandbytes_states, callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
+from flytune.training.learning_guard import LearningGuard
 from flytune.training.loss_guard import LossGuard
 from flytune.training.run_state import RunState
 
@@ -42,7 +44,7 @@ def trainer_class(objective: str) -> Any:
 
         def __init__(self, run: RunState, guard: LossGuard, stream: order.Stream, **arguments: Any) -> None:
             super().__init__(**arguments)
-            self.run, self.guard = run, guard
+            self.run, self.guard, self.learning = run, guard, LearningGuard()
             # TRL accepts only its own kinds of data set; from here on the Trainer only reads it.
             self.train_dataset = stream
             # It prints the logs as they are.
@@ -66,6 +68,11 @@ def trainer_class(objective: str) -> Any:
             with self.run.recorder.clock.during("forward", then="update"):
                 return super().training_step(*args, **kwargs)
 
+        def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+            norm = super()._get_grad_norm(*args, **kwargs)
+            self.learning.count(norm)
+            return norm
+
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             with self.run.recorder.clock.during("forward", then="backward"):
                 return super().compute_loss(*args, **kwargs)
@@ -77,6 +84,12 @@ def trainer_class(objective: str) -> Any:
                 deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=is_full)
             else:
                 self._load_from_checkpoint(str(checkpoint), self.model_wrapped if self.is_fsdp_enabled else None)
+
+        def _issue_warnings_after_load(self, load_result: Any) -> None:
+            """Warn of what a checkpoint lacks; tied weights are in it once, under another name."""
+            tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+            load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+            super()._issue_warnings_after_load(load_result)
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             run, write = self.run, functools.partial(super()._save_checkpoint, model, trial)
@@ -100,7 +113,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     Returns: the trainer, and the checkpoint that it resumes from, if there is one. Where possible, weights that a checkpoint
         holds are not read from the base model's files.
     """
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     recipe, shape, sharding, plan = run.recipe, run.shape, run.sharding, notes.applied(run.plan)
     objective = objective_of(recipe)
@@ -109,24 +122,35 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     args = arguments(recipe, plan, shape, run.saver.home)
     if args.world_size != plan.world_size:
         raise TrainingError(
-            f"rank {args.process_index}: the plan is for {plan.world_size} processes, {args.world_size} were started; "
+            f"rank {args.process_index}: the plan is for {counted(plan.world_size, 'process', 'processes')}, "
+            f"{args.world_size} were started; "
             "the run does not continue: its global batch would not be the recipe's"
         )
     run.saver.begin(args)
     resumed = run.saver.resume(sharding.resizes)
+    run.attempts.resume(args, run.saver.resumed_step)
     sharding.before_load(args.device.type)
-    sliced, dtype = sharding.reads_slices(recipe), sharding.load_dtype(recipe)
+    sliced, dtype = sharding.reads_slices, sharding.load_dtype
 
     def load() -> Any:
-        load_arguments = sharding.load_arguments(recipe, plan, shape)
-        return loading.base_model(recipe, dtype, sharding.quant_storage(recipe), **load_arguments)
+        load_arguments = sharding.load_arguments(plan, shape)
+        return loading.base_model(recipe, dtype, sharding.quant_storage, **load_arguments)
 
-    reward_seed = recipe.training.seed if recipe.objective.is_reward_model else None
-    model = sharded_loading.meta_model(recipe.model, dtype, reward_seed) if sliced else load()
+    made = heads.head_of(recipe), recipe.training.seed
+    model = sharded_loading.meta_model(recipe.model, dtype, *made) if sliced else load()
+    if recipe.training.activation_checkpointing and not model.supports_gradient_checkpointing:
+        # The plan refuses the types that it knows.
+        raise TrainingError(
+            f"training.activation_checkpointing: {type(model).__name__} of {recipe.model.name_or_path} has none; "
+            "set it to false"
+        )
     model.config.use_cache = False
+    if recipe.training.router_aux_loss_coef is not None and hasattr(model, "router_aux_loss_coef"):
+        # TRL changes the configuration, from which the model has taken its own already.
+        model.router_aux_loss_coef = recipe.training.router_aux_loss_coef
     # For the adapter's first weights: the same on every rank, whatever loading the model has drawn.
     set_seed(recipe.training.seed)
-    tokenizer = AutoTokenizer.from_pretrained(str(run.dataset / "tokenizer"), trust_remote_code=recipe.model.trust_remote_code)
+    tokenizer = data.stored_tokenizer(run.dataset, recipe.model.trust_remote_code)
     # TRL sets the model's pad token only where it makes the collator; an export needs it too.
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model.can_generate():
@@ -134,13 +158,15 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
-    stream = order.Stream(rows, recipe.training, recipe.objective.has_pairs)
+    stream = order.Stream(rows, recipe.training, row_kind(recipe.objective.row_kind), objective.repeats(recipe))
     stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     args.max_steps = stream.steps
-    with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows():
-        trainer = trainer_class(objective.name)(
+    kind = trainer_class(objective.name)
+    head = own_logits.chosen(kind, recipe.model.trust_remote_code)
+    with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows(), head:
+        trainer = kind(
             run,
             LossGuard(recipe.training, stream, notes, run.saver.address, args, can_overflow=recipe.model.dtype == "float16"),
             stream,
@@ -162,14 +188,14 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         trainer.initial_factors = pissa.snapshot(trainer.model)
     if recipe.method.adapter and not resumed:
         initial_adapter.load_weights(trainer.model, recipe.method)
-    sharding.shard(trainer, recipe)
+    sharding.shard(trainer)
     if sliced:
         device = "cpu" if recipe.sharding.offload == "cpu" else None
         if resumed and recipe.method.name == "full":
             sharded_loading.allocate(trainer.model, device)
         else:
             sharded_loading.load_weights(trainer.model, loading.local_folder(recipe.model), device)
-    sharding.ready(trainer, recipe)
+    sharding.ready(trainer)
     return trainer, resumed
 
 
@@ -178,10 +204,10 @@ def _prepare_adapter(model: Any, recipe: Recipe) -> None:
     vocabulary.allow_loss(model)
     # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. DeepSpeed has
     # float32 copies of its own.
-    if recipe.method.name == "qlora" or sharding_of(recipe).precision(recipe) != "pure":
+    if recipe.method.name == "qlora" or sharding_of(recipe).precision != "pure":
         loading.train_in_float32(model)
     # Otherwise PEFT stores embedding and head in each checkpoint where the base's vocabulary has grown.
-    model.save_pretrained = functools.partial(model.save_pretrained, save_embedding_layers=False)
+    patches.peft.SAVED_TABLES.on(model, functools.partial(model.save_pretrained, save_embedding_layers=False))
 
 
 def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
@@ -202,7 +228,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "warmup_steps": training.warmup_steps,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
-        "optim": sharding.optimizer(recipe),
+        "optim": sharding.optimizer,
         "adam_beta1": training.adam_beta1,
         "adam_beta2": training.adam_beta2,
         "adam_epsilon": training.adam_epsilon,
@@ -219,14 +245,16 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
         "save_strategy": "steps" if save_steps else "no",
-        # With `auto`, the stopper decides; with `epoch`, the callback at the step's end.
-        "save_steps": save_steps if isinstance(save_steps, int) else sys.maxsize,
+        # With `auto`, the stopper decides; with `epoch`, the callback at the step's end. Below 1, it is a share of all steps.
+        "save_steps": save_steps if isinstance(save_steps, int | float) else sys.maxsize,
         # The data is prepared: it has labels, and no sample is longer than data.max_length.
         "max_length": None,
         "dataloader_pin_memory": shape.is_gpu,
         "ddp_timeout": training.ddp_timeout or watchdog.process_group_seconds(training.hang_minutes),
     }
-    own = objective.arguments(recipe) | trackers.arguments(recipe, checkpoints) | sharding.arguments(recipe, shape)
+    if training.router_aux_loss_coef is not None:
+        common["router_aux_loss_coef"] = training.router_aux_loss_coef
+    own = objective.arguments(recipe) | trackers.arguments(recipe, checkpoints) | sharding.arguments(shape)
     made = objective.arguments_class()(**(common | own))
     if made.world_size > 1 and not shape.is_gpu:
         from torch.distributed.distributed_c10d import _set_pg_timeout

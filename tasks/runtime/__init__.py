@@ -1,1 +1,1 @@
-"""Shared parts of the Flyte tasks: pods, elastic jobs, retries, directories, schemas, secrets."""
+"""Flyte as it runs stages: tasks, values, storage, pods, elastic jobs, retries, schemas, secrets."""

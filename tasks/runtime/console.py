@@ -1,30 +1,22 @@
 """Text of a failed task in Flyte's console: one sentence, advice, the log's address; the traceback last."""
 
-import os
+import sys
 import traceback
 from pathlib import Path
 
-from flytekit.bin import entrypoint
 from flytekit.exceptions.user import FlyteUserRuntimeException
 
+from flytune import patches
 from flytune.failures import FailureText, reports, task_name
+from flytune.stages import attempts
 
 LONGEST = 16_000
 """Most characters of a text. flytepropeller cuts the middle out of texts longer than its limit (2,048 or more)."""
-_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def log_lines() -> tuple[str, ...]:
-    """Return lines with the addresses of this pod's log and console page; none outside a pod."""
-    if "FLYTE_INTERNAL_EXECUTION_ID" not in os.environ:
-        return ()
-    pod = os.environ.get("HOSTNAME", "")
-    by_default = "-".join(os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{part}", "") for part in ("PROJECT", "DOMAIN"))
-    namespace = _NAMESPACE.read_text(encoding="ascii").strip() if _NAMESPACE.exists() else by_default
-    lines = [f"log: kubectl logs --namespace {namespace} {pod}"] if pod else []
-    if address := os.environ.get("FLYTE_EXECUTION_URL"):
-        lines.append(f"console: {address}")
-    return tuple(lines)
+def is_pod() -> bool:
+    """Return whether Flyte's entry point of pods has started this process."""
+    return Path(sys.argv[0]).name.startswith("pyflyte-") and "execute" in Path(sys.argv[0]).name
 
 
 def failure_text(error: BaseException) -> FailureText:
@@ -34,7 +26,7 @@ def failure_text(error: BaseException) -> FailureText:
     # A SyntaxError has a `text` too.
     if not isinstance(text, FailureText):
         failure = reports.of_error(error, rank=0)
-        text = FailureText(failure.sentence, failure.advice, task_name(), log_lines())
+        text = FailureText(failure.sentence, failure.advice, task_name(), attempts.log_lines())
     else:
         # The traceback of its cause: that of RunFailed itself shows only where failures are classified.
         shown = error.__cause__
@@ -49,4 +41,4 @@ def install() -> None:
         value = error.value if isinstance(error, FlyteUserRuntimeException) else error
         return failure_text(value).within(LONGEST)
 
-    entrypoint.get_traceback_str = written
+    patches.flytekit.TRACEBACK.install(written)

@@ -4,9 +4,10 @@ flytekit's Elastic calls a killed rank, a lost peer and most exceptions final, a
 """
 
 import os
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from flytekit.extend import TaskPlugins
 from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
-from flytune.errors import Preempted, StorageError
+from flytune.errors import StorageError
 from flytune.failures import Failure, reports
-from flytune.hardware import Cluster, Shape, load_cluster
+from flytune.hardware import Shape, load_cluster
 from flytune.records import Plan
-from flytune.training import phase_notes
-from tasks.runtime import forked_ranks, termination
+from flytune.stages import ranks as stages_ranks
+from tasks.runtime import forked_ranks, interrupts, termination
 from tasks.runtime.retries import flyte_error
 
 
@@ -53,16 +54,20 @@ class RanksTask(PytorchElasticFunctionTask):
             except IgnoreOutputs as error:
                 termination.ignore_sigterm()
                 if isinstance(error.__context__, _signal_exception()):
-                    found = reports.reported(Path(folder)) or [reports.of_error(_unreported(), rank=_first_rank())]
+                    if getattr(error.__context__, "sigval", None) == signal.SIGINT:
+                        interrupts.note(kwargs["recipe"])
+                        interrupts.stop()
+                    found = reports.reported(Path(folder)) or [
+                        reports.of_error(stages_ranks.unreported(), rank=stages_ranks.first_rank())
+                    ]
                 elif not (found := _failures_after_ranks(kwargs.get("plan"))):
                     raise
             except Exception as error:  # noqa: BLE001 (raised again, with its cause named)
                 termination.ignore_sigterm()
-                found = _failures(error, Path(folder))
+                found = stages_ranks.failures(error, Path(folder))
             finally:
                 del os.environ[reports.FOLDER]
-            cause = reports.first(found)
-            phase_notes.correct(Path(folder), cause.kind)
+            cause = stages_ranks.cause(found, Path(folder))
             if cause.notices and self.max_nodes > 1:
                 if termination.another_pod_reports():
                     raise IgnoreOutputs
@@ -94,8 +99,8 @@ def ranks(shape: Shape, processes: int, fetch: Callable[..., Any] | None = None)
     return Ranks(
         nnodes=shape.nodes,
         nproc_per_node=processes,
-        monitor_interval=1,
-        rdzv_configs=_rendezvous(load_cluster()),
+        monitor_interval=stages_ranks.MONITOR_SECONDS,
+        rdzv_configs=stages_ranks.rendezvous_seconds(load_cluster()),
         # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
         increase_shared_mem=False,
         # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next attempt runs.
@@ -104,53 +109,17 @@ def ranks(shape: Shape, processes: int, fetch: Callable[..., Any] | None = None)
     )
 
 
-def _rendezvous(cluster: Cluster) -> dict[str, int]:
-    """Return torchrun's timeouts in seconds; read_timeout would stay at torch's 60 otherwise."""
-    return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), int(cluster.node_start_minutes * 60))
-
-
 def _failures_after_ranks(plan: Plan | None) -> list[Failure]:
     """Wait for the outputs on a node without rank 0 whose ranks have ended; return a failure if they do not come."""
     try:
         # Exported parameters have four bytes at most.
         termination.wait_for_outputs(4 * plan.trained_parameters if plan else 0)
     except StorageError as error:
-        return [reports.of_error(error, _first_rank())]
+        return [reports.of_error(error, stages_ranks.first_rank())]
     return []
-
-
-def _failures(error: Exception, folder: Path) -> list[Failure]:
-    """Return the failures that ranks reported and those of ranks that could not; the agent's error if no rank has failed."""
-    found = reports.reported(folder)
-    reporting = {failure.rank for failure in found}
-    for child in _child_failures(error):
-        for rank, process in child.items():
-            if rank not in reporting:
-                # The timestamp is in whole seconds; torchelastic may have taken 30 s to end the other ranks since.
-                seen = min(time.time(), process.timestamp + 1.0)
-                found.append(reports.of_exit(process.exitcode, rank).model_copy(update={"time": seen}))
-    return found or [reports.of_error(error, _first_rank())]
-
-
-def _child_failures(error: Exception) -> Iterator[dict[int, Any]]:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    for link in (error, getattr(error, "value", None), error.__context__):
-        if isinstance(link, ChildFailedError):
-            yield link.failures
-            return
 
 
 def _signal_exception() -> type[Exception]:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     return SignalException
-
-
-def _unreported() -> Preempted:
-    return Preempted("the pod got SIGTERM, and the ranks were ended before they could say what they have saved", goes_on=True)
-
-
-def _first_rank() -> int:
-    """Return the rank that names a node in errors of the process that starts its ranks."""
-    return int(os.environ.get("PET_NODE_RANK", "0"))

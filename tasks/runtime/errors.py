@@ -6,36 +6,40 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from flytune.cli import print_error
+from flytune import patches
+from flytune.console import error_lines
 from flytune.errors import DataError, FlytuneError
 from tasks.runtime.retries import RunFailed
 
-_PYFLYTE = "flytekit.clis.sdk_in_container.utils"
+_PYFLYTE = "flytekit.clis.sdk_in_container.run"
 # flytekit's prefix of the message of an error that a task raises on this machine, once for each enclosing task.
 _PREFIX = re.compile(r"\A(?:Error encountered while [^\n]*:\n\s*)+")
 
 _LOCAL_FOLDER = re.compile(r'uri: "(/[^"]+)"')
 
 
+def is_pyflyte() -> bool:
+    """Return whether this process is pyflyte's, and not one that imports tasks by itself, such as a pod or a script."""
+    return _PYFLYTE in sys.modules
+
+
 def install() -> None:
-    """Change how pyflyte shows errors; do nothing in a process other than pyflyte, such as a pod."""
-    pyflyte = sys.modules.get(_PYFLYTE)
-    if pyflyte is None or getattr(pyflyte.pretty_print_exception, "is_ours", False):
+    """Change how pyflyte shows errors; later calls do nothing."""
+    if patches.flytekit.SHOWN_ERROR.is_installed:
         return
-    upstream = pyflyte.pretty_print_exception
+    upstream = patches.flytekit.SHOWN_ERROR.original()
 
     def shown(error: Exception, verbosity: int = 1) -> None:
         """Print only the message of Flytune's errors; leave all others, bugs too, to flytekit."""
         if verbosity or (own := own_error(error)) is None:
             upstream(error, verbosity)
         else:
-            print_error(own)
+            error_lines.show(own)
 
-    shown.is_ours = True  # type: ignore[attr-defined]
     # Hide torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a bug.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
         logging.getLogger(name).addFilter(lambda _: logging.getLogger("flytekit").isEnabledFor(logging.ERROR))
-    pyflyte.pretty_print_exception = shown  # type: ignore[attr-defined]
+    patches.flytekit.SHOWN_ERROR.install(shown)
 
 
 def own_error(error: BaseException) -> FlytuneError | RunFailed | None:

@@ -5,6 +5,7 @@ Open-source Flyte maps over tasks only: flytepropeller reads a map over a launch
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +15,41 @@ from flytekit.core.base_task import IgnoreOutputs
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.tools.module_loader import load_object_from_module
 
+from flytune.console import step_lines
 from flytune.errors import FlytuneError
-from flytune.failures.table import RETRIES
+from flytune.stages import points
+from flytune.stages.attempts import retries
 from tasks.runtime.retries import RunFailed
 from tasks.runtime.schema import without_schema
 
 
-def map_points(task: Any, notes: str, allowed_failures: int, concurrency: int | None = None) -> Any:
-    """Map `task` over lists of its inputs; a failed element yields None and stores its reason (see `failure_reason`).
+def map_points(task: Any, notes: str, allowed_failures: int, concurrency: int | None = None, titles: Sequence[str] = ()) -> Any:
+    """Map `task` over lists of its inputs; a failed element yields None and stores its reason (see flytune/stages/points.py).
 
     Args:
         notes: prefix of the addresses of the elements' reasons.
         allowed_failures: number of failures of a stage; once there are more, elements that have not begun are refused.
         concurrency: number of elements that run at a time; 0 for all; None for Flyte's limit of the workflow.
+        titles: a line for each element, which a local run prints before it; a pod has one element, and prints none.
     """
-    return without_schema(PointsTask(task, notes, allowed_failures, concurrency=concurrency))
-
-
-def failure_reason(notes: str, index: int) -> str:
-    """Return the reason of an element's failure; empty if it stored none, for example because its pod was killed."""
-    files = FlyteContextManager.current_context().file_access
-    if not files.exists(address := f"{notes}-{index}.txt"):
-        return ""
-    with tempfile.TemporaryDirectory() as folder:
-        files.get_data(address, f"{folder}/reason.txt")
-        return Path(folder, "reason.txt").read_text(encoding="utf-8")
+    return without_schema(PointsTask(task, notes, allowed_failures, titles, concurrency=concurrency))
 
 
 class PointsTask(ArrayNodeMapTask):
     """Map task that stores the reasons of failed elements, and refuses elements after too many failures."""
 
-    def __init__(self, task: Any, notes: str, allowed_failures: int, **arguments: Any) -> None:
+    def __init__(self, task: Any, notes: str, allowed_failures: int, titles: Sequence[str] = (), **arguments: Any) -> None:
         # With a ratio of 0 all elements may fail, and flytekit types the results as optional.
         super().__init__(task, min_success_ratio=0.0, **arguments)
-        self.notes, self.allowed_failures = notes, allowed_failures
+        self.notes, self.allowed_failures, self._titles = notes, allowed_failures, titles
 
     def get_command(self, settings: Any) -> list[str]:
         command: list[str] = super().get_command(settings)
-        command[command.index("--resolver") + 1] = PointsResolver().name()
-        own = command.index("--") + 1
-        return [*command[:own], "notes", self.notes, "allowed", str(self.allowed_failures), *command[own:]]
+        # Not the first `--`: under fast registration that is pyflyte-fast-execute's.
+        resolver = command.index("--resolver") + 1
+        own = command.index("--", resolver) + 1
+        added = ["notes", self.notes, "allowed", str(self.allowed_failures)]
+        return [*command[:resolver], PointsResolver().name(), *command[resolver + 1 : own], *added, *command[own:]]
 
     def dispatch_execute(self, ctx: Any, input_literal_map: Any) -> Any:
         """Run one element in a pod, from its inputs to its outputs."""
@@ -78,6 +74,8 @@ class PointsTask(ArrayNodeMapTask):
         """Run one element after the other on this machine."""
         made: list[Any] = []
         for index, values in enumerate(zip(*inputs.values(), strict=True)):
+            for title in self._titles[index : index + 1]:
+                step_lines.show(title)
             try:
                 self._refuse_if_too_many_failed()
                 made.append(self._run_task.execute(**dict(zip(inputs, values, strict=True))))
@@ -91,12 +89,11 @@ class PointsTask(ArrayNodeMapTask):
         stage = self.notes.rpartition("/")[0]
         filesystem = files.get_filesystem_for_path(stage)
         failed = len(filesystem.ls(stage, detail=False)) if filesystem.exists(stage) else 0
-        if failed > self.allowed_failures:
-            raise FlytuneError(f"not run: {failed} points had failed, and {self.allowed_failures} may (min_success_ratio)")
+        points.refuse(failed, self.allowed_failures)
 
     def _store_reason(self, index: int, error: Exception) -> None:
         cause = getattr(error, "value", None) or error
-        is_last = int(os.environ.get("FLYTE_ATTEMPT_NUMBER", RETRIES)) >= RETRIES
+        is_last = int(os.environ.get("FLYTE_ATTEMPT_NUMBER", retries())) >= retries()
         if isinstance(cause, FlyteRecoverableException) and not is_last:
             return
         text = str(cause) if isinstance(cause, FlytuneError | RunFailed) else f"{type(cause).__name__}: {cause}"

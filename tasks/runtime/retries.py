@@ -4,19 +4,16 @@ flytekit treats every exception other than FlyteRecoverableException as final.
 """
 
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
 
 from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytune.failures import Failure, FailureText, reports, task_name
-from flytune.failures.table import RETRIES
-from flytune.training import PhaseNotes
-from tasks.runtime import console
-from tasks.runtime.directories import attempt_notes_address
+from flytune.failures import Failure, FailureText, reports
+from flytune.stages import attempts
+from tasks.runtime import interrupts
+from tasks.runtime.orchestrator import attempt_notes_address
 
 
 class RunFailed(FlyteException):
@@ -43,6 +40,11 @@ def report_failures() -> Iterator[None]:
     """Report a rank's exception to its parent process, and raise it as recoverable or final by the table of failures."""
     try:
         yield
+    except KeyboardInterrupt:
+        if "RANK" in os.environ:
+            # The process that has started the ranks gets the signal, too.
+            raise
+        interrupts.stop()
     except Exception as error:
         failure = reports.of_error(error, int(os.environ.get("RANK", "0")))
         reports.report(failure)
@@ -64,35 +66,9 @@ def classify_failures() -> Iterator[None]:
         raise
 
 
-@contextmanager
-def record_phase(phase: str) -> Iterator[None]:
-    """Write phase notes for a task of one process that loads a model; refuse a third attempt where two were killed.
-
-    Raises:
-        KilledAgain: two attempts were killed.
-    """
-    if (address := attempt_notes_address()) is None:
-        yield
-        return
-    signals: list[int] = []
-    notes = PhaseNotes(address, is_signalled=lambda: bool(signals))
-
-    def end(number: int, frame: Any) -> None:
-        """Record SIGTERM, so that an eviction is not taken for a kill; then end the process as before."""
-        signals.append(number)
-        notes.write_now()
-        if callable(previous):
-            previous(number, frame)
-        else:
-            # The signal itself does not end process 1 of a pod.
-            os._exit(128 + number)
-
-    with notes.attempt(phase=phase):
-        previous = signal.signal(signal.SIGTERM, end)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)
+def record_phase(phase: str) -> AbstractContextManager[None]:
+    """Write phase notes for a task of one process that loads a model; refuse a third attempt where two were killed."""
+    return attempts.record_phase(phase, attempt_notes_address())
 
 
 def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
@@ -100,15 +76,5 @@ def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
 
     Of several nodes' errors, Flyte shows the earliest.
     """
-    rank = "" if is_alone else f"rank {failure.rank}: "
-    outcome = _next_attempt() if failure.recoverable else "the run does not go on by itself"
-    lines = (outcome, *console.log_lines())
-    text = FailureText(f"{rank}{failure.sentence}", failure.advice, task_name(), lines, failure.details)
+    text = attempts.text_of(failure, is_alone)
     return (AttemptFailed if failure.recoverable else RunFailed)(text, timestamp=failure.time)
-
-
-def _next_attempt() -> str:
-    if not (attempt := os.environ.get("FLYTE_ATTEMPT_NUMBER")):
-        return "recoverable: on a cluster, Flyte starts another attempt; here, run it again"
-    done, most = int(attempt) + 1, RETRIES + 1
-    return f"recoverable: attempt {done} of {most}; " + ("Flyte starts another" if done < most else "none is left")

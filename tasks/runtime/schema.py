@@ -3,15 +3,36 @@
 from functools import cache
 from typing import Any, TypeVar
 
+from flytekit.core.type_engine import TypeEngine
 from flytekit.extras.pydantic_transformer.transformer import PydanticTransformer
 from flytekit.models.interface import TypedInterface, Variable
 from flytekit.models.types import LiteralType, SimpleType, TypeStructure, UnionType
 
+from flytune.schema import Strict
+
 _Task = TypeVar("_Task", bound=Any)
 
-# flytekit makes a class's JSON schema again for every task and every field of the class: 1,700 schemas of 31 classes, half the
-# time that importing the workflows takes.
-PydanticTransformer.get_literal_type = cache(PydanticTransformer.get_literal_type)
+
+class ModelTransformer(PydanticTransformer):
+    """Transformer for the project's models, which makes the JSON schema of a class once.
+
+    flytekit's makes it again for every task and every field of the class: 1,700 schemas of 31 classes, half the time that
+    importing the workflows takes.
+    """
+
+    def __init__(self, name: str = "Flytune model", model: type[Strict] = Strict) -> None:
+        super(PydanticTransformer, self).__init__(name, model, enable_type_assertions=False)
+
+    def get_literal_type(self, t: Any) -> LiteralType:
+        return _literal_type(t)
+
+
+@cache
+def _literal_type(kind: Any) -> LiteralType:
+    return PydanticTransformer().get_literal_type(kind)
+
+
+TypeEngine.register(ModelTransformer())
 
 
 def without_schema(task: _Task) -> _Task:

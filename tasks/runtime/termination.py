@@ -1,37 +1,21 @@
-"""Termination of pods: results are stored before a pod exits, and the pods of a job exit in an order that keeps its result.
-
-Kubeflow's training operator calls an elastic job succeeded as soon as one of its pods has exited 0, and ends the others; Flyte
-looks for outputs.pb at that moment. Therefore rank 0's pod has to exit first.
-"""
+"""Termination of pods: results are stored before a pod exits, and the pods of a job exit in an order that keeps its result."""
 
 import logging
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from flytekit import FlyteContextManager, current_context
-from flytekit.core.constants import OUTPUT_FILE_NAME
 from flytekit.core.context_manager import ExecutionState
 from flytekit.utils.asyn import run_sync
 
 from flytune import storage
-from flytune.errors import StorageError
+from flytune.stages import job_end
 
 log = logging.getLogger(__name__)
-
-SECONDS_AFTER_OUTPUTS = 60.0
-"""Seconds that a pod without rank 0 waits for rank 0's pod to exit once outputs are stored; the operator may end it earlier."""
-SLOWEST_UPLOAD = 4e6
-"""Rate of the slowest upload that a pod waits for, in bytes a second."""
-SECONDS_BEFORE_UPLOAD = 1800.0
-"""Seconds allowed for an upload of any size, in addition to the time for its bytes."""
-SECONDS_FOR_CAUSE = 40.0
-"""Seconds that a pod with a lost peer waits for another pod's error, which torchelastic reports up to 30 s later."""
-POLL_SECONDS = 1.0
 
 
 def ignoring_sigterm_after(execute: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,43 +46,20 @@ def _on_sigterm(handler: Any) -> None:
 
 
 def wait_for_outputs(size: int) -> None:
-    """Wait, in a pod without rank 0 whose ranks have ended, until rank 0's pod has stored outputs or an error, and exited.
-
-    The wait ends with SIGTERM, which the operator sends once rank 0's pod has exited. If SIGTERM comes before the outputs,
-    because a node is drained, the pod is killed while it waits, and so fails.
-
-    Args:
-        size: bytes that rank 0's pod uploads; they bound the wait.
+    """Wait, in a pod without rank 0 whose ranks have ended, until rank 0's pod has stored `size` bytes, and exited.
 
     Raises:
-        StorageError: nothing was stored in that time.
+        StorageError: nothing was stored in the time that the size allows.
     """
     signals: list[int] = []
     _on_sigterm(lambda number, frame: signals.append(number))
-    limit = SECONDS_BEFORE_UPLOAD + size / SLOWEST_UPLOAD
-    began = time.monotonic()
-    while not _has_ended():
-        if time.monotonic() - began > limit:
-            raise StorageError(f"rank 0's pod has stored no outputs within {limit:.0f} s of the end of training; see its log")
-        time.sleep(POLL_SECONDS)
-    stored = time.monotonic()
-    while not signals and time.monotonic() - stored < SECONDS_AFTER_OUTPUTS:
-        time.sleep(POLL_SECONDS)
+    job_end.wait_for_outputs(_names, signals, size)
 
 
 def another_pod_reports() -> bool:
-    """Return True if another pod of this job reports an error within SECONDS_FOR_CAUSE."""
+    """Return True if another pod of this job reports an error soon."""
     ignore_sigterm()
-    began = time.monotonic()
-    while time.monotonic() - began < SECONDS_FOR_CAUSE:
-        if any(name.startswith("error") for name in _names()):
-            return True
-        time.sleep(POLL_SECONDS)
-    return False
-
-
-def _has_ended() -> bool:
-    return any(name == OUTPUT_FILE_NAME or name.startswith("error") for name in _names())
+    return job_end.another_pod_reports(_names)
 
 
 def _names() -> set[str]:

@@ -7,6 +7,7 @@ import pytest
 from flytune.adapters import gguf
 from flytune.cli import main
 from flytune.errors import ExportError
+from tests.support.full_disk import files_of_at_most
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_base
 
@@ -71,6 +72,15 @@ def test_a_failure_leaves_no_file(model, tmp_path, monkeypatch):
     monkeypatch.setenv("STAND_IN_WRITES_NOTHING", "1")
     with pytest.raises(ExportError, match="it ended without an error, and wrote no GGUF file"):
         gguf.convert(model, tmp_path / "x.gguf", converter=str(STAND_IN))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_file(model, tmp_path, capsys):
+    with files_of_at_most(2):
+        assert main(["gguf", str(model), "--out", str(tmp_path / "x.gguf"), "--converter", str(STAND_IN)]) == 1
+    error = capsys.readouterr().err
+    assert "File too large" in error
+    assert error.startswith("ExportError: ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from flytune.artifacts.build import CONTENTS, Contents
 from flytune.errors import ExportError
 from flytune.models import loading, probe
 from flytune.recipe import Recipe
+from tests.support.full_disk import files_of_at_most
 from tests.support.stages import copy_tree, seal, write_dataset
 from tests.support.store import stored
 from tests.support.tiny import tiny_base
@@ -176,7 +177,7 @@ def test_a_combined_adapter_is_an_artifact(store, prompts, tmp_path):
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        ({"weights": [1.0]}, "1 weights for 2 adapters; give one for each"),
+        ({"weights": [1.0]}, "1 weight for 2 adapters; give one for each"),
         ({"how": "sum"}, "sum: unknown; known are cat, linear"),
         ({"r": 4}, r"r 4: only svd and \*_svd take a rank; that of cat follows from the adapters"),
         ({"how": "ties"}, "density None with ties: ties and dare need the share of values to keep"),
@@ -215,3 +216,13 @@ def test_the_command_combines(store, tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
     assert cli.main([*command[:1], str(tmp_path / "b"), *command[2:4], "--how", "svd", "--rank", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["r"] == 4
+
+
+def test_combining_on_a_full_disk_ends_with_one_error_and_leaves_nothing(store, tmp_path, capsys):
+    with files_of_at_most(20_000):
+        assert cli.main(["combine", str(tmp_path / "both"), str(store / "short"), str(store / "long")]) == 1
+    error = capsys.readouterr().err
+    assert "File too large" in error
+    assert "make room" in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []

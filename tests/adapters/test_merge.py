@@ -11,6 +11,7 @@ from flytune.adapters import loading as adapters_loading
 from flytune.adapters import merging
 from flytune.errors import ExportError
 from flytune.models import loading, probe
+from tests.support.full_disk import files_of_at_most
 from tests.support.stages import recipe_for, seal, write_artifact, write_dataset, write_trained
 from tests.support.tiny import tiny_base
 
@@ -121,6 +122,12 @@ def test_the_dtype_is_the_bases_whatever_was_computed_in(base, artifacts, tmp_pa
     assert reloaded(tmp_path / "merged")[0].dtype == torch.bfloat16
 
 
+def test_the_dtype_of_the_merged_weights_can_be_another(artifacts, tmp_path):
+    made = merging.merge(artifacts["lora"][1], tmp_path / "merged", dtype="bfloat16")
+    assert made.dtype == "bfloat16"
+    assert reloaded(tmp_path / "merged")[0].dtype == torch.bfloat16
+
+
 def test_the_other_way_is_kept_where_it_is_nearer(artifacts, tmp_path, monkeypatch):
     measured = merging._measured
 
@@ -132,8 +139,10 @@ def test_the_other_way_is_kept_where_it_is_nearer(artifacts, tmp_path, monkeypat
     recipe, artifact = artifacts["qlora"]
     made = merging.merge(artifact, tmp_path / "merged")
     assert made.candidates[0].onto == "16-bit weights"
-    onto_dequantized = merging._merged(recipe, loading.exported_model(recipe, artifact), "dequantized 4-bit weights")
-    onto_16_bit = merging._merged(recipe, loading.exported_model(recipe, artifact), "16-bit weights")
+    onto_dequantized = merging._merged(
+        recipe, loading.exported_model(recipe, artifact), "dequantized 4-bit weights", recipe.model.dtype
+    )
+    onto_16_bit = merging._merged(recipe, loading.exported_model(recipe, artifact), "16-bit weights", recipe.model.dtype)
     written = reloaded(tmp_path / "merged")[0].model.layers[0].mlp.up_proj.weight
     assert torch.equal(written, onto_16_bit.model.layers[0].mlp.up_proj.weight)
     assert not torch.equal(written, onto_dequantized.model.layers[0].mlp.up_proj.weight)
@@ -173,7 +182,18 @@ def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
             ExportError,
             match="lm_head: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged",
         ):
-            merging._merged(recipe, trained, "the base's weights")
+            merging._merged(recipe, trained, "the base's weights", recipe.model.dtype)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_full_disk_ends_with_one_error_and_leaves_nothing(method, artifacts, tmp_path, capsys):
+    with files_of_at_most(100_000):
+        assert cli.main(["merge", str(artifacts[method][1]), "--out", str(tmp_path / "merged")]) == 1
+    error = capsys.readouterr().err
+    assert "File too large" in error
+    assert "make room" in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_prints_both(artifacts, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytune.artifacts import build
-from flytune.errors import ExportError
+from flytune.artifacts import build, fetch, publish
+from flytune.errors import ExportError, StorageError
 from flytune.evaluation import score
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.records.contents import verify
 from flytune.report import model_card
+from tests.support.full_disk import files_of_at_most
 from tests.support.reports import metrics as made_up
 from tests.support.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
 from tests.support.tiny import tiny_base
@@ -296,7 +299,9 @@ def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkey
     with monkeypatch.context() as broken, pytest.raises(ExportError, match="cannot be written to: OSError"):
         broken.setattr(LocalFileSystem, "put_file", cut)
         build.publish(stored, str(tmp_path), "tiny")
+    assert not (tmp_path / "tiny").exists(), "no half model is left"
     # A process that is killed deletes nothing.
+    (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / ".plan.json.0a1b2c3d").write_bytes(b"half")
     build.publish(stored, str(tmp_path), "tiny")
     (tmp_path / "tiny" / ".plan.json.0a1b2c3d").unlink()
@@ -335,7 +340,8 @@ def test_publish_to_s3(bucket, stored, tmp_path):
     found = s3fs.S3FileSystem().find("models/deep/tiny")
     assert {path.removeprefix("models/deep/tiny/") for path in found} == names(stored)
     other = copy_tree(stored, tmp_path / "other")
-    (other / "artifact.json").write_text((stored / "artifact.json").read_text() + "\n")
+    contents = build.Contents.read(stored / "artifact.json")
+    contents.model_copy(update={"identity": "0" * 64}).write(other / "artifact.json")
     with pytest.raises(ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"):
         build.publish(other, f"{bucket}/deep", "tiny")
     with pytest.raises(ExportError, match=r"publish.address: s3://gone: tiny cannot be written to: .*bucket does not exist"):
@@ -360,3 +366,60 @@ def test_the_licence_of_a_base_at_an_address_is_carried_over():
     fsspec.filesystem("memory").pipe_file("/models/accepted/README.md", b"---\nlicense: llama3\n---\n# x\n")
     assert model_card._license("memory://models/accepted") == {"license": "llama3"}
     assert model_card._license("memory://models/none") == {}
+
+
+def test_a_broken_guard_is_in_report_and_card_and_nothing_is_published(dataset, trained, recipe, tmp_path, caplog):
+    address = str(tmp_path / "models")
+    published = recipe.model_copy(update={"publish": recipe.publish.model_copy(update={"address": address})})
+    out = build.store(published, plan_for(published), dataset, trained, made_up(), tmp_path / "out", broken=["arc_easy fell"])
+    assert "arc_easy fell" in (out / "report.html").read_text(encoding="utf-8")
+    assert "arc_easy fell" in (out / "README.md").read_text(encoding="utf-8")
+    assert publish.attempt(out, published, ["arc_easy fell"], "s3://raw/x") == ""
+    assert "stored, but not published: arc_easy fell" in caplog.text
+    assert not Path(address).exists()
+
+
+def test_a_full_disk_fails_the_run_and_leaves_nothing(stored, recipe, tmp_path):
+    address = str(tmp_path / "models")
+    published = recipe.model_copy(update={"publish": recipe.publish.model_copy(update={"address": address})})
+    with (
+        pytest.raises(ExportError, match=r"not published: .*File too large.*; make room there.* is stored, at s3://raw/x: "),
+        files_of_at_most(20_000),
+    ):
+        publish.attempt(stored, published, [], "s3://raw/x")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_download_to_a_full_disk_leaves_nothing(stored, tmp_path):
+    import fsspec
+
+    fsspec.filesystem("memory").put(f"{stored}/", "/full/tiny/", recursive=True)
+    said = r"out: cannot be written: File too large; nothing is left there: make room"
+    with pytest.raises(StorageError, match=said), files_of_at_most(20_000):
+        fetch.fetch("memory://full/tiny", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_equal_run_is_published_once_and_another_decision_beside_it(recipe, dataset, whole, tmp_path):
+    other = shutil.copytree(whole, tmp_path / "again")
+    training = TrainingResult.read(other / "training.json")
+    training.model_copy(update={"seconds": training.seconds + 1}).write(other / "training.json")
+    elsewhere = recipe.model_copy(update={"publish": recipe.publish.model_copy(update={"address": "/other"})})
+    named = recipe.model_copy(update={"description": "another purpose"})
+    made = [
+        store(one, dataset, trained, tmp_path / str(number))
+        for number, (one, trained) in enumerate([(recipe, whole), (elsewhere, other), (named, whole)])
+    ]
+    found = [build.published_name(one, recipe) for one in made]
+    assert found[0] == found[1] != found[2]
+    address = str(tmp_path / "models")
+    first = build.publish(made[0], address, found[0])
+    content = Path(first, "artifact.json").read_bytes()
+    assert content != (made[1] / "artifact.json").read_bytes(), "times differ"
+    assert build.publish(made[1], address, found[1]) == first
+    assert Path(first, "artifact.json").read_bytes() == content
+    # A publication that was cut off is completed by an equal run.
+    Path(first, "artifact.json").rename(Path(first, "artifact.partial.json"))
+    build.publish(made[1], address, found[1])
+    assert names(Path(first)) == names(made[1])
+    verify(Path(first))

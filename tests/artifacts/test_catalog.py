@@ -10,6 +10,7 @@ import pytest
 from flytune import cli
 from flytune.artifacts import build, catalog, fetch
 from flytune.errors import ExportError
+from flytune.records.contents import seal
 from tests.support.stages import write_dataset
 from tests.support.store import stored
 from tests.support.tiny import tiny_base
@@ -62,7 +63,7 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
     (store / "adds" / "manifest.json").write_text('{"source": 3, "rows": "many", "content_sha256": null}')
     adds, whole = catalog.list_artifacts(str(store))
     assert whole.problems[0] == "recipe.yaml: TypeError: 'int' object is not subscriptable"
-    assert any(problem.startswith("rows: Input should be a valid integer") for problem in adds.problems)
+    assert any(problem.startswith("rows: must be an integer") for problem in adds.problems)
     monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(["adapters", str(store)]) == 0
     said = capsys.readouterr().out
@@ -80,17 +81,42 @@ def test_an_address_without_artifacts(tmp_path):
         fetch.local_folder("nope://x")
 
 
+def test_folders_of_sweeps_and_answers_are_no_artifacts(store, tmp_path):
+    for place in (store, tmp_path / "others"):
+        for kind in ("sweep", "answers", "dataset"):
+            (place / kind).mkdir(parents=True)
+            (place / kind / "a.json").write_text("{}")
+            seal(place / kind, kind)
+    assert {entry.name for entry in catalog.list_artifacts(str(store))} == {"adds", "whole"}
+    with pytest.raises(ExportError, match="only the folders of sweeps, answers or data sets"):
+        catalog.list_artifacts(str(tmp_path / "others"))
+
+
 def test_the_command_shows_a_row_for_each(made, store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")
     assert cli.main(["adapters", str(store)]) == 0
     said = capsys.readouterr().out
     assert said.index("adds") < said.index("whole")
-    assert "39.65 to 21.33" in said
+    assert "perplexity 39.65 to 21.33" in said
     assert re.search("47 rows, [0-9a-f]{12}", said)
     assert "2023-11-14 22:13" in said
     assert cli.main(["adapters", str(store), "--json"]) == 0
     assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["adds", "whole"]
     assert cli.main(["adapters", str(store / "none")]) == 1
+
+
+def test_pairs_are_not_listed_by_perplexity(store):
+    old = json.loads((store / "adds" / "metrics.json").read_text())
+    for name in ("figures", "scores"):
+        old.pop(name, None)
+    pairs = {"pairs": 8, "beta": 0.1, "accuracy": 0.75, "margin": 0.2, "base": 0.5, "tuned": 0.6}
+    old["preference"] = pairs | {f"{name}_{end}": 0.5 for name in list(pairs)[2:] for end in ("low", "high")}
+    (store / "adds" / "metrics.json").write_text(json.dumps(old))
+    reward = old | {"preference": None, "reward": old["preference"]}
+    (store / "whole" / "metrics.json").write_text(json.dumps(reward))
+    for entry, first in zip(catalog.list_artifacts(str(store)), ("reward_margin", "reward_accuracy"), strict=True):
+        assert entry.figures[0].name == first
+        assert entry.base_perplexity is entry.tuned_perplexity is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

@@ -1,6 +1,8 @@
 """Messages of how a run ended: in Slack's form, and without the address ever being seen."""
 
+import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -66,7 +68,8 @@ def test_no_credential_is_told(webhook):
     ("address", "said"),
     [
         (None, "no FLYTUNE_WEBHOOK is set"),
-        (f"{SECRET} is no address", "was not reached: ValueError; no message was sent"),
+        (f"{SECRET} is no address", "no address of https:// or http://, so no message was sent"),
+        (f"data:,{SECRET}", "no address of https:// or http://, so no message was sent"),
         (f"http://127.0.0.1:1/{SECRET}", "was not reached: URLError; no message was sent"),
         (f"http://[{SECRET}", "was not reached: ValueError; no message was sent"),
         (f"http://127.0.0.1:80/a b {SECRET}", "was not reached: InvalidURL; no message was sent"),
@@ -97,8 +100,35 @@ def test_what_is_told_of_an_artifact():
         base=score(39.8), tuned=score(21.3), loss_difference=-0.63, loss_difference_low=-0.7, loss_difference_high=-0.5,
         samples=5, tokens=9, loaded_as="nf4", answers=[], seconds=1,
     )  # fmt: skip
-    said = notify.success_message(recipe_of(), metrics, "s3://bucket/x")
+    said = notify.success_message(recipe_of(), metrics, "s3://bucket/x", [])
     assert "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats per token (-0.7000 to -0.5000): significantly better." in said
     assert said.endswith("Artifact: s3://bucket/x")
-    unclear = notify.success_message(recipe_of(), metrics.model_copy(update={"loss_difference_high": 0.1}), str(Path("x")))
+    older = metrics.model_dump(exclude={"figures"}) | {"loss_difference_high": 0.1}
+    unclear = notify.success_message(recipe_of(), Metrics.model_validate(older), str(Path("x")), [])
     assert "not significantly better" in unclear
+    refused = notify.success_message(recipe_of(), metrics, "s3://bucket/x", ["arc_easy fell"])
+    assert refused.endswith("Artifact: s3://bucket/x\nNot published or promoted: arc_easy fell")
+
+
+def test_a_server_that_answers_byte_by_byte_is_left_at_the_limit_of_the_whole_exchange(monkeypatch, caplog):
+    monkeypatch.setattr(notify, "SECONDS", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                # Each byte comes long before the limit of one read, until the sender has given up.
+                while not over.wait(0.05):
+                    connection.sendall(b"a")
+                connection.sendall(b"\r\n\r\n")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        monkeypatch.setenv(notify.WEBHOOK, f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}")
+        threading.Timer(20, over.set).start()  # without a limit the message would be accepted after that
+        assert not notify.send(wishes("failed"), "failed", "it broke")
+        over.set()
+        thread.join()
+    assert "was not reached: TimeoutError; no message was sent" in caplog.text

@@ -11,12 +11,12 @@ from flytune import cli
 from flytune.adapters import combining, gguf, loading, merging
 from flytune.artifacts import catalog, fetch, opening, publish, reproduction
 from flytune.artifacts.opening import Consent
-from flytune.console import tables
+from flytune.console import error_lines, tables
 from flytune.errors import ExportError, FlytuneError, RecipeError
 from flytune.inference import batch
 from flytune.models import initial_adapter
 from flytune.recipe import Recipe
-from flytune.records import Contents
+from flytune.records import Contents, contents
 from flytune.records.contents import CONTENTS, verify
 from flytune.registry import Decision, compare, history
 from tests.support.paths import ROOT
@@ -33,6 +33,28 @@ def artifact(tmp_path, monkeypatch):
     shutil.copytree(RELEASE / "base", tmp_path / "base")
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(RELEASE / "artifact", tmp_path / "artifact"))
+
+
+SAID = {
+    "sweep": "the folder of a sweep, and no artifact; `flytune fetch --point` fetches the artifact of a point",
+    "answers": "the folder of answers, and no artifact",
+    "dataset": "the folder of a data set, and no artifact",
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["merge FOLDER --out OUT", "gguf FOLDER --out OUT", "combine OUT FOLDER FOLDER", "reproduce FOLDER"]
+)
+@pytest.mark.parametrize("kind", SAID)
+def test_another_listed_folder_is_no_artifact(kind, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "table.json").write_text("{}")
+    contents.seal(folder, kind)
+    words = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
+    assert cli.main([words.get(word, word) for word in command.split()]) == 1
+    assert f"ExportError: {folder}: {SAID[kind]}\n" in capsys.readouterr().err
 
 
 def change(file, **values):
@@ -347,6 +369,6 @@ def test_a_reason_is_shown_as_it_is_and_breaks_no_listing(tmp_path, monkeypatch,
 
 
 def test_an_error_is_printed_without_control_codes(capsys):
-    cli.print_error(FlytuneError("a\x1b]0;x\x07b [/x] :warning:"))
+    error_lines.show(FlytuneError("a\x1b]0;x\x07b [/x] :warning:"))
     assert capsys.readouterr().err == "FlytuneError: a\\x1b]0;x\\x07b [/x] :warning:\n"
     assert isinstance(tables.console(), Console)

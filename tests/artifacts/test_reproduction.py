@@ -1,16 +1,15 @@
 """Second runs of artifacts: what is compared, and what is refused before training."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from flytune.artifacts import reproduction
 from flytune.errors import DataError, ExportError
 from flytune.records import TrainingResult
-from tests.support.paths import ROOT
+from tests.fuzz.artifacts import ARTIFACT, reseal
 from tests.support.pyflyte import pyflyte
+from tests.support.reproduction import reproduce, results
 from tests.support.stages import seal
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -26,18 +25,9 @@ def made(tmp_path_factory):
     return artifact, rows
 
 
-def results(found):
-    return {one.name: one.result for one in found.findings}
-
-
 def copy_of(artifact, folder):
     """Copy an artifact, without links to its files."""
     return shutil.copytree(artifact, folder)
-
-
-def reproduce(*arguments):
-    command = [sys.executable, "-m", "flytune.cli", "reproduce", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
 
 
 @pytest.mark.slow
@@ -103,3 +93,15 @@ def test_no_artifact_and_a_used_folder_are_refused(tmp_path):
     (tmp_path / "x").touch()
     with pytest.raises(ExportError, match="not empty; give a new folder"):
         reproduction.run_again(None, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x02\x00\x00\x00\x00\x00\x00\x00{", b"\x02\x00\x00\x00\x00\x00\x00\x00[}"])
+def test_weights_that_are_damaged_and_listed_so_are_refused(content, tmp_path):
+    other = copy_of(ARTIFACT, tmp_path / "other")
+    (other / "adapter_model.safetensors").write_bytes(content)
+    for name in ("export.json", "artifact.json"):
+        reseal(other, name)
+    with pytest.raises(
+        ExportError, match=r"adapter_model\.safetensors: truncated, or not a safetensors file .*; fetch the artifact"
+    ):
+        reproduction.compare(other, ARTIFACT)

@@ -238,7 +238,7 @@ def test_a_table_without_a_row_that_can_be_judged_still_has_its_rows_named(tmp_p
 @pytest.mark.parametrize(("figure", "middle", "most"), [("allocated", 0.01, 0.051), ("reserved", 0.036, 0.125)])
 @pytest.mark.parametrize("held_out", [False, True])
 def test_errors_of_runs_with_one_shape_stay_what_they_were(figure, middle, most, held_out):
-    """Bounds of docs/measured.md, on the rows that constants were fitted on and on those that were held out."""
+    """Bounds of docs/measured/memory.md, on the rows that constants were fitted on and on those that were held out."""
     judged, _ = estimates.estimable(measured_runs.read()[0])
     pairs = [
         estimates.estimates(run, table).get(figure)

@@ -27,6 +27,7 @@ def test_the_table_and_the_modules_agree():
     assert {benchmark.option for benchmark in bench.listed()} == {"--quick", "--measurements", "--write"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", bench.listed(), ids=lambda benchmark: benchmark.name)
 def test_each_has_the_option_that_the_table_names(benchmark):
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{benchmark.name}", "--help"]

@@ -100,7 +100,7 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
         if pair.offload == "none" and pair.rows in _WRITERS:
             recipe = recipe_for(pair, folder, str(folder), 1)
             refused = pair_problem(recipe) or objective_of(recipe).problems(recipe)
-            if not refused and not sharding_of(recipe).misfit(recipe, shape_named(recipe.hardware.shape)):
+            if not refused and not sharding_of(recipe).misfit(shape_named(recipe.hardware.shape)):
                 found.append(pair)
     return found
 

@@ -1,9 +1,13 @@
 """Arguments of commands: nothing is overwritten, and absurd numbers and paths are refused before any work."""
 
+import subprocess
+import sys
+
 import pytest
 
 from flytune.cli import main
 from tests.support.chats import request, tokenizer_folder
+from tests.support.full_disk import files_of_at_most
 
 
 @pytest.fixture
@@ -28,6 +32,20 @@ def refused(arguments, capsys):
     return said
 
 
+# In data (Python), in the tokenizer (Rust), and in the page itself.
+@pytest.mark.parametrize("size", [300, 2000, 5000, 8000])
+def test_xray_on_a_full_disk_ends_with_one_error_and_leaves_nothing(size, recipe, capsys):
+    page = recipe.with_name("out") / "page.html"
+    page.parent.mkdir()
+    with files_of_at_most(size):
+        assert main(["xray", str(recipe), "--out", str(page)]) == 1
+    error = capsys.readouterr().err
+    assert "File too large" in error
+    assert "make room" in error
+    assert error.count("Error: ") == 1
+    assert list(page.parent.iterdir()) == []
+
+
 def test_issue_21_line_8_xray_replaces_no_file_but_its_own_pages(recipe, capsys):
     before = recipe.read_bytes()
     said = refused(["xray", recipe, "--out", recipe], capsys)
@@ -37,6 +55,7 @@ def test_issue_21_line_8_xray_replaces_no_file_but_its_own_pages(recipe, capsys)
     assert main(["xray", str(recipe), "--out", str(page)]) == 0
     assert main(["xray", str(recipe), "--out", str(page), "--rows", "15"]) == 0
     page.write_text("<!DOCTYPE html><title>another page</title>")
+    capsys.readouterr()
     refused(["xray", recipe, "--out", page], capsys)
     assert main(["xray", str(recipe), "--out", str(page), "--force"]) == 0
     assert page.read_text().startswith("<!DOCTYPE html>\n")
@@ -72,3 +91,25 @@ def test_outputs_that_cannot_be_written_are_refused_first(command, name, tmp_pat
 )
 def test_absurd_numbers_are_refused(arguments, capsys):
     assert ": must be " in refused(arguments, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("missing", "arguments", "said"),
+    [
+        ("transformers", ["xray", "recipe.yaml"], "transformers: not installed: `pip install 'flytune[data]'` installs it"),
+        (
+            "flytekit",
+            ["fetch", "abcdefghij", "out"],
+            "flytekit: not installed, and this command asks Flyte: use Python",
+        ),
+        ("flytekit", ["doctor", "--remote"], "flytekit: not installed, and this command asks Flyte: use Python"),
+        ("trl", ["selftest"], "trl: not installed: `pip install 'flytune[train]'` installs it"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_what_installs_it(missing, arguments, said, recipe, tmp_path):
+    code = f"import sys; sys.modules[{missing!r}] = None\nfrom flytune import cli\nsys.exit(cli.main({arguments!r}))"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -16,19 +16,21 @@ from tqdm.auto import tqdm
 
 from flytune.console import output
 
+INSTALL = "from flytune.console import output; output.install()"
 BARS = """
-import flytune
+from flytune.console import output
+output.install()
 from huggingface_hub.utils import tqdm as hub_tqdm
 from tqdm import tqdm
 from tqdm.auto import tqdm as auto_tqdm
 from transformers.utils import logging
 
 for name, bar in {"ours": tqdm, "auto": auto_tqdm, "hub": hub_tqdm, "transformers": logging.tqdm}.items():
-    for _ in bar(range(500), desc=name, mininterval=0, disable=None):
+    for _ in bar(range(500), desc=name, mininterval=0, delay=0, disable=None):
         pass
-with tqdm(total=3, desc="outer", mininterval=0) as outer:
+with tqdm(total=3, desc="outer", mininterval=0, delay=0) as outer:
     for _ in range(3):
-        for _ in tqdm(range(50), desc="inner", leave=False, mininterval=0):
+        for _ in tqdm(range(50), desc="inner", leave=False, mininterval=0, delay=0):
             pass
         outer.update()
         tqdm.write("written")
@@ -63,7 +65,7 @@ def test_of_a_node_s_ranks_the_first_shows_bars():
 def test_on_a_terminal_bars_are_drawn_in_place():
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 80))
-    code = "import flytune\nfrom tqdm import tqdm\nfor _ in tqdm(range(50), desc='bar', mininterval=0): pass"
+    code = f"{INSTALL}\nfrom tqdm import tqdm\nfor _ in tqdm(range(50), desc='bar', mininterval=0, delay=0): pass"
     subprocess.run([sys.executable, "-c", code], stdout=end, stderr=end, check=True)
     os.close(end)
     text = ""
@@ -76,6 +78,7 @@ def test_on_a_terminal_bars_are_drawn_in_place():
 
 @pytest.fixture
 def clock(monkeypatch):
+    output.install()
     now = SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
@@ -83,7 +86,7 @@ def clock(monkeypatch):
 
 def test_between_start_and_end_there_is_a_line_every_30_seconds_at_most(clock):
     log = io.StringIO()
-    with tqdm(total=1000, desc="long", file=log, mininterval=0, miniters=1) as bar:
+    with tqdm(total=1000, desc="long", file=log, mininterval=0, miniters=1, delay=0) as bar:
         for _ in range(1000):
             clock.seconds += 0.1
             bar.update()
@@ -96,7 +99,7 @@ def test_between_start_and_end_there_is_a_line_every_30_seconds_at_most(clock):
 
 def test_a_bar_that_ends_early_says_how_far_it_came(clock):
     log = io.StringIO()
-    with pytest.raises(KeyError), tqdm(total=10, desc="broken", file=log) as bar:
+    with pytest.raises(KeyError), tqdm(total=10, desc="broken", file=log, delay=0) as bar:
         bar.update(4)
         raise KeyError
     assert [" 0/10 " in line for line in log.getvalue().splitlines()] == [True, False]
@@ -110,25 +113,53 @@ def test_a_bar_that_was_over_before_it_was_shown_is_one_line(clock):
     assert log.getvalue().count("\n") == 1
 
 
+OF_LIBRARIES = """
+from datasets.utils import tqdm as datasets_tqdm
+from flytune.console import output
+output.install()
+from huggingface_hub.utils import tqdm as hub_tqdm
+from transformers.utils import logging
+
+for bar in (hub_tqdm, datasets_tqdm, logging.tqdm):
+    for _ in bar(range(500), desc="over at once", mininterval=0):
+        pass
+output.DELAY = 1e-9
+for title in ("Writing model shards", "Loading weights"):
+    for _ in logging.tqdm(range(3), desc=title, mininterval=0):
+        pass
+"""
+
+
+def test_a_library_s_bar_is_shown_when_it_takes_long_and_never_for_a_save():
+    assert [line.partition(":")[0] for line in said(OF_LIBRARIES).splitlines()] == ["Loading weights"] * 2
+
+
 NOTICES = """
 import logging, warnings
-import flytune
+from flytune.console import output
+output.install()
 warnings.warn("`is_gradient_checkpointing` is deprecated and will be removed in v6. Use the other", FutureWarning)
 warnings.warn("`torch.distributed.all_gather_into_tensor` is deprecated. Please use another", FutureWarning)
 warnings.warn("Paged optimizers are not supported on CPU. Falling back to non-paged optimizer behavior.", UserWarning)
 logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward: it is not there")
 warnings.warn("an autograd kernel was not registered", UserWarning)
+warnings.warn("The parameter --trust_remote_code is used more than once. Remove its duplicate", UserWarning)
+logging.getLogger("transformers.modeling_utils").warning("Llama LOAD REPORT from: x\\nscore.weight | MISSING |")
+elastic = logging.getLogger("torch.distributed.elastic.agent.server.api")
+elastic.warning("Received %s death signal, shutting down workers", 2)
+logging.getLogger("transformers.modeling_utils").warning("Llama LOAD REPORT from: x\\na.weight | MISMATCH |")
 logging.getLogger("bitsandbytes").warning("something else")
 """
 
 
 def test_a_bar_that_nobody_closes_makes_no_noise_at_the_end():
-    code = "import flytune\nfrom tqdm import tqdm\nbar = tqdm(total=2, desc='left')\nbar.update()\nbar.kept = [bar]"
+    code = f"{INSTALL}\nfrom tqdm import tqdm\nbar = tqdm(total=2, desc='left', delay=0)\nbar.update()\nbar.kept = [bar]"
     assert [line.split()[0] for line in said(code).splitlines()] == ["left:", "left:"]
 
 
 def test_notices_of_no_use_are_silent_and_all_others_are_not():
     lines = said(NOTICES).splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 4
+    assert lines[-2] == "a.weight | MISMATCH |"
     assert "an autograd kernel was not registered" in lines[0]
     assert lines[-1] == "something else"

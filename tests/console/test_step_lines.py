@@ -34,14 +34,16 @@ def test_every_number_is_as_long_as_it_must_be(changes, seconds, said):
 def test_what_is_left_is_counted_from_this_attempts_steps(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr(step_lines.time, "monotonic", lambda: now[0])
-    lines = StepLines(10, 16)
+    lines = StepLines(10, 16, 100)
     now[0] += 40
     lines.step(step(12, eval_loss=3.5))
     lines.end([step(12, memory_bytes=7 * 2**30), step(14)])
-    lines.score(3.4321, 8)
+    lines.export(14, 14, 3.5, is_best=True)
+    lines.score(3.4321, 8, "nats per token")
     assert capsys.readouterr().out.splitlines() == [
         "step 12/16  loss 3.91  grad 1.65  lr 9.9e-4  186 tok/s  6.5 GiB  eta 1:20",
-        "step 12/16  held-out loss 3.50",
-        "trained 4 steps in 0:40  loss 3.91  2,000 tokens  7.0 GiB",
-        "held-out loss 3.43 on 8 samples",
+        "step 12/16  eval_loss 3.50 nats per token of 100 held-out samples",
+        "trained 4 steps in 0:40  loss 3.91  2,000 tokens  7.0 GiB; steps 1 to 10 are of earlier attempts",
+        "exports step 14 of 14: eval_loss 3.50, the lowest",
+        "gate loss 3.43, nats per token, of the first 8 held-out samples: the export must have the same",
     ]

@@ -49,7 +49,7 @@ def show_accepted(console, monkeypatch):
 def show_adapters(console, monkeypatch):
     entry = {"name": LONG, "address": f"{ADDRESS}/{LONG}", "base": "Qwen/Qwen3-8B-Instruct", "revision": "f" * 40}
     entry |= {"method": "qlora", "data": ADDRESS, "rows": 1_234_567, "data_sha256": "a" * 64, "size": 12_345_678_901}
-    entry |= {"base_perplexity": 12.34, "tuned_perplexity": 5.678, "stored": datetime.now(UTC)}
+    entry |= {"figures": score(1.7).figures, "stored": datetime.now(UTC)}
     made = {"name": "combined", "address": ADDRESS, "made_from": [ADDRESS, ADDRESS], "problems": ["recipe.yaml: [Errno 13]"]}
     monkeypatch.setattr(catalog, "list_artifacts", lambda address: [catalog.Entry(**entry), catalog.Entry(**made)])
     adapters.run(argparse.Namespace(address=ADDRESS, json=False))
@@ -61,9 +61,11 @@ def show_merge(console, monkeypatch):
         for onto in adapter_merge.Candidate.model_fields["onto"].annotation.__args__
     ]
     made = argparse.Namespace(base=ADDRESS, dtype="bfloat16", tokens=1234, candidates=sides)
-    monkeypatch.setattr(fetch, "local_folder", lambda address: Path("x"))
-    monkeypatch.setattr(adapter_merge, "merge", lambda folder, out, consent: made)
-    merge.run(argparse.Namespace(artifact=ADDRESS, out=ADDRESS, json=False, trust_remote_code=False, base=ADDRESS))
+    monkeypatch.setattr(fetch, "local_folder", lambda *_: Path("x"))
+    monkeypatch.setattr(adapter_merge, "merge", lambda *_: made)
+    merge.run(
+        argparse.Namespace(artifact=ADDRESS, out=ADDRESS, json=False, dtype="auto", trust_remote_code=False, base=ADDRESS)
+    )
 
 
 def show_plan(console, monkeypatch):
@@ -113,7 +115,7 @@ def show_sweep(console, monkeypatch):
     ]
     points = drawn(changes=changes, recipe=recipe_of(name=LONG[:60], method="lora"))
     first, second = (point.recipe.name for point in points.points)
-    done = {first: Outcome(name=first, values=list(changes[0].values()), tuned=score(2.0))}
+    done = {first: Outcome(name=first, values=list(changes[0].values()), scored=score(2.0))}
     results.show(results.compare(points, done, {second: "OutOfMemory: of a GPU"}), console)
 
 
@@ -172,6 +174,6 @@ def test_every_table_is_shown_by_it():
     makers = [path for path in (ROOT / "flytune").rglob("*.py") if re.search(r"\bTable\(", path.read_text())]
     places = {path.relative_to(ROOT / "flytune").with_suffix("").as_posix() for path in makers}
     commands = {"cli/accepted", "cli/adapters", "cli/merge", "cli/reproduce"}
-    assert places == {*commands, "planning/table", "selftest/table", "sweeps/results"}
+    assert places == {*commands, "planning/comparing", "planning/table", "selftest/table", "sweeps/results"}
     for path in makers:
         assert not re.search(r"\.print\((table|_memory|_resources)\b", path.read_text()), path.name

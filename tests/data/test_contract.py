@@ -81,7 +81,7 @@ def test_good_data_hold_every_line(packed, loaded, tmp_path):
     found = checked(tmp_path, loaded, good(loaded, 300), good(loaded, 20, 1000), packed=packed)
     assert verdicts(found) == {}
     assert found.verdict == "ok"
-    assert len({check.name for check in found.checks}) == len(found.checks) == 18
+    assert len({check.name for check in found.checks}) == len(found.checks) == 21
     assert all(check.advice == check.example == "" for check in found.checks)
     assert line(found, "end marker").found == "each of 320 uncut samples ends with a trained one; of all answers: 320 × '</s>'"
     assert line(found, "round trip").found.endswith("samples, decoded and tokenized again, agree token for token")
@@ -221,7 +221,9 @@ def test_tokens_that_their_text_does_not_give(loaded, tmp_path):
     [
         ("min_trained_fraction", 0.9, "trained share", {}),
         ("max_truncated_fraction", 0.01, "truncated", {"truncated": 2}),
+        ("max_truncated_fraction", 0.01, "truncated tokens", {"truncated": 1, "truncated_tokens": 40, "tokens_read": 2000}),
         ("max_dropped_fraction", 0.01, "dropped", {"dropped_too_long": 1, "dropped_untrained": 2}),
+        ("max_dropped_fraction", 0.01, "dropped tokens", {"dropped_too_long": 1, "dropped_tokens": 40, "tokens_read": 2000}),
     ],
 )
 def test_limits_of_the_recipe_stop(field, limit, name, counts, loaded, tmp_path):
@@ -353,7 +355,7 @@ def test_prepare_writes_the_contract_and_stops_before_the_manifest(tokenizer, tm
     with pytest.raises(DataError) as caught:
         data.prepare(request(tokenizer, **asked), tmp_path / "bad")
     told = str(caught.value)
-    assert told.startswith(f"{good_rows}: the prepared data fails 1 of 18 checks:\n  overlap: 50 of 50 held-out samples")
+    assert told.startswith(f"{good_rows}: the prepared data fails 1 of 21 checks:\n  overlap: 50 of 50 held-out samples")
     assert "data.deduplicate removes them" in told
     assert "data.contract: warn" in told
     assert not (tmp_path / "bad" / "manifest.json").exists()

@@ -214,12 +214,12 @@ def test_the_shipped_templates_serve_a_base_model(pairs: Path, tmp_path: Path) -
     message = refused(request(bare, path=str(source)), tmp_path / "none")
     assert message == (
         f"data.chat_template: the tokenizer of {bare} has no chat template, and the format instruction needs one; "
-        "set a Jinja file, such as chat_templates/chatml.jinja or chat_templates/alpaca.jinja"
+        "set a Jinja file, or one that is shipped: alpaca, chatml, chatml_tools, llama3"
     )
     data.prepare(request(bare, path=str(pairs)), tmp_path / "raw")
-    for name in ("chatml", "alpaca"):
+    for name in ("chatml", "alpaca", "chatml_tools", "llama3"):
         template = ROOT / "chat_templates" / f"{name}.jinja"
-        data.prepare(request(bare, path=str(source), chat_template=str(template)), tmp_path / name)
+        data.prepare(request(bare, path=str(source), chat_template=name), tmp_path / name)
         assert (tmp_path / name / "tokenizer" / "chat_template.jinja").read_text() == template.read_text()
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for message in messages %}\n{{ message['content' }}")

@@ -337,7 +337,7 @@ def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
             r"x:1: input_ids\[1\] is 450, but the tokenizer has tokens 0 to 449; was the data tokenized for another",
         ),
         ([1, -1], None, r"input_ids\[1\] is -1, but"),
-        ([1, 2], [IGNORED], "x:1: 2 input_ids but 1 labels; there must be a label for each token"),
+        ([1, 2], [IGNORED], "x:1: 2 input_ids but 1 label; there must be a label for each token"),
         ([5, 6, 7], [6, 7, IGNORED], r"labels\[0\] is 6, but input_ids\[0\] is 5; a label is -100 .* the data must not"),
         ("5 6", None, "x:1: input_ids must be a list of integers, found str '5 6'"),
         ([], None, "input_ids must be a list of integers, found list"),
@@ -456,6 +456,19 @@ LEFT_OUT: dict[str, tuple[str, Chat, str]] = {
 }
 
 
+def test_the_shipped_template_with_tools_writes_all_that_a_row_says(tokenizer_of: Any) -> None:
+    result = {"role": "tool", "name": "weather", "content": "rain"}
+    chat = Chat([{"role": "system", "content": "s"}, USER, {**CALLING, "content": "Let me look."}, result, SAID], [WEATHER])
+    template = (ROOT / "chat_templates/chatml_tools.jinja").read_text()
+    made = render(chat, ChatTemplate(tokenizer_of(template)), True, "x:1")
+    trained = [made.text[start:end] for start, end in made.spans]
+    assert made.text.startswith("<|im_start|>system\ns\n\n# Tools")
+    assert "<tool_response>\nrain\n</tool_response>" in made.text
+    assert trained[0].startswith("Let me look.\n<tool_call>\n")
+    assert "Köln" in trained[0]
+    assert trained[-1] == "a<|im_end|>"
+
+
 @pytest.mark.parametrize("completion_only", [True, False])
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_what_a_template_leaves_out_is_refused(case: str, completion_only: bool, tokenizer_of: Any) -> None:
@@ -483,3 +496,81 @@ def test_calls_that_are_written_are_no_false_alarm(tokenizer_of: Any) -> None:
     quoted = {"function": {"name": "f", "arguments": {"q": 'a "b" \\ c\nö', "n": [1, {"k": None}], "e": "", "on": True}}}
     chat = Chat([USER, {**CALLING, "tool_calls": [CALL, quoted]}, {"role": "tool", "content": "ok"}, SAID], [WEATHER])
     assert render(chat, ChatTemplate(tokenizer_of(WITH_TOOLS)), True, "x:1").spans
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "text", "text": "q"}, {"type": "text", "value": "q"}, {"type": "text", "content": "q"}, {"text": "q"}]
+)
+def test_text_parts_have_their_text_under_any_of_three_names(part: dict[str, str]) -> None:
+    assert convert({"messages": [{"role": "user", "content": [part]}, SAID]}, "messages", {}, "x:1") == Chat([USER, SAID])
+    row = {"conversations": [{"from": "human", "value": [part]}, {"from": "gpt", "value": "a"}]}
+    assert convert(row, "sharegpt", {}, "x:1") == Chat([USER, SAID])
+
+
+def test_instruction_and_input_are_joined_as_asked() -> None:
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "history": [["Hi", "Yes?"], ["Can you add?", "I can."]]}
+    first = convert(row, "instruction", {}, "x:1").messages
+    assert [message["content"] for message in first] == ["Hi", "Yes?", "Can you add?", "I can.", "Add.\n\n1 and 2", "3"]
+    assert [message["role"] for message in first] == ["user", "assistant"] * 3
+    assert convert(row, "instruction", {}, "x:1", None, "\n").messages[4]["content"] == "Add.\n1 and 2"
+    with pytest.raises(DataError, match=r"x:1: history must be a list of \[question, answer\], found 'Hi'"):
+        convert(row | {"history": "Hi"}, "instruction", {}, "x:1")
+
+
+def test_turns_may_have_other_keys() -> None:
+    row = {"said": [{"speaker": "user", "text": "q"}, {"speaker": "assistant", "text": "a"}]}
+    columns = {"messages": "said", "role": "speaker", "content": "text"}
+    assert convert(row, "messages", columns, "x:1") == Chat([USER, SAID])
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"conversations": turns(("human", "q")), "chosen": turns(("gpt", "a"))[0], "rejected": turns(("gpt", "b"))[0]}, "dpo"),
+        ({"messages": [USER], "chosen": SAID, "rejected": {**SAID, "content": "b"}}, "dpo"),
+        ({"instruction": "q", "chosen": "a", "rejected": "b"}, "(data.columns: {output: chosen})"),
+        ({"prompt": "q", "chosen_response": "a", "rejected_response": "b"}, "(data.columns: {completion: chosen_response})"),
+        ({"instruction": "q", "output": "a", "kto_tag": False}, "the column kto_tag says which answers are undesirable"),
+        ({"messages": [USER, SAID], "label": True}, "objective: kto, or data.format: messages to train all of them"),
+    ],
+)
+def test_compared_answers_are_not_trained_by_mistake(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        choose(row, "auto", {}, "x:1")
+    assert said in str(caught.value)
+
+
+def test_chats_with_preferences_beside_them_are_trained_where_they_end_with_an_answer() -> None:
+    row = {"prompt": "q", "messages": [USER, SAID], "chosen": [USER, SAID], "rejected": [USER, SAID]}
+    assert choose(row, "auto", {}, "x:1") == "messages"
+
+
+PROMPT = [USER, SAID, {"role": "user", "content": "r"}]
+ANSWER = {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize("form", ["auto", "prompt_completion"])
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"prompt": PROMPT, "completion": [ANSWER]}, [USER, SAID | {"train": False}, PROMPT[2], ANSWER]),
+        ({"prompt": [USER], "completion": "b"}, [USER, ANSWER]),
+        ({"prompt": "q", "completion": [ANSWER], "system": "s"}, [{"role": "system", "content": "s"}, USER, ANSWER]),
+    ],
+)
+def test_prompt_and_completion_of_messages_are_a_chat_of_which_the_completion_is_trained(row, messages, form):
+    assert convert(row, choose(row, form, {}, "x"), {}, "x") == Chat(messages)
+
+
+def test_prompts_of_text_after_those_of_messages_are_refused(tokenizer_of, tmp_path):
+    rows = [{"prompt": [USER], "completion": [ANSWER]}, {"prompt": "q", "completion": "b"}]
+    asked = request(tokenizer_folder(tmp_path / "tokenizer", CHATML), path=str(write_rows(tmp_path / "rows.jsonl", rows)))
+    with pytest.raises(DataError, match=r"rows.jsonl:2: the row is text, and the first one is messages"):
+        data.prepare(asked, tmp_path / "out")
+
+
+def test_turns_of_sharegpt_in_messages_say_the_format():
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    with pytest.raises(DataError, match=r"write data.format: sharegpt and data.columns: \{conversations: messages\}"):
+        convert({"messages": turns}, "messages", {}, "x")
+    assert convert({"messages": turns}, "sharegpt", {"conversations": "messages"}, "x") == Chat([USER, SAID])

@@ -47,6 +47,7 @@ for name in ("owner/closed", "owner/none"):
 CLOSED = "gated on the hub, and HF_TOKEN is not set; request access on its page, then set HF_TOKEN"
 
 
+@pytest.mark.slow
 def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
     asked = request(tokenizer_folder(tmp_path / "tokenizer"), dataset_name="owner/pairs")
     settings = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}

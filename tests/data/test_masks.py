@@ -33,6 +33,8 @@ STYLES = {
     "chatml-marked": (CHATML_MARKED, "<|im_end|>"),
     "chatml-trimmed": (CHATML_TRIMMED, "<|im_end|>"),
     "chatml-shipped": ((TEMPLATES / "chatml.jinja").read_text(), "<|im_end|>"),
+    "chatml-tools-shipped": ((TEMPLATES / "chatml_tools.jinja").read_text(), "<|im_end|>"),
+    "llama3-shipped": ((TEMPLATES / "llama3.jinja").read_text(), "<|eot_id|>"),
     "alpaca-shipped": ((TEMPLATES / "alpaca.jinja").read_text(), "</s>"),
     "llama3": (LLAMA3, "<|eot_id|>"),
     "marked-content-only": (

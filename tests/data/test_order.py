@@ -227,6 +227,7 @@ def undisturbed(inputs, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["none 1 8", "zero2 2 4", "zero3 2 2", "ddp 2 2", "ddp 4 1", "fsdp 2 1"])
 def test_runs_train_the_rows_of_the_order(cut, inputs, undisturbed):
     result, out = undisturbed(cut)
@@ -251,7 +252,7 @@ def test_a_run_goes_on_at_another_size_with_the_samples_that_are_left(cuts, inpu
     resumed = ranks.run(then_world_size, fit, elsewhere, plan, shape, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
     assert trained_rows(tmp_path / "resumed") == expected_rows(inputs, 6)[2:]
-    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in calm.steps[2:]], abs=SAME)
+    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in calm.steps], abs=SAME)
     assert resumed.heldout_loss == pytest.approx(calm.heldout_loss, abs=SAME)
 
 

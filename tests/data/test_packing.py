@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flytune import data
 from flytune.data import Collator, pack, packing, shards, tokens_of
 from flytune.data.collator import IGNORED
-from flytune.data.packing import Window
+from flytune.data.packing import PackingWindow
 from flytune.errors import DataError
 from flytune.models import model_types
 from flytune.records import Manifest, Shard
@@ -64,7 +64,7 @@ def test_blocks_of_one_window_are_full(max_length: int) -> None:
 def test_a_full_window_is_packed_before_more_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "WINDOW_TOKENS", 100)
     monkeypatch.setattr(packing, "WINDOW_BLOCKS", 2)
-    window = Window(10)
+    window = PackingWindow(10)
     assert [list(window.add(([1] * 4, [1] * 4))) for _ in range(24)] == [[]] * 24
     assert [lengths for _, _, lengths in window.add(([2] * 4, [2] * 4))] == [[4, 4]] * 12 + [[4]]
     assert list(window.flush()) == []

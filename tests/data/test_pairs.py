@@ -7,9 +7,9 @@ import pytest
 
 from flytune import data
 from flytune.data.formats import Chat, Plain
-from flytune.data.pairs import cut, pair_of
+from flytune.data.rows.pairs import Pairs, pair_of
 from flytune.errors import DataError, RecipeError
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Data, DataRequest, Recipe
 from tests.support.preferences import prepare_rows, rows_of, write_preferences
 from tests.support.tiny import tiny_base, tiny_recipe
 
@@ -42,6 +42,41 @@ def test_messages_in_all_forms_are_the_same_pair(row):
     assert found.chosen == Chat([ASKED, YES])
     assert found.rejected == Chat([ASKED, NO])
     assert found.prompt == pair({"prompt": [ASKED], "chosen": [NO], "rejected": [YES]}).prompt
+
+
+TURN, GOOD, BAD = {"from": "human", "value": "Which?"}, {"from": "gpt", "value": "This."}, {"from": "gpt", "value": "That."}
+ANSWERS = {"chosen": "This.", "rejected": "That."}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"conversations": [TURN], "chosen": GOOD, "rejected": BAD}, {}),
+        ({"messages": [ASKED], "chosen": YES, "rejected": NO}, {}),
+        ({"turns": [{"by": "human", "said": "Which?"}], "chosen": {"by": "gpt", "said": "This."},
+          "rejected": {"by": "gpt", "said": "That."}},
+         {"conversations": "turns", "from": "by", "value": "said"}),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Which?"}]}], **ANSWERS}, {}),
+        ({"instruction": "Which?", **ANSWERS}, {}),
+        ({"instruction": "Which?", "input": "", "system": "", **ANSWERS}, {}),
+        ({"instruction": "", "input": "Which?", **ANSWERS}, {}),
+        ({"question": "Which?", **ANSWERS}, {}),
+        ({"input": "Which?", **ANSWERS}, {}),
+        ({"prompt": "Which?", **ANSWERS}, {"instruction": "prompt"}),
+        ({"instruction": "Which?", "chosen_response": "This.", "rejected_response": "That."}, {}),
+        ({"chosen": [ASKED, YES], "rejected": [ASKED, NO], "messages": [ASKED, YES]}, {}),
+    ],
+)  # fmt: skip
+def test_the_forms_of_other_tools_are_the_same_pair(row, columns):
+    assert pair_of(row, columns, "here") == pair({"prompt": [ASKED], "chosen": [YES], "rejected": [NO]})
+
+
+def test_a_question_has_its_input_and_the_turns_before_it():
+    row = {"instruction": "Which?", "input": "Of two.", "history": [["Hi.", "Hm."]], "system": "Be short.", **ANSWERS}
+    found = pair_of(row, {}, "here", None, "\n")
+    before = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hm.", "train": False}]
+    asked = {"role": "user", "content": "Which?\nOf two."}
+    assert found.rejected.messages == [{"role": "system", "content": "Be short."}, *before, asked, NO]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +134,10 @@ def test_columns_may_have_other_names():
 
 def test_a_pair_is_cut_as_two_sequences():
     chosen, rejected = ([1, 2, 3, 4], [-100, -100, 3, 4]), ([1, 2, 5, 4], [-100, -100, 5, 4])
-    assert cut(chosen, rejected, 3) == (([1, 2, 3], [-100, -100, 3]), ([1, 2, 5], [-100, -100, 5]))
-    assert cut(chosen, rejected, 2) is None, "no answer is left"
-    assert cut(chosen, ([1, 2, 3, 6], [-100, -100, 3, 6]), 3) is None, "both are the same"
+    kind, cut = Pairs(), lambda length: Data(path="x.jsonl", max_length=length)
+    assert kind.cut([chosen, rejected], cut(3)) == [[([1, 2, 3], [-100, -100, 3]), ([1, 2, 5], [-100, -100, 5])]]
+    assert not kind.is_trained(*kind.cut([chosen, rejected], cut(2))), "no answer is left"
+    assert not kind.is_trained(*kind.cut([chosen, ([1, 2, 3, 6], [-100, -100, 3, 6])], cut(3))), "both are the same"
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +152,7 @@ def prepared(base, rows, folder, changes=None):
 def test_pairs_are_stored_side_by_side_and_split_by_prompt(base, tmp_path):
     rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 80))
     manifest, folder, recipe = prepared(base, rows, tmp_path / "a")
-    assert (manifest.pairs, manifest.format) == (True, "preference")
+    assert (manifest.row_kind, manifest.format) == ("pairs", "preference")
     assert manifest.train.samples + manifest.heldout.samples == 80
     tokenizer = data.load_tokenizer(recipe.model, recipe.data)
     seen = {}
@@ -178,7 +214,7 @@ def test_the_longest_pairs_are_trained_first(base, tmp_path):
     rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 40))
     _, folder, recipe = prepared(base, rows, tmp_path / "a", {"training.probe_longest": True})
     train = data.load(folder, "train")
-    stream = data.Stream(train, recipe.training, pairs=True)
+    stream = data.Stream(train, recipe.training, data.row_kind("pairs"))
     longest = sorted((max(row["seq_lengths"]) for row in train), reverse=True)[:4]
     assert sorted((max(stream[place]["seq_lengths"]) for place in range(4)), reverse=True) == longest
 
@@ -201,10 +237,10 @@ def test_sft_says_that_preferences_are_another_objective(base, tmp_path):
         ({"data.format": "messages"}, "data.format: messages, but objective: dpo compares two answers"),
         ({"training.neftune_noise_alpha": 5}, "training.neftune_noise_alpha: its noise would be in the reference"),
         ({"training.torch_compile": True}, "training.torch_compile: not tested with objective: dpo"),
-        ({"objective": {"name": "sft", "beta": 0.2}}, "beta: only for name: dpo or kto, and this is sft"),
+        ({"objective": {"name": "sft", "beta": 0.2}}, "beta: only for name: dpo or kto or grpo, and this is sft"),
         ({"objective": {"name": "dpo", "loss_type": ["sft"]}}, "loss_type: sft alone compares nothing"),
         ({"objective": {"name": "dpo", "loss_type": ["ipo", "ipo"]}}, "loss_type: name each loss once"),
-        ({"objective": {"name": "dpo", "loss_weights": [1, 2]}}, "loss_weights: 2 weights for 1 losses"),
+        ({"objective": {"name": "dpo", "loss_weights": [1, 2]}}, "loss_weights: 2 weights for 1 loss"),
         ({"objective": {"name": "dpo", "label_smoothing": 0.1}}, "label_smoothing: only robust and exo_pair use it"),
         ({"objective": {"name": "dpo", "loss_type": "exo_pair"}}, "label_smoothing: exo_pair needs one above 0"),
         ({"objective": "sft", "data.format": "preference"}, "data.format: preference has two answers in a row"),
@@ -213,3 +249,9 @@ def test_sft_says_that_preferences_are_another_objective(base, tmp_path):
 def test_contradictions_are_refused_with_the_recipe(changes, said):
     with pytest.raises(RecipeError, match=re.escape(said)):
         Recipe.model_validate(tiny_recipe(Path("base"), Path("rows.jsonl"), {"objective": "dpo"} | changes))
+
+
+def test_a_question_that_the_recipe_names_is_not_left_out():
+    row = {"instruction": "q", "chosen": "a", "rejected": "b"}
+    with pytest.raises(DataError, match=r"column prompt \(data.columns.instruction\) is missing"):
+        pair_of(row, {"instruction": "prompt"}, "here")

@@ -159,7 +159,7 @@ BAD = {
         r"items\.json, item 2: not an object but a number: 5 \(1 other item of this file is bad",
     ),
     "ragged.csv": (b"a,b\n1,2\n1,2,3\n", r"ragged\.csv:3: 3 cells, but the header has 2"),
-    "short.csv": (b"a,b\n1\n", r"short\.csv:2: 1 cells, but the header has 2"),
+    "short.csv": (b"a,b\n1\n", r"short\.csv:2: 1 cell, but the header has 2"),
     "quote.csv": (b'a,b\n"1,2\n', r"quote\.csv:2: not CSV: unexpected end of data"),
     "bytes.csv": (b"a,b\n1,\xe4\n", r"bytes\.csv:2: not UTF-8: byte 0xe4 at 2"),
     "cut.parquet": (b"PAR1 and no more", r"cut\.parquet: a damaged Parquet file: .* \(after row 0\)"),
@@ -178,23 +178,68 @@ def test_what_cannot_be_read_is_told_with_its_place(name: str, tmp_path: Path) -
 
 def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(lines(ROWS))
-    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "notes.pdf").write_text("")
     (tmp_path / "empty").mkdir()
     for source in (lambda path: rows_of(path), lambda path: fingerprint(Data(path=str(path)))):
         with pytest.raises(
-            DataError, match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* has empty, notes\.txt, train"
+            DataError, match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* has empty, notes\.pdf, train"
         ):
             source(tmp_path / "tain.jsonl")
         with pytest.raises(DataError, match=r"no such file or folder; its folder .*/nowhere does not exist either"):
             source(tmp_path / "nowhere" / "train.jsonl")
-        with pytest.raises(DataError, match=r"notes\.txt: unknown kind of file; known are JSON Lines \(\.jsonl, \.ndjson\)"):
-            source(tmp_path / "notes.txt")
+        with pytest.raises(DataError, match=r"notes\.pdf: unknown kind of file; known are JSON Lines \(\.jsonl, \.ndjson\)"):
+            source(tmp_path / "notes.pdf")
         with pytest.raises(DataError, match=r"empty: no file of JSON Lines .* in this folder; it has nothing"):
             source(tmp_path / "empty")
         with pytest.raises(DataError, match="memory://gone/a.jsonl: no such file or folder at this address"):
             source("memory://gone/a.jsonl")
         with pytest.raises(DataError, match="nope://bucket/a.jsonl: cannot be read: ValueError: Protocol not known: nope"):
             source("nope://bucket/a.jsonl")
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_columns_of_csv_are_separated_by_what_the_header_says(mark: str, tmp_path: Path) -> None:
+    plain = "\n".join(mark.join(row.values()) for row in [dict(zip(ROWS[0], ROWS[0], strict=True))]) + "\n"
+    quoted = "".join(mark.join(f'"say {n}; so, {n} | {n}"' for _ in range(3)) + "\n" for n in range(3))
+    (tmp_path / "a.csv").write_text(plain + quoted)
+    assert rows_of(tmp_path / "a.csv")[2] == dict.fromkeys(ROWS[0], "say 2; so, 2 | 2")
+    (tmp_path / "b.csv").write_text(plain + mark.join("ab") + "\n")
+    name = {",": "", ";": " (columns are separated by semicolons)", "\t": " (columns are separated by tabs)"}.get(
+        mark, " (columns are"
+    )
+    with pytest.raises(DataError, match=re.escape(f"b.csv:2: 2 cells, but the header has 3{name}")):
+        rows_of(tmp_path / "b.csv")
+
+
+def test_a_file_of_tabs_has_no_other_separator(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"text\nfirst, second\n"))
+    (tmp_path / "b.tsv").write_bytes(b"a, b, c\td\n1\t2\n")
+    assert rows_of(tmp_path / "a.tsv.gz") == [{"text": "first, second"}]
+    assert rows_of(tmp_path / "b.tsv") == [{"a, b, c": "1", "d": "2"}]
+
+
+def test_chats_of_csv_are_json(tmp_path: Path) -> None:
+    chat = json.dumps([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]).replace('"', '""')
+    (tmp_path / "a.csv").write_text(f'messages;id\n"{chat}";1\n')
+    assert convert(rows_of(tmp_path / "a.csv")[0], "messages", {}, "here").messages[1]["content"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("by", "texts", "places"),
+    [
+        ("line", ["First line,", "second.", "  Third."], [1, 2, 4]),
+        ("paragraph", ["First line,\nsecond.", "  Third."], [1, 4]),
+        ("document", ["First line,\nsecond.\n\n  Third."], [1]),
+    ],
+)
+def test_a_text_file_is_lines_paragraphs_or_one_text(by: str, texts: list[str], places: list[int], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("First line,\nsecond.\n\n  Third.\n\n", encoding="utf-8-sig")
+    found = list(read(Data(path=str(tmp_path), sample_by=by)))
+    assert [row for row, _ in found] == [{"text": text} for text in texts]
+    assert [where for _, where in found] == [f"{tmp_path}/a.txt:{place}" for place in places]
+    (tmp_path / "a.txt").write_bytes(b"a\nb\xff\n")
+    with pytest.raises(DataError, match=r"a\.txt:2: not UTF-8: byte 0xff at 1"):
+        rows_of(tmp_path, sample_by=by)
 
 
 def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
@@ -272,10 +317,10 @@ def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str],
         ({"text": 5}, "text", {}, "x:1: text must be a string, found int 5"),
         ({"text": "a\ud800"}, "text", {}, "x:1: text has half of a surrogate pair"),
         (
-            {"prompt": ASKED, "completion": ""},
-            "prompt_completion",
+            {"text": ASKED},
+            "text",
             {},
-            r"prompt must be a string, found list .*data\.columns\.messages",
+            r"text must be a string, found list .*data\.columns\.messages",
         ),
         ({"messages": "hi"}, "messages", {}, r"x:1: messages must be a list of \{role, content\}, found str 'hi'"),
         ({"messages": []}, "messages", {}, r"x:1: messages must be a list"),
@@ -331,5 +376,34 @@ def test_lines_of_any_length_are_read_in_bounded_memory(tmp_path: Path, monkeypa
     assert [row for row, _ in found if isinstance(row, dict)] == [{"a": 1}, {"a": 2}]
     assert [where for row, where in found if isinstance(row, DataError)] == [f"{tmp_path}/a.jsonl:{at}" for at in (2, 4)]
     (tmp_path / "a.csv").write_bytes(b"a\n1\n" + b"x" * 350)
-    with pytest.raises(DataError, match=r"a\.csv:3: a line of more than"):
+    with pytest.raises(DataError, match=r"a\.csv:3: more than"):
         rows_of(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_long_value_of_a_table_is_a_bad_row(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(readers, "LARGEST_LINE", 1000)
+    table = pa.table({"a": ["1", "x" * 1500, "2"]})
+    if name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        with pa.ipc.new_file(tmp_path / name, table.schema) as file:
+            file.write_table(table)
+    found = list(read(Data(path=str(tmp_path / name))))
+    assert [row for row, _ in found if isinstance(row, dict)] == [{"a": "1"}, {"a": "2"}]
+    assert str(found[1][0]).endswith(f"{name}, row 2: more than 20,000,000 bytes; divide the row into several")
+
+
+def test_a_value_that_all_rows_share_is_in_memory_some_times_alone(tmp_path, monkeypatch):
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["a" * 1_000_000]))
+    parquet.write_table(pa.table({"a": shared}), tmp_path / "a.parquet", compression="zstd")
+    held = [pa.total_allocated_bytes() for _ in read(Data(path=str(tmp_path / "a.parquet")))]
+    assert len(held) == 256
+    assert max(held) < 128_000_000
+
+
+def test_a_file_without_lines_is_not_read_to_its_end(tmp_path):
+    with (tmp_path / "sparse.jsonl").open("wb") as file:
+        file.truncate(3_000_000_000)
+    with pytest.raises(DataError, match=r"sparse.jsonl: cannot be read: a line of more than 200,000,000 bytes; write one row"):
+        list(readers.read_path(str(tmp_path / "sparse.jsonl"), "data.path"))

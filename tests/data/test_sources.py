@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from flytune import data
 from flytune.data import sources
 from flytune.data.labels import IGNORED
-from flytune.data.process import shares, split, subsample
+from flytune.data.process import shares, subsample
 from flytune.data.readers import read
+from flytune.data.rows.answers import split
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Data
 from flytune.records import Manifest
@@ -99,7 +100,7 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
         ({"path": "a", "sources": [{"path": "b"}]}, "data: give exactly one of path .*, dataset_name .* and sources"),
         ({"sources": []}, "data: give exactly one of path"),
         ({"sources": [{"weight": 2}]}, r"data\.sources\[0\]: give exactly one of path .* and dataset_name"),
-        ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: input should be greater than 0"),
+        ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: must be greater than 0"),
         (
             {"sources": [{"path": "a"}], "format": "text"},
             "data: format: no effect beside sources; write it into each",

@@ -9,9 +9,8 @@ import pytest
 
 from flytune import data
 from flytune.data.contract import CONTRACT, Contract
-from flytune.data.contract.checks import weight_advice
 from flytune.data.formats import Chat, Plain
-from flytune.data.unpaired import labelled_of
+from flytune.data.rows.labelled import labelled_of, weight_advice
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Recipe
 from flytune.report import xray
@@ -32,6 +31,11 @@ def labelled(row, form="auto", **columns):
         {"prompt": [ASKED], "completion": "This."},
         {"prompt": "Which?", "completion": [YES]},
         {"prompt": [ASKED], "completion": [ASKED, YES]},
+        {"messages": [ASKED, YES]},
+        {"conversations": [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "This."}]},
+        {"messages": [ASKED], "completion": YES},
+        {"instruction": "Which?", "input": "", "output": "This."},
+        {"question": "Which?", "completion": "This."},
         {
             "prompt": [{"from": "human", "value": "Which?"}],
             "completion": [{"from": "gpt", "value": "This."}],
@@ -63,7 +67,18 @@ def test_a_preference_is_two_answers_as_trl_unpairs_it(prompt, chosen, rejected)
     assert labelled(row, "preference") == found
 
 
-@hypothesis.given(label=st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.booleans())))
+@pytest.mark.parametrize(("value", "label"), [(True, True), (1, True), ("True", True), ("false", False), (0, False)])
+def test_a_label_may_be_a_number_or_text_and_have_another_name(value, label):
+    for name in ("label", "kto_tag"):
+        assert labelled({"instruction": "Which?", "output": "This.", name: value}).labels == [label]
+
+
+NO_LABELS = st.one_of(
+    st.none(), st.integers().filter(lambda one: one not in (0, 1)), st.floats(), st.text(), st.lists(st.booleans())
+)
+
+
+@hypothesis.given(label=NO_LABELS.filter(lambda one: str(one).strip().lower() not in ("0", "1", "true", "false")))
 def test_a_label_is_true_or_false_and_nothing_else(label):
     with pytest.raises(DataError, match="here: label is .*; it must be true for a desirable answer, or false"):
         labelled({"prompt": "q", "completion": "a", "label": label})
@@ -77,6 +92,8 @@ def test_a_label_is_true_or_false_and_nothing_else(label):
         ({"prompt": 3, "completion": "a", "label": True}, "here: prompt: messages must be a list"),
         ({"prompt": [ASKED], "completion": [ASKED], "label": True}, "after the prompt, completion has nothing"),
         ({"prompt": [YES], "completion": [ASKED], "label": True}, "completion has a message of 'user'"),
+        ({"messages": [ASKED], "label": True}, "the turns end with a message of 'user'; they must end with the answer"),
+        ({"messages": [ASKED, YES]}, "here: column label is missing"),
         ({"prompt": "q", "completion": "a", "label": True, "image": "x.png"}, "column image has content"),
     ],
 )
@@ -107,7 +124,7 @@ def stored(folder, recipe):
 def test_answers_are_stored_with_their_labels_and_split_by_prompt(base, tmp_path):
     rows = rows_of(write_labelled(tmp_path / "rows.jsonl", 80))
     manifest, folder, recipe = prepared(base, rows, tmp_path / "a")
-    assert (manifest.labels, manifest.pairs, manifest.format) == (True, False, "unpaired")
+    assert (manifest.row_kind, manifest.format) == ("labelled_answers", "unpaired")
     found = stored(folder, recipe)
     assert set(found) == {(row["prompt"] + row["completion"], row["label"]) for row in rows}
     assert manifest.train.desirable + manifest.heldout.desirable == sum(row["label"] for row in rows)
@@ -170,12 +187,15 @@ def test_the_advised_weights_balance_the_labels(desirable, undesirable):
         ({"data.too_long": "split"}, "data.too_long: split, but a piece of an answer"),
         ({"data.format": "messages"}, "data.format: messages, but objective: kto compares labelled answers; write unpaired,"),
         ({"training.global_batch_size": 1}, "training.global_batch_size: 1, but objective: kto estimates the KL divergence"),
-        ({"objective": {"name": "kto", "loss_type": "sigmoid"}}, "loss_type: sigmoid is no loss of kto"),
-        ({"objective": {"name": "dpo", "loss_type": "kto"}}, "loss_type: kto is no loss of dpo"),
+        (
+            {"objective": {"name": "kto", "loss_type": "sigmoid"}},
+            "loss_type: must be 'kto' or 'apo_zero_unpaired'",
+        ),
+        ({"objective": {"name": "dpo", "loss_type": "kto"}}, "loss_type: must be 'sigmoid', 'sigmoid_norm'"),
         ({"objective": {"name": "kto", "loss_type": ["kto", "apo_zero_unpaired"]}}, "loss_type: kto has one loss"),
         ({"objective": {"name": "kto", "label_smoothing": 0.1}}, "label_smoothing: only for name: dpo, and this is kto"),
         ({"objective": {"name": "dpo", "desirable_weight": 2}}, "desirable_weight: only for name: kto, and this is dpo"),
-        ({"objective": {"name": "kto", "desirable_weight": 0}}, "greater than 0"),
+        ({"objective": {"name": "kto", "desirable_weight": 0}}, "desirable_weight: must be 1e-06 or greater; found 0"),
         ({"objective": "sft", "data.format": "unpaired"}, "data.format: unpaired has undesirable answers"),
         ({"objective": "dpo", "data.format": "unpaired"}, "data.format: unpaired, but objective: dpo compares two answers"),
     ],

@@ -12,7 +12,7 @@ import yaml
 from flytekit.configuration.file import get_config_file
 
 from flytune.cli import main
-from flytune.doctor import admin, kube, laptop, nodes
+from flytune.doctor import admin, control_plane, kube, laptop, nodes
 from flytune.hardware import Cluster, load_shapes, shape_named
 from tests.support.mock_cluster import flyteadmin, http
 from tests.support.recipes import content
@@ -51,9 +51,10 @@ def config(tmp_path, monkeypatch):
 
 def test_pythons_of_the_project():
     assert laptop.python((3, 11)).level == laptop.python((3, 12)).level == "OK"
-    found = laptop.python((3, 13))
+    assert laptop.python((3, 13)).said == "3.13: plans and reads; flytekit, for runs, needs 3.12"
+    found = laptop.python((3, 14))
     assert found.level == "FAIL"
-    assert "3.13; Flytune runs on 3.11 and 3.12" in found.said
+    assert "3.14; Flytune runs on 3.11 to 3.13" in found.said
     assert "make install" in found.do
 
 
@@ -118,9 +119,49 @@ def test_without_a_cluster_the_sandbox_is_named(config, capsys):
     assert "FLYTECTL_CONFIG" in out
 
 
+@pytest.mark.parametrize("name", ["shapes.yaml", "cluster.yaml"])
+def test_a_mistake_in_a_file_of_the_cluster_s_is_a_row_of_its_table(name, config, tmp_path, capsys, monkeypatch):
+    from flytune.hardware import cluster, shapes
+
+    wrong = tmp_path / name
+    wrong.write_text("- {nam: x}\n" if name == "shapes.yaml" else "volums: []\n")
+    load = shapes.load_shapes if name == "shapes.yaml" else cluster.load_cluster
+    monkeypatch.setattr(load.__wrapped__, "__defaults__", (wrong,))
+    load.cache_clear()
+    monkeypatch.setattr("flytune.doctor.admin.findings", lambda *_, **__: iter(()))
+    try:
+        assert main(["doctor", "--remote"]) == 1
+    finally:
+        load.cache_clear()
+    out, err = capsys.readouterr()
+    assert f"FAIL {name}" in out
+    assert str(wrong) in out
+    assert err == ""
+
+
+def test_a_mistake_in_the_recipe_is_a_row_too(config, tmp_path, capsys, monkeypatch):
+    (tmp_path / "wrong.yaml").write_text("name: a\n")
+    monkeypatch.setattr("flytune.doctor.admin.findings", lambda *_, **__: iter(()))
+    assert main(["doctor", "--remote", str(tmp_path / "wrong.yaml"), "--json"]) == 1
+    out, err = capsys.readouterr()
+    (wrong,) = [found for found in json.loads(out) if found["level"] == "FAIL"]
+    assert wrong["what"] == "recipe"
+    assert "model: missing; the recipe must say it" in wrong["said"]
+    assert err == ""
+
+
+@pytest.mark.parametrize("text", ["admin: [", "- 1\n", "admin: 3\n", "storage: {}\n"])
+def test_a_config_without_an_endpoint_is_not_taken_for_the_sandbox_s(text, config):
+    file = config("a")
+    file.write_text(text)
+    (found,) = admin.findings(file, "p", "d")
+    assert found.level == "FAIL"
+    assert f"{file}: no admin.endpoint can be read there, so that pyflyte would ask localhost:30080" in found.said
+
+
 def test_a_config_that_is_not_there_is_named(config, monkeypatch):
     monkeypatch.setenv("FLYTECTL_CONFIG", "none/config.yaml")
-    (found,) = admin.findings(admin.config_file(), "p", "d")
+    (found,) = admin.findings(control_plane.config_file(), "p", "d")
     assert (found.level, "FLYTECTL_CONFIG names none/config.yaml" in found.said) == ("FAIL", True)
 
 
@@ -203,7 +244,7 @@ T4 = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
         ("t4-8", [node(labels=T4, disk_gib=100, cpu=4)], "FAIL", "cpu (4 of 90), ephemeral-storage (100 GiB of 800 GiB)"),
         ("t4-8", [node(labels=T4, taints=["spot"])], "WARN", "repels its pods by the taint spot"),
         ("t4-8", [node(labels=T4, taints=[nodes.GPU])], "OK", "1 node"),
-        ("t4-8x3", [node(labels=T4)], "WARN", "1 of its 3 nodes"),
+        ("t4-8x3", [node(labels=T4)], "WARN", "1 of 3 nodes exists"),
         ("cpu-1", [node(resources={})], "OK", "1 node"),
         ("cpu-1", [], "WARN", "no node"),
         ("cpu-1", [node(taints=[nodes.GPU])], "WARN", "repels its pods by the taint nvidia.com/gpu"),

@@ -3,7 +3,7 @@
 import pytest
 
 from flytune.doctor import volumes
-from flytune.doctor.volumes import Claim, Storage
+from flytune.doctor.volumes import Claim, ClusterVolumes
 from flytune.hardware import Cluster, shape_named
 
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
@@ -12,7 +12,7 @@ SHAPES = (shape_named("cpu-1"), shape_named("h100-8x8"))
 
 
 def finding(row, claim=None, drivers=None, shapes=SHAPES):
-    storage = Storage(claims={"team": claim} if claim is not None else {}, drivers=drivers or {})
+    storage = ClusterVolumes(claims={"team": claim} if claim is not None else {}, drivers=drivers or {})
     (found,) = volumes.findings(storage, "p-d", shapes, Cluster(volumes=[row]))
     assert found.do or found.level == "OK"
     return found
@@ -62,4 +62,4 @@ def test_what_kubernetes_cannot_show_is_called_not_checked():
 
 def test_volumes_of_other_shapes_are_left_out():
     row = TEAM | {"shapes": ["t4-8"], "light_tasks": False}
-    assert list(volumes.findings(Storage(), "p-d", SHAPES, Cluster(volumes=[row]))) == []
+    assert list(volumes.findings(ClusterVolumes(), "p-d", SHAPES, Cluster(volumes=[row]))) == []

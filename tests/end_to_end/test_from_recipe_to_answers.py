@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytune.records import Metrics
+from flytune.records import Manifest, Metrics
 from tests.support import mock_hub
 from tests.support.paths import ROOT
+from tests.support.preferences import write_labelled, write_preferences
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -35,6 +36,29 @@ def ran(seen, *command):
     start = [sys.executable, "-m", "flytune.cli"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
     done = subprocess.run([*start, *map(str, rest)], cwd=ROOT, env=seen, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward"])
+def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_measured(objective, tmp_path):
+    write = {"sft": write_pairs, "kto": write_labelled}.get(objective, write_preferences)
+    changes = {
+        "objective.name": objective,
+        "method": "lora",
+        "data.heldout_fraction": 0,
+        "publish.address": str(tmp_path / "out"),
+    }
+    if objective == "dpo":
+        changes["objective.precompute_ref_log_probs"] = True
+    done = pyflyte(tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes), tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (artifact,) = (tmp_path / "out").iterdir()
+    metrics = Metrics.read(artifact / "metrics.json")
+    assert (metrics.samples, metrics.figures, metrics.is_better) == (0, [], False)
+    assert Manifest.read(artifact / "manifest.json").heldout.samples == 0
+    for page in ("report.html", "README.md"):
+        assert "No samples were held out, so nothing says whether tuning helped." in (artifact / page).read_text()
+    assert "model-index" not in (artifact / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ import pytest
 from flytune import __version__
 from flytune.records import TrainingResult
 from flytune.training.checkpoints.ledger import Checkpoint
+from tests.support.execution import Run
 from tests.support.flyteadmin import BUCKET, flyteadmin
 from tests.support.image import Image
 from tests.support.laptop import checkout, submit
-from tests.support.propeller import PodFailed, Run
+from tests.support.propeller import IMAGES, PodFailed
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 
@@ -16,8 +17,8 @@ from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     return {
-        "flytune-light:": Image(folder / "light", "requirements-light.lock"),
-        "flytune-train:": Image(folder / "train", "requirements.lock"),
+        IMAGES["light"]: Image(folder / "light", "requirements-light.lock"),
+        IMAGES["train"]: Image(folder / "train", "requirements.lock"),
     }
 
 
@@ -58,7 +59,8 @@ def test_a_run_from_recipe_to_artifact(images, cluster, tmp_path):
 
     # Run again, like a retry of an attempt that was killed after its last step.
     again = Run(admin, run.name, tmp_path / "again", run.environment, images)
-    again.values, again.taken = dict(run.values), dict(run.taken)
+    again.values.update(run.values)
+    again.taken.update(run.taken)
     (node,) = [node for node, task in run.taken.items() if task == "train_cpu_2"]
     del again.values[node]
     resumed = admin.fetch(again.until("train")["o0"].scalar.blob.uri, tmp_path / "resumed")

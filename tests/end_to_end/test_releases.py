@@ -170,8 +170,11 @@ def test_a_killed_run_resumes_from_its_checkpoint(place, release):
     resumed, warnings = ranks.run(1, fit, recipe, Path("resumed"))
     assert warnings == [f"the checkpoint of step 2: written by flytune {release}, this is {LATER}"]
     assert (straight.resumed_from_step, [step.step for step in straight.steps]) == (0, [1, 2, 3, 4])
-    assert (resumed.resumed_from_step, [step.step for step in resumed.steps]) == (2, [3, 4])
-    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in straight.steps[2:]], abs=1e-5)
+    assert (resumed.resumed_from_step, [step.step for step in resumed.steps]) == (2, [1, 2, 3, 4])
+    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in straight.steps], abs=1e-5)
+    # The checkpoint is of a release without records of attempts.
+    assert (resumed.attempts[0].last_step, resumed.repeated_steps) == (2, 0)
+    assert resumed.seconds >= resumed.step_seconds
     ends = [load_file(place / name / "model" / "model.safetensors") for name in ("straight", "resumed")]
     # Steps 1 and 2 of the checkpoint were computed by another CPU; the learning rate, and so a step, is 1e-3.
     assert far(*ends) < 1e-5

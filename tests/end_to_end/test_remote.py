@@ -4,17 +4,24 @@ No cluster: tests/support/flyteadmin.py stands for the control plane, tests/supp
 """
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
+from flytekit.configuration import SERIALIZED_CONTEXT_ENV_VAR, SerializationSettings
+from flytekit.models.core.identifier import ResourceType
 from google.protobuf.json_format import MessageToDict
 
+import images
 from flytune.hardware import load_shapes
 from flytune.records import TrainingResult
+from tests.support import flytectl
+from tests.support.execution import Run
 from tests.support.laptop import REST, SECRET, SECRETS, VOLUME, WHERE, pyflyte, submit
-from tests.support.propeller import PodFailed, Run, container_of, working_directory
+from tests.support.make import lines
+from tests.support.propeller import IMAGES, PodFailed, container_of, image_name, working_directory
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 NOT_PYTHON = {
@@ -74,6 +81,65 @@ def test_no_proto_holds_a_variable_or_a_path_of_the_laptop(registered, laptop):
         assert str(laptop.parent).encode() not in sent, request.id.name
 
 
+def test_no_dynamic_task_s_settings_hold_the_laptop_s_folder_or_its_remote_s_credentials(registered, laptop):
+    settings = {name: sent for name, request in registered.tasks.items() if (sent := settings_of(request))}
+    assert len(settings) == 5
+    for name, sent in settings.items():
+        assert sent["fast_serialization_settings"]["destination_dir"] == ".", name
+        assert (sent["git_repo"], sent["source_root"]) == (None, None), name
+        assert SECRET not in json.dumps(sent), name
+        assert str(laptop.parent) not in json.dumps(sent), name
+
+
+def settings_of(request):
+    """Return the settings that flytekit compresses into a variable of a dynamic task's pod; None for another task."""
+    packed = container_of(request.spec.template)[1].get(SERIALIZED_CONTEXT_ENV_VAR)
+    return json.loads(SerializationSettings.from_transport(packed).to_json()) if packed else None
+
+
+@pytest.mark.slow
+def test_a_package_registers_what_make_register_sends_byte_for_byte(registered, laptop, cluster, tmp_path, monkeypatch):
+    _, _, home = cluster
+    command = lines("package", PACKAGE=tmp_path / "package.tgz")[-1].split()
+    done = pyflyte(laptop, home, *command[1:])
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    sent = {kind: dict(getattr(registered, kind)) for kind in ("tasks", "workflows", "launch_plans")}
+    for kind in sent:
+        monkeypatch.setattr(registered, kind, {})
+    addresses = [registered.uploads[-1]]
+    flytectl.register(home, tmp_path / "package.tgz", WHERE[1], WHERE[3], sent["tasks"]["tasks.plan.make_plan"].id.version)
+    addresses.append(registered.uploads.pop())
+    for kind, entities in sent.items():
+        packaged = getattr(registered, kind)
+        assert set(packaged) == set(entities)
+        for name, request in entities.items():
+            assert neutral(packaged[name], addresses) == neutral(request, addresses), name
+    assert len({frozenset(code_of(registered.stored(address)).items()) for address in addresses}) == 1
+
+
+def neutral(request, addresses):
+    """Return a request's bytes, and the settings of a dynamic task, without the code's address and names that pods set."""
+    copy, settings = type(request).FromString(request.SerializeToString()), None
+    if copy.id.resource_type == ResourceType.TASK:
+        settings = settings_of(copy)
+        for container in copy.spec.template.k8s_pod.pod_spec["containers"]:
+            container["args"] = ["CODE" if one in addresses else one for one in container["args"]]
+            for variable in container["env"]:
+                if variable["name"] == SERIALIZED_CONTEXT_ENV_VAR:
+                    variable["value"] = ""
+    if settings is not None:
+        # flytekit's entrypoint sets them in the pod.
+        for name in ("project", "domain", "version"):
+            settings.pop(name)
+        settings["fast_serialization_settings"].pop("distribution_location")
+    return copy.SerializeToString(deterministic=True), settings
+
+
+def code_of(archive):
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        return {one.name: (one.mode, files.extractfile(one).read()) for one in files if one.isfile()}
+
+
 def test_every_pod_that_reads_a_recipe_mounts_the_cluster_s_volume(registered):
     lacking = []
     for name, request in registered.tasks.items():
@@ -94,15 +160,22 @@ def test_every_pod_unpacks_the_code_into_a_writable_folder_and_gets_only_our_var
         assert command[command.index("--dest-dir") + 1] == ".", name
         assert working_directory(request.spec.template) == "/code", name
         assert variables["PYTHONPATH"].startswith("/code:"), name
+        assert image_name(request.spec.template) in IMAGES.values(), name
         assert command[command.index("--additional-distribution") + 1] == registered.uploads[-1]
-        # A dynamic task compiles in its pod, by flytekit's own settings of the registration.
         is_dynamic = name.startswith("workflows.sweep.")
-        assert set(variables) - ({"_F_SS_C"} if is_dynamic else set()) <= OURS, name
+        assert set(variables) <= OURS | (DYNAMIC if is_dynamic else set()), name
+        if is_dynamic:
+            # Its pod declares tasks, without the variables of the registration.
+            named = {key: value for key, value in variables.items() if key in images.environment()}
+            kinds = {"FLYTUNE_TRAIN_IMAGE": IMAGES["train"], "FLYTUNE_LIGHT_IMAGE": IMAGES["light"]}
+            assert named == {"FLYTUNE_IMAGES": "dockerfile", **kinds}, name
 
 
 # Variables that a task may declare.
 OURS = {"HF_HUB_OFFLINE", "HF_HOME", "NCCL_DEBUG", "FI_PROVIDER", "OMP_NUM_THREADS", "TMPDIR", "HF_HUB_CACHE"}
-OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET", "PYTHONPATH"}
+OURS |= {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET", "PYTHONPATH", "FLYTUNE_RETRIES"}
+# A dynamic task compiles in its pod: by flytekit's own settings of the registration, and with its images.
+DYNAMIC = {SERIALIZED_CONTEXT_ENV_VAR, *images.environment()}
 
 
 def test_a_condition_leads_to_each_task_or_to_our_error(registered):

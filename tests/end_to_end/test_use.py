@@ -68,6 +68,7 @@ def test_the_commands(places):
     assert all(row["finish_reason"] in ("stop", "length") and row["answer_tokens"] <= 16 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_python(places):
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 2

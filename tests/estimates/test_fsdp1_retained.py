@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys, weakref
 import torch
@@ -64,6 +66,7 @@ for layers in (4, 12):
 """
 
 
+@pytest.mark.slow
 def test_fsdp1_keeps_two_tensors_of_each_frozen_unit_within_a_reentrant_checkpoint_alone(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / "rendezvous")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)

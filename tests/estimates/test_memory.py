@@ -6,9 +6,9 @@ from benchmarks import frameworks
 from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
 from flytune.estimates import Optimizer, Workload, activations, memory, model_states
+from flytune.estimates.config_sizes import geometry
 from flytune.estimates.framework import FLYTUNE
 from flytune.estimates.memory import GIB
-from flytune.models.geometry import geometry
 
 MISTRAL = model("Mistral-7B")
 PARAMETERS, HIDDEN, LAYERS, VOCABULARY = 7_241_732_096, 4096, 32, 32_000

@@ -7,8 +7,8 @@ import pytest
 from flytune.estimates import memory, model_states
 from flytune.hardware import shape_named
 from flytune.models import loading
-from flytune.models.geometry import read_geometry
 from flytune.planning import requirements, workloads
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.records.plan import LOAD, STEP
 from flytune.sharding import sharding_of
@@ -23,7 +23,7 @@ def base(tmp_path_factory):
 
 def work_of(recipe, shape="cpu-1"):
     row = shape_named(shape)
-    return workloads.workload(recipe, read_geometry(recipe.model), sharding_of(recipe), row, 1, 1)
+    return workloads.workload(recipe, read_geometry(recipe.model), row, 1, 1)
 
 
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -128,7 +128,7 @@ def test_the_page_of_recipes_has_the_bytes_that_are_counted():
     shown = {name: row[1] for row in rows for name in row[0].removeprefix("| ").partition(" (")[0].split(", ")}
     assert set(shown) == set(OPTIMIZERS)
     for name, text in shown.items():
-        made = workloads.optimizer(shipped(optim=name), sharding_of(shipped()), shape_named("a100-80gb-8x2"))
+        made = workloads.optimizer(sharding_of(shipped(optim=name)), shape_named("a100-80gb-8x2"))
         if not made.factored:
             each = 8.0 if made.state_bytes is None else made.state_bytes
             assert text == f"{each:.3g}" + (", paged" if made.paged else "")

@@ -220,7 +220,7 @@ def test_the_likely_range_holds_what_is_told():
         found = step(workload, A100)
         low, high = likely(workload, found)
         assert low < found.tokens_per_second < high
-    assert low < 0.6 * found.tokens_per_second, "few tokens are estimated less precisely"
+    assert low < 0.8 * found.tokens_per_second, "few tokens are estimated less precisely"
 
 
 def test_every_gpu_shape_of_the_cluster_has_its_figures():

@@ -36,6 +36,25 @@ def test_parts_are_sources_and_four_ranges_of_lengths():
     assert found[2].tuned_loss == pytest.approx((1 + 2) / 4)
 
 
+def test_a_range_of_one_length_has_one_number():
+    names = [part.name for part in parts([1, 5, 5, 5, 5, 5, 6, 8], ["a"] * 8) if part.kind == "length"]
+    assert names == ["1 to 5 tokens", "6 to 8 tokens"]
+    assert [part.name for part in parts([5] * 4 + [6] * 4)] == ["5 tokens", "6 tokens"]
+
+
+def test_a_part_of_one_sample_is_no_less_a_part():
+    found = parts([5] * 4, ["a", "a", "a", "b"])
+    assert [(part.name, part.samples) for part in found] == [("a", 3), ("b", 1)]
+    assert found[1].difference_high > 1e300, "its interval is unknown"
+
+
+def test_answers_of_both_labels_are_parts():
+    found = breakdown.of_labels(numpy.array([2.0, 4.0, 6.0]), numpy.array([1.0, 4.0, 8.0]), numpy.array([1, 1, 2]), 2)
+    assert [(part.kind, part.name, part.samples) for part in found] == [("label", "desirable", 2), ("label", "undesirable", 1)]
+    assert [(part.base_loss, part.tuned_loss) for part in found] == [(3, 2.5), (3, 4)]
+    assert breakdown.of_labels(numpy.ones(3), numpy.ones(3), numpy.ones(3, dtype=int), 3) == []
+
+
 @given(st.lists(st.integers(1, 40), max_size=60))
 def test_every_sample_is_in_one_range_of_lengths(lengths):
     chosen = [at for _, _, part in breakdown._by_length(lengths) for at in part]

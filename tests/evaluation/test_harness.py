@@ -19,8 +19,9 @@ from flytune.evaluation.harness import tasks as harness_tasks
 from flytune.evaluation.harness.run import Job, JobResult
 from flytune.recipe import Recipe
 from flytune.records import Metrics
+from flytune.stages.harness import HarnessData
 from tasks.harness import EVALUATE_TASKS, combine_tasks
-from tasks.runtime.harness_data import HarnessData
+from tasks.runtime.orchestrator import FLYTE
 from tests.support.harness import DOCUMENTS, asking
 from tests.support.paths import ROOT
 from tests.support.reports import metrics
@@ -159,6 +160,7 @@ def refused(base, own, tasks) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_mistakes_are_reported_all_at_once(base, own, tmp_path):
     text = refused(base, own, ["chose", "code", "both", "choose"])
     assert text.startswith("recipe tiny: 3 mistakes")
@@ -167,6 +169,8 @@ def test_mistakes_are_reported_all_at_once(base, own, tmp_path):
     assert "tasks: choose is named twice, by both and by choose" in text
     assert "not read: bad.yaml (" in refused(base, own, ["bad"])
     assert "evaluation.include_path:" in refused(base, tmp_path / "none", ["choose"])
+    told = harness_tasks._unknown("choose", {}, asking(base, tmp_path, ["choose"]).evaluation)
+    assert "has no YAML file here; a pod has the files that `pyflyte run` uploads" in told
 
 
 def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
@@ -183,7 +187,7 @@ def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
 def test_missing_data_is_reported(base, own, trained):
     recipe = asking(base, own, ["lost"])
     with pytest.raises(
-        RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: data_files: no\.jsonl"
+        RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: lost\.yaml: data_files: no\.jsonl"
     ):
         run.run(recipe, trained["full"], run.jobs(recipe)[0])
 
@@ -220,9 +224,16 @@ def evaluated(
 def inputs(recipe, trained, tmp_path):
     (tmp_path / "base.json").write_text("{}")
     folders = {"trained": FlyteDirectory(str(trained["full"])), "base": FlyteDirectory(str(tmp_path))}
-    asked = HarnessData()
+    asked = HarnessData(FLYTE)
     jobs = asked.jobs(recipe)
-    return {"recipe": recipe, "shape": "cpu-2", "metrics": metrics(), "jobs": jobs, "data": asked.stored(), **folders}
+    return {
+        "recipe": recipe,
+        "shape": "cpu-2",
+        "metrics": metrics(),
+        "jobs": jobs,
+        "data": FlyteDirectory(str(asked.complete())),
+        **folders,
+    }
 
 
 def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained, tmp_path, untrained):

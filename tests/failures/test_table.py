@@ -9,8 +9,19 @@ from multiprocessing.connection import wait as real_wait
 
 import pytest
 
-from flytune.errors import BadLoss, DataError, DeviceError, Hang, KilledAgain, OutOfMemory, Preempted, TrainingError
+from flytune.errors import (
+    BadLoss,
+    DataError,
+    DeviceError,
+    Hang,
+    KilledAgain,
+    OutOfMemory,
+    Preempted,
+    RewardError,
+    TrainingError,
+)
 from flytune.failures import Failure, reports, table
+from flytune.records import Degrees
 from flytune.selftest import processes as ranks_module
 from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
@@ -130,6 +141,7 @@ CASES = {
     "rendezvous": [wait_for_clients, rendezvous],
     "storage away": [no_storage, lambda: storage_answers("SlowDown"), lambda: throw(OSError(116, "Stale file handle"))],
     "bad data": [lambda: throw(DataError("rows.jsonl:3: not JSON"))],
+    "bad reward": [lambda: throw(RewardError("reward own: raises ValueError: no such thing"))],
     "refused": [lambda: throw(TrainingError("the plan is for 2 processes"))],
     "bug": [lambda: throw(KeyError("x")), lambda: throw(RuntimeError("shape mismatch"))],
 }
@@ -144,6 +156,7 @@ FINAL = {
     "not handed on",
     "storage refused",
     "bad data",
+    "bad reward",
     "refused",
 }
 FINAL |= {"bug"}
@@ -305,7 +318,9 @@ def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batc
     args = SimpleNamespace(
         process_index=3, world_size=2, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=accumulation
     )
-    error = attempt_notes.out_of_memory(str(tmp_path), Notes(rollbacks=1), args, 7, is_noted=auto, error=raised(gpu_is_full))
+    error = attempt_notes.out_of_memory(
+        str(tmp_path), Notes(rollbacks=1), args, Degrees(2), 7, is_noted=auto, error=raised(gpu_is_full)
+    )
     with pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"):
         raise error
     assert error.goes_on == (noted is not None)

@@ -22,5 +22,12 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0, help="seed of all inputs (0)")
     parser.add_argument("--kinds", default="", help="recipe,rows,... (all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="number of processes")
+    parser.add_argument(
+        "--removals",
+        nargs="?",
+        const="",
+        metavar="WORDS,...",
+        help="remove protections (with these words in the name) one by one",
+    )
     parser.add_argument("--only", help="CHUNK:NUMBER of one input, whose end is shown")
     sys.exit(main(parser.parse_args(), _home.name))

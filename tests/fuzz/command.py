@@ -15,6 +15,8 @@ from flytune.console import tables
 from flytune.errors import RecipeError
 from tests.fuzz.inputs import CHUNK, Result, run
 from tests.fuzz.kinds import KINDS, Samples
+from tests.fuzz.removals import REMOVALS
+from tests.fuzz.removing import noticed
 
 _SHOWN = 40
 """Failures that are shown in full."""
@@ -37,11 +39,11 @@ def main(arguments: argparse.Namespace, home: str) -> int:
         results = list(run(names[0], arguments.seed, chunk, _SAMPLES[0], only=number))
         show(results, Console())
         return int(any(one.outcome.verdict == "failure" for one in results))
-    share, more = divmod(arguments.inputs, len(names))
+    if arguments.removals is not None:
+        return _removals(arguments, home)
     work = [
         (name, arguments.seed, chunk, min(CHUNK, wanted - chunk * CHUNK), home)
-        for index, name in enumerate(names)
-        for wanted in [share + (index < more)]
+        for name, wanted in shares(arguments.inputs, names).items()
         for chunk in range(-(-wanted // CHUNK))
     ]
     # Kinds in turn, so that the bar's rate is that of all.
@@ -56,14 +58,57 @@ def main(arguments: argparse.Namespace, home: str) -> int:
             bar.update(len(found))
             for one in found:
                 if one.outcome.verdict == "failure":
-                    bar.write(f"FAILED: {one.command}")
+                    bar.write(f"FAILED: {one.command}: {_last(one.outcome.text)}")
     show(results, Console())
     return int(any(one.outcome.verdict == "failure" for one in results))
+
+
+def _removals(arguments: argparse.Namespace, home: str) -> int:
+    """Remove each protection by itself, until an input fails; show them, and return 1 if one was removed unnoticed."""
+    table = Table(title="Protections, and the input that notices their removal", title_justify="left")
+    for title in ("protection", "of", "noticed by", "inputs"):
+        table.add_column(title, justify="right" if title == "inputs" else "left")
+    kinds = {*arguments.kinds.split(",")} if arguments.kinds else {*KINDS}
+    words = arguments.removals.split(",")
+    wanted = [one for one in REMOVALS if {*one.kinds} & kinds and any(word in one.name for word in words)]
+    work = [(REMOVALS.index(one), arguments.seed) for one in wanted]
+    unnoticed = []
+    with (
+        multiprocessing.get_context("fork").Pool(arguments.jobs) as pool,
+        tqdm.tqdm(total=len(work), desc="protections", unit=" removed") as bar,
+    ):
+        for removal, (found, tried) in zip(wanted, pool.imap(_removed, work, chunksize=1), strict=True):
+            bar.update()
+            if found is None:
+                unnoticed.append(removal)
+            said = f"{found.kind} {found.chunk}:{found.number}" if found else "nothing"
+            bar.write(f"{removal.name}: noticed by {said}, {tried:,} inputs")
+            table.add_row(removal.name, removal.held_by, said, f"{tried:,}")
+    console = Console()
+    tables.show(table, console)
+    for removal in unnoticed:
+        console.print(f"{removal.name}: removed, and no input of {', '.join(removal.kinds)} fails; give one an oracle")
+    console.print(f"{len(wanted) - len(unnoticed)} of {len(wanted)} removals are noticed")
+    return int(bool(unnoticed))
+
+
+def _removed(one: tuple[int, int]) -> tuple[Result | None, int]:
+    return noticed(REMOVALS[one[0]], one[1], _SAMPLES[0])
+
+
+def shares(inputs: int, names: list[str]) -> dict[str, int]:
+    """Return how many of all inputs each kind has, by its share."""
+    total, taken, found = sum(KINDS[name].share for name in names), 0.0, {}
+    for name in names:
+        start, taken = round(taken), taken + inputs * KINDS[name].share / total
+        found[name] = round(taken) - start
+    return found
 
 
 def _import_all() -> None:
     """Import what inputs need once, before the forks."""
     import datasets  # noqa: F401
+    import kubernetes.client  # noqa: F401
     import peft  # noqa: F401
     import transformers
 
@@ -82,7 +127,7 @@ def _run_chunk(one: tuple[str, int, int, int, str]) -> list[Result]:
 def show(results: list[Result], console: Console) -> None:
     """Print the table by kind, and the failures."""
     table = Table(title="Inputs, and what became of them", title_justify="left")
-    for title in ("kind", "inputs", "accepted", "refused", "failures", "slowest, s", "most memory, MB"):
+    for title in ("kind", "inputs", "accepted", "refused", "failures", "slowest, s", "on the clock, s", "most memory, MB"):
         table.add_column(title, justify="left" if title == "kind" else "right")
     by_kind: dict[str, list[Result]] = {}
     for one in results:
@@ -90,9 +135,10 @@ def show(results: list[Result], console: Console) -> None:
     for name, found in [*sorted(by_kind.items()), ("all", results)]:
         ends: Counter[Any] = Counter(one.outcome.verdict for one in found)
         slowest = max((one.outcome.seconds for one in found), default=0.0)
+        longest = max((one.outcome.clock for one in found), default=0.0)
         largest = max((one.outcome.bytes for one in found), default=0) / 1e6
         counts = (len(found), ends["accepted"], ends["refused"], ends["failure"])
-        table.add_row(name, *map("{:,}".format, counts), f"{slowest:.1f}", f"{largest:,.0f}")
+        table.add_row(name, *map("{:,}".format, counts), f"{slowest:.1f}", f"{longest:.1f}", f"{largest:,.0f}")
     tables.show(table, console)
     failed = [one for one in results if one.outcome.verdict == "failure" or len(results) == 1]
     for one in failed[:_SHOWN]:

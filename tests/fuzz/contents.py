@@ -1,10 +1,8 @@
 """Inputs from elsewhere: rows, prompts, tokenizers, models' configurations, prepared data, artifacts."""
 
-import hashlib
 import io
 import json
-import os
-import shutil
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -18,25 +16,22 @@ from pyarrow import parquet
 
 from flytune import data
 from flytune.adapters.loading import Adapter
-from flytune.artifacts import catalog, fetch
 from flytune.data import load_tokenizer
 from flytune.errors import DataError, ExportError
 from flytune.inference import prompts
-from flytune.models import Generation, initial_adapter, read_geometry
-from flytune.models.geometry import table_rows
+from flytune.models import Generation, initial_adapter
+from flytune.models.config_files import table_rows
 from flytune.planning import planner
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Data, DataRequest, Model, Recipe
-from flytune.records import StoredFile
-from flytune.storage import Storage
-from flytune.training.checkpoints.ledger import Checkpoint, Ledger
-from tests.fuzz.decisions import check_recipe
-from tests.fuzz.isolation import Wrong
+from tests.fuzz.artifacts import copied, files
+from tests.fuzz.isolation import OF_FILE, Wrong
 from tests.fuzz.kinds import Samples, kind
-from tests.fuzz.mutations import damaged, documents, json_bytes
+from tests.fuzz.mutations import damaged, documents, json_bytes, with_equal_keys
+from tests.fuzz.oracles import plain_json, refuse_shown, shape_row
+from tests.fuzz.plans import check_plan
 from tests.support.damaged_rows import GOOD, expected_of_line, outcomes, sample_of
-from tests.support.paths import ROOT
 
-RELEASE = ROOT / "tests" / "support" / "releases" / "0.1.0"
 _TOKENIZER = "tokenizer"
 
 
@@ -59,22 +54,33 @@ def _to_arrow(table: Any, out: Any) -> None:
         writer.write_table(table)
 
 
+_CURIOUS = [b'", "more": NaN, "x": "', b'", "more": 1e999, "x": "', b'", "more": ' + b"[" * 120 + b"]" * 120 + b', "x": "']
+"""Texts that end a JSON string and go on with what JSON has not, or not so deep."""
+
+
 def _rows(samples: Samples) -> st.SearchStrategy[tuple[str, str, bytes]]:
     forms = st.sampled_from(sorted(GOOD))
     lines = forms.flatmap(
         lambda form: st.tuples(
             st.just(form),
             st.just("jsonl"),
-            st.lists(documents(GOOD[form][0]), max_size=4).map(lambda rows: _lines([*rows, *GOOD[form]])),
+            st.one_of(
+                st.lists(documents(GOOD[form][0]), max_size=4).map(lambda rows: _lines([*rows, *GOOD[form]])),
+                with_equal_keys(_lines(GOOD[form])),
+            ),
         )
+    )
+    curious = st.tuples(st.sampled_from(["instruction", "messages"]), st.sampled_from(_CURIOUS)).map(
+        lambda one: (one[0], "jsonl", _lines(GOOD[one[0]]).replace(b"say 0", one[1], 1))
     )
     tables = st.tuples(forms, st.sampled_from(["parquet", "arrow"])).map(
         lambda one: (*one, _table(GOOD[one[0]], _to_parquet if one[1] == "parquet" else _to_arrow))
     )
     whole = forms.map(lambda form: (form, "json", json.dumps(GOOD[form]).encode()))
-    return st.one_of(lines, tables, whole).flatmap(
+    spoiled = st.one_of(lines, tables, whole).flatmap(
         lambda one: st.tuples(st.just(one[0]), st.just(one[1]), damaged(one[2], often=0.8))
     )
+    return st.one_of(spoiled, curious)
 
 
 @kind("rows", _rows)
@@ -124,83 +130,81 @@ def check_prompts(samples: Samples, content: bytes, folder: Path) -> None:
         raise Wrong(f"{len(read)} of {len(wanted)} prompts, or others")
 
 
-def _copied(source: Path, folder: Path, name: str, content: bytes) -> Path:
-    """Copy a folder by links, with another content of one file."""
-    for path in source.rglob("*"):
-        to = folder / path.relative_to(source)
-        if path.is_file():
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, to)
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(content)
-    return folder
+def _stored(content: bytes) -> int:
+    """Return the numbers in the tensors of a safetensors file, by its header, which must be that of this file."""
+    length = int.from_bytes(content[:8], "little")
+    header = plain_json(content[8 : 8 + length])
+    tensors = [one for name, one in header.items() if name != "__metadata__"]
+    if len(content) < 8 + length + max(one["data_offsets"][1] for one in tensors):
+        raise Wrong("the weights are cut off, and are planned")
+    return sum(math.prod(one["shape"]) for one in tensors)
 
 
-def _file(path: Path) -> st.SearchStrategy[bytes]:
-    """Draw the bytes of a file of JSON, or of any other one."""
-    content = path.read_bytes()
-    if path.suffix != ".json":
-        return damaged(content)
-    return documents(json.loads(content)).map(json_bytes).flatmap(lambda text: damaged(text, often=0.25))
+_SIZES = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"]
 
 
-def _files(folder: Path, names: list[str]) -> st.SearchStrategy[tuple[str, bytes]]:
-    return st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), _file(folder / name)))
+def _other_sizes(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
+    """Draw a config.json that is right in itself, and has another size than the weights beside it."""
+    return st.tuples(st.sampled_from(_SIZES), st.sampled_from([2, 3, 4])).map(
+        lambda one: ("config.json", json_bytes(samples.config() | {one[0]: samples.config()[one[0]] * one[1]}))
+    )
 
 
-@kind("config", lambda samples: _files(samples.base, ["config.json"]))
+@kind(
+    "config",
+    lambda samples: st.one_of(
+        *[files(samples.base, ["config.json", "config.json", "model.safetensors"])] * 3, _other_sizes(samples)
+    ),
+)
 def check_config(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
     """A model's config.json gives sizes that a plan is made with."""
-    base = _copied(samples.base, folder / "base", *given)
+    base = copied(samples.base, folder / "base", *given)
     recipe = Recipe.model_validate(samples.recipe(**{"model.name_or_path": str(base)}))
     geometry = read_geometry(recipe.model)
     table_rows(recipe.model)
-    planner.make(recipe, geometry=geometry, samples=20)
+    made = planner.make(recipe, geometry=geometry, samples=20)
+    stored = _stored((base / "model.safetensors").read_bytes())
+    if abs(made.total_parameters - stored) > 0.006 * stored:
+        raise Wrong(f"{made.total_parameters:,} parameters are planned, and {stored:,} are in the file")
+    config = plain_json((base / "config.json").read_bytes())
+    if config.get("model_type") == "llama" and not config.get("attention_bias") and not config.get("mlp_bias"):
+        check_plan(made, recipe, shape_row(made.shape), config, 20)
 
 
-@kind("tokenizer", lambda samples: _files(samples.base, ["tokenizer.json", "tokenizer_config.json"]))
+_DOUBLE = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
+_WORDS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 100}
+_STEPS: list[dict[str, Any]] = [
+    {"normalizer": {"type": "Sequence", "normalizers": [_DOUBLE] * 40}},
+    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [_WORDS] * 2}] * 8}},
+]
+"""Steps of a tokenizer that make a text of any length."""
+
+
+def _tokenizers(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
+    def changed(name: str, values: list[dict[str, Any]]) -> st.SearchStrategy[tuple[str, bytes]]:
+        content = json.loads((samples.base / name).read_bytes())
+        return st.sampled_from(values).map(lambda one: (name, json_bytes(content | one)))
+
+    any_ = files(samples.base, ["tokenizer.json", "tokenizer_config.json"])
+    named = [{"fast_tokenizer_files": [f"../other/tokenizer.{number}.0.0.json"]} for number in (3, 4)]
+    return st.one_of(any_, any_, any_, changed("tokenizer.json", _STEPS), changed("tokenizer_config.json", named))
+
+
+@kind("tokenizer", _tokenizers)
 def check_tokenizer(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
     """Data is prepared with a tokenizer, all of whose tokens the model has."""
-    base = _copied(samples.base, folder / "base", *given)
+    base = copied(samples.base, folder / "base", *given)
+    other = json.loads((samples.base / "tokenizer.json").read_bytes())
+    other["added_tokens"].append(other["added_tokens"][0] | {"id": 10**4, "content": OF_FILE})
+    (folder / "other").mkdir()
+    for version in (3, 4):
+        (folder / "other" / f"tokenizer.{version}.0.0.json").write_bytes(json_bytes(other))
     recipe = Recipe.model_validate(samples.recipe(**{"model.name_or_path": str(base)}))
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint="x")
     manifest = data.prepare(request, folder / "dataset", processes=1)
     if manifest.train.samples + manifest.heldout.samples != 20:
         raise Wrong(f"{manifest.train.samples + manifest.heldout.samples} of 20 samples")
-
-
-def _deepspeed(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
-    return _files(ROOT / "deepspeed_configs", sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json")))
-
-
-@kind("deepspeed", _deepspeed)
-def check_deepspeed(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """A DeepSpeed JSON goes into the recipe, whole, and is planned."""
-    name, content = given
-    (folder / "own.json").write_bytes(content)
-    sharding = {"name": name.partition("_")[0].removesuffix(".json"), "config": str(folder / "own.json")}
-    recipe = samples.recipe(sharding=sharding, method="lora", **{"hardware.shape": "cpu-2"})
-    check_recipe(samples, json.dumps(recipe).encode(), folder)
-
-
-def _artifact_files() -> list[str]:
-    return sorted(str(path.relative_to(RELEASE / "artifact")) for path in (RELEASE / "artifact").rglob("*") if path.is_file())
-
-
-@kind("artifact", lambda samples: _files(RELEASE / "artifact", [*_artifact_files(), *["artifact.json"] * 8]))
-def check_artifact(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """An artifact is listed, fetched and opened; what is fetched is what was published."""
-    name, content = given
-    store = _copied(RELEASE / "artifact", folder / "store" / "one", name, content)
-    changed = content != (RELEASE / "artifact" / name).read_bytes()
-    listed = catalog.list_artifacts(str(folder / "store"))
-    if len(listed) != 1:
-        raise Wrong(f"{len(listed)} artifacts are listed")
-    os.environ["HF_HOME"] = str(folder / "home")
-    reader = fetch.Reader(lambda file: (store / file).read_bytes(), lambda file, to: shutil.copyfile(store / file, to))
-    fetch.fetch(str(store), folder / "fetched", reader)
-    if changed and name != "artifact.json":
-        raise Wrong(f"{name} is fetched although it was changed")
+    refuse_shown(folder=folder, but=("other/",))
 
 
 @kind(
@@ -265,53 +269,3 @@ _ADAPTER = {
     "rank_pattern": {},
     "alpha_pattern": {}, "modules_to_save": None, "fan_in_fan_out": False, "init_lora_weights": True,
 }  # fmt: skip
-
-
-@kind(
-    "dataset", lambda samples: _files(RELEASE / "dataset", sorted(path.name for path in (RELEASE / "dataset").glob("*.json")))
-)
-def check_dataset(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """The manifest of prepared data is read, or refused."""
-    data.read_manifest(_copied(RELEASE / "dataset", folder / "dataset", *given))
-
-
-def _checkpoint() -> Checkpoint:
-    file = StoredFile(file="model/weights.bin", size=4, sha256=hashlib.sha256(b"keep").hexdigest())
-    fields: dict[str, Any] = {"attempt": "0001-abcdef", "decisions": "x", "sharding": "none", "world_size": 1, "flytune": "0"}
-    return Checkpoint(step=3, files=[file], **fields)
-
-
-def _manifests(samples: Samples) -> st.SearchStrategy[tuple[bool, Any]]:
-    content = json.loads(_checkpoint().sealed().model_dump_json())
-    names = st.sampled_from(
-        ["../out", "/etc/passwd", "a/../../out", "~/x", "model", "a\\b", "s3://b/x", "x" * 300, "manifest.json"]
-    )
-    escaping = names.map(lambda name: content | {"files": [content["files"][0] | {"file": name}]})
-    return st.tuples(st.booleans(), st.one_of(escaping, documents(content)))
-
-
-@kind("checkpoint", _manifests)
-def check_checkpoint(samples: Samples, given: tuple[bool, Any], folder: Path) -> None:
-    """A checkpoint's manifest is used as it was written, or not at all; no file outside of its folder changes."""
-    is_sealed, content = given
-    store = folder / "checkpoints"
-    (store / "3-0001-abcdef" / "model").mkdir(parents=True)
-    (store / "3-0001-abcdef" / "model" / "weights.bin").write_bytes(b"keep")
-    (folder / "out").write_bytes(b"keep")
-    (store / "out").write_bytes(b"keep")
-    if is_sealed:  # by somebody who can write the digest too
-        with suppress(ValueError):
-            content = json.loads(Checkpoint.model_validate(content).sealed().model_dump_json())
-    (store / "3-0001-abcdef" / "manifest.json").write_bytes(json_bytes(content))
-    ledger = Ledger(Storage(str(store)), limit=1)
-    for one in ledger.checkpoints():
-        if one.folder != "3-0001-abcdef":
-            raise Wrong(f"the checkpoint of {one.folder!r:.60}")
-        ledger.link(one, folder / "linked" / "inside")
-        if not ledger.fault(one) and any(file.sha256 != hashlib.sha256(b"keep").hexdigest() for file in one.files):
-            raise Wrong("a file that is not the listed one")
-    ledger.begin()
-    ledger.clear()
-    outside = [folder / "out", store / "out"]
-    if any(not path.is_file() or path.read_bytes() != b"keep" for path in outside) or (folder / "linked" / "out").exists():
-        raise Wrong("files outside of the checkpoint were changed")

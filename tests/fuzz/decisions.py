@@ -1,44 +1,38 @@
-"""Inputs that a person writes: recipes, shapes, accelerators, clusters, grids, arguments of commands."""
+"""Inputs that a person writes: recipes, DeepSpeed configurations, patterns of layers, grids."""
 
-import contextlib
 import copy
-import io
 import json
-import os
+import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hypothesis import strategies as st
 
-from flytune import cli, yaml_core
 from flytune.console import tables
-from flytune.errors import FlytuneError, RecipeError
-from flytune.hardware import accelerators, load_cluster, load_shapes
-from flytune.models import read_geometry
 from flytune.planning import planner, table
-from flytune.recipe import Recipe
+from flytune.recipe import Recipe, read_recipe
+from flytune.recipe import inputs as recipe_inputs
+from flytune.sharding import sharding_of
 from flytune.sweeps import grid as grids
 from tests.fuzz.isolation import Wrong
 from tests.fuzz.kinds import Samples, kind
-from tests.fuzz.mutations import ENCODINGS, damaged, documents, json_bytes, scalars
+from tests.fuzz.mutations import (
+    ENCODINGS,
+    damaged,
+    documents,
+    json_bytes,
+    places,
+    scalars,
+    value_at,
+    with_equal_keys,
+    with_unknown_key,
+    yaml_bytes,
+)
+from tests.fuzz.oracles import dropped, llama_sizes, numbers, plain_json, shape_row
+from tests.fuzz.plans import check_accepted, check_plan, texts
 from tests.support.paths import ROOT
-from workflows import inputs
-
-_SHIPPED = ROOT / "recipes"
-
-
-def yaml_bytes(value: Any) -> bytes:
-    """Return a value as YAML, whatever is in it; where PyYAML cannot, as JSON."""
-    try:
-        return yaml.dump(value, sort_keys=False, allow_unicode=True).encode("utf-8", "surrogatepass")
-    except (yaml.YAMLError, UnicodeError, RecursionError):
-        return json.dumps(value, default=str).encode()
-
-
-def _texts(valid: list[Any]) -> st.SearchStrategy[bytes]:
-    """Draw the bytes of a YAML file: a mutated document, sometimes damaged as well."""
-    return st.sampled_from(valid).flatmap(documents).map(yaml_bytes).flatmap(lambda text: damaged(text, often=0.25))
 
 
 def _recipes(samples: Samples) -> st.SearchStrategy[bytes]:
@@ -49,7 +43,12 @@ def _recipes(samples: Samples) -> st.SearchStrategy[bytes]:
         samples.recipe(sharding={"name": "zero3", "offload": "cpu"}, hardware={"shape": "auto", "max_hours": 2}),
     ]
     every = Recipe.model_validate(samples.recipe()).model_dump()
-    return _texts([*plain, every])
+    numbers_of = [at for at in places(every) if type(value_at(every, at)) in (int, float)]
+    absurd = st.tuples(st.sampled_from(numbers_of), st.sampled_from([10**15, 10**17, 1e100, 2**63, -1e15, True, False]))
+    texts_of = [at for at in places(every) if isinstance(value_at(every, at), str) and all(isinstance(key, str) for key in at)]
+    control = st.tuples(st.sampled_from(texts_of), st.sampled_from(["a\x1b[31mb", "\x00", "a\x7f", "a\x08b"]))
+    one_value = st.one_of(absurd, control).map(lambda one: yaml_bytes(_changed(every, {".".join(one[0]): one[1]})))
+    return st.one_of(*[texts([*plain, every])] * 3, one_value, with_unknown_key(every).map(yaml_bytes))
 
 
 @kind("recipe", _recipes)
@@ -57,89 +56,140 @@ def check_recipe(samples: Samples, content: bytes, folder: Path) -> None:
     """A recipe that is accepted has all that was written, survives YAML and JSON, and is planned."""
     file = folder / "recipe.yaml"
     file.write_bytes(content)
-    recipe = Recipe.from_yaml(file)
-    written = yaml_core.load(content)
-    if lost := [path for path in _leaves(written) if not _holds(recipe.model_dump(), path)]:
-        raise Wrong(f"accepted without {lost[0]}")
+    recipe = read_recipe(file)
+    check_accepted(content, recipe.model_dump(), folder)
+    if huge := [one for one in numbers(recipe.model_dump(exclude={"sharding"})) if not abs(one) <= 1e13]:
+        raise Wrong(f"{huge[0]:.3g} is accepted, which nobody means")
+    dumped = recipe.model_dump()
+    if any(
+        re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text)
+        for at in places(dumped)
+        if isinstance(text := value_at(dumped, at), str)
+    ):
+        raise Wrong("a control character is accepted")
     again = folder / "again.yaml"
     again.write_text(recipe.to_yaml(), encoding="utf-8")
     if Recipe.from_yaml(again) != recipe or Recipe.from_yaml(again).key() != recipe.key():
         raise Wrong("YAML reads back another recipe")
     if Recipe.model_validate_json(recipe.model_dump_json()) != recipe:
         raise Wrong("JSON reads back another recipe")
-    _plan(recipe)
-
-
-def _plan(recipe: Recipe, shapes: Any = None, geometry: Any = None) -> None:
-    made = planner.make(recipe, shapes, geometry, samples=20)
-    if type(made).model_validate_json(made.model_dump_json()) != made:
-        raise Wrong("JSON reads back another plan")
+    made = planner.make(recipe, samples=20)
+    if recipe.model.name_or_path == str(samples.base):
+        check_plan(made, recipe, shape_row(made.shape), samples.config(), 20)
     table.show(made, tables.console())
 
 
-def _leaves(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of a recipe's own keys; `method: full` and tasks may be names alone."""
-    if not isinstance(value, dict) or not value:
-        return [at]
-    return [path for key, item in value.items() for path in _leaves(item, (*at, key))]
+def _deepspeed(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
+    files = {path.name: json.loads(path.read_bytes()) for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
+
+    def of(name: str) -> st.SearchStrategy[bytes]:
+        text = documents(files[name]).map(json_bytes)
+        parts = {"reduce_bucket_size": 12345678, "overlap_comm": False, "contiguous_gradients": False}
+        own = st.sampled_from([{"steps_per_print": 7}, *({f"zero_optimization.{key}": one} for key, one in parts.items())])
+        changed = own.map(lambda change: json_bytes(_changed(files[name], change)))
+        return st.one_of(text.flatmap(lambda one: damaged(one, often=0.25)), text.flatmap(with_equal_keys), changed)
+
+    return st.sampled_from(sorted(files)).flatmap(lambda name: st.tuples(st.just(name), of(name)))
 
 
-def _holds(value: Any, path: tuple[Any, ...]) -> bool:
-    for key in path:
-        if not isinstance(value, dict) or key not in value:
-            return False
-        value = value[key]
-    return True
+def _changed(document: Any, changes: dict[str, Any]) -> Any:
+    content = copy.deepcopy(document)
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        part = content
+        for key in above:
+            part = part[key]
+        part[last] = value
+    return content
 
 
-def _rows_of(name: str) -> Any:
-    return yaml_core.load((ROOT / name).read_bytes())
-
-
-def _hardware(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
-    names = ["shapes.yaml", "accelerators.yaml", "cluster.yaml"]
-    cluster = {
-        **_rows_of("cluster.yaml"),
-        "volumes": [
-            {"name": "a", "nfs": {"server": "10.0.0.2", "path": "/m"}, "mount_path": "/mnt/models", "read_gbs": 1.2},
-            {"name": "b", "persistent_volume_claim": "c", "mount_path": "/mnt/b", "shapes": ["h100-8"], "light_tasks": False},
-        ],
-        "model_cache": "/mnt/models/hub",
-        "store_read_gbs": 0.5,
-    }
-    shapes = _rows_of("shapes.yaml")
-    valid = {"shapes.yaml": [shapes, shapes[:2] + shapes[-3:]], "accelerators.yaml": [_rows_of("accelerators.yaml")]}
-    return st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), _texts(valid.get(name, [cluster]))))
-
-
-@kind("hardware", _hardware)
-def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """A file of hardware that is accepted is one that recipes are planned with."""
+@kind("deepspeed", _deepspeed)
+def check_deepspeed(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
+    """A DeepSpeed JSON of one's own is what the trainer gets, whole, and is planned."""
     name, content = given
-    file = folder / name
-    file.write_bytes(content)
-    geometry = read_geometry(Recipe.model_validate(samples.recipe()).model)
-    recipes = [
-        Recipe.model_validate(samples.recipe(**{"hardware": hardware, "sharding": sharding, "training.global_batch_size": 64}))
-        for hardware, sharding in (
-            ({"shape": "cpu-1"}, "none"),
-            ({"shape": "auto", "accelerator": "H100"}, "none"),
-            ({"shape": "auto", "accelerator": "H100"}, "fsdp"),
-        )
-    ]
-    shapes, cluster = None, None
-    if name == "shapes.yaml":
-        shapes = load_shapes(file)
-    elif name == "accelerators.yaml":
-        found = accelerators.load_accelerators(file)
-        accelerators.load_accelerators = lambda *path: found  # type: ignore[assignment]  # in this process alone
+    (folder / "own.json").write_bytes(content)
+    sharding = {"name": name.partition("_")[0].removesuffix(".json"), "config": str(folder / "own.json")}
+    written = samples.recipe(sharding=sharding, **{"hardware.shape": "cpu-2"})
+    (folder / "recipe.yaml").write_text(json.dumps(written), encoding="utf-8")
+    recipe = read_recipe(folder / "recipe.yaml")
+    made = planner.make(recipe, samples=20)
+    check_plan(made, recipe, shape_row("cpu-2"), samples.config(), 20)
+    used = sharding_of(recipe).config()  # type: ignore[attr-defined]
+    said = dropped(_written(plain_json(content)), used)
+    if lost := next((one for one in said if "instead of 'auto'" not in one), None):
+        raise Wrong(f"the trainer's configuration: {lost}")
+    if Recipe.model_validate_json(recipe.model_dump_json()) != recipe:
+        raise Wrong("JSON reads back another recipe")
+
+
+def _written(value: Any) -> Any:
+    """Return a configuration without what is left to the Trainer."""
+    return {key: _written(one) for key, one in value.items() if one != "auto"} if isinstance(value, dict) else value
+
+
+_PATTERNS = [
+    "(.*)*x", "(a|a)*$", "([a-z]+)+!", "(.+)+\\1x", "(x+x+)+y", ".*.*.*.*.*.*.*.*.*.*.*.*!", "(?:(?:[a-z.0-9_]+)*)*!", "[", "(",
+    "*", "a{999999999999}", "(" * 500, "((((a*)*)*)*)*b", "(?<=a+)b", "(?P<n>a)(?P<n>b)", "\\", "(?R)", "x" * 60_000, "",
+    ".*q_proj", r".*\.(q|v)_proj", "model.layers.*", "(q|v)_proj", r".*\.self_attn\..*", "q_proj", "nowhere", ".*x_proj",
+    r".*layers\.0\..*proj",
+]  # fmt: skip
+"""Regular expressions that are wrong, that backtrack, that match nothing, and that match some of a Llama's layers."""
+
+
+@kind(
+    "patterns",
+    lambda samples: st.tuples(
+        st.sampled_from(["target_modules", "list", "rank_pattern", "alpha_pattern"]), st.sampled_from(_PATTERNS)
+    ),
+)
+def check_patterns(samples: Samples, given: tuple[str, str], folder: Path) -> None:
+    """A pattern is refused, or the adapter has the layers that Python's own matching finds, with their ranks."""
+    field, pattern = given
+    method: dict[str, Any] = {"name": "lora", "r": 8, "lora_alpha": 16}
+    if field in ("target_modules", "list"):
+        method["target_modules"] = [pattern] if field == "list" else pattern
     else:
-        cluster = load_cluster(file)
-        cluster.check_shapes({shape.name for shape in load_shapes()})
-    for recipe in recipes:
-        with contextlib.suppress(FlytuneError):
-            made = planner.make(recipe, shapes, geometry, samples=20, cluster=cluster)
-            table.show(made, tables.console())
+        method[field] = {pattern: 4}
+    recipe = Recipe.model_validate(samples.recipe(method=method))
+    made = planner.make(recipe, samples=20)
+    config = samples.config()
+    layers = {
+        f"model.layers.{number}.{name}": sum(sizes)
+        for number in range(config["num_hidden_layers"])
+        for name, sizes in llama_sizes(config).items()
+    }
+    found = set(_matching(pattern, field, list(layers)))
+    if not found:
+        raise Wrong(f"{field}: {pattern!r:.60} matches no layer, and is accepted")
+    ranks = dict.fromkeys(found if field in ("target_modules", "list") else layers, 8)
+    if field == "rank_pattern":
+        ranks |= dict.fromkeys(found, 4)
+    if made.trained_parameters != (wanted := sum(rank * layers[name] for name, rank in ranks.items())):
+        raise Wrong(f"{field}: {pattern!r:.60}: {made.trained_parameters:,} parameters are trained, and {wanted:,} by hand")
+
+
+def _matching(pattern: str, field: str, layers: list[str]) -> Iterator[str]:
+    """Yield the layers that a pattern means, as PEFT matches them; one that takes long, or is none, means none."""
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    try:
+        for name in layers:
+            if field == "list":
+                is_one = name == pattern or name.endswith(f".{pattern}")
+            elif field == "target_modules":
+                is_one = pattern == "all-linear" or re.fullmatch(pattern, name) is not None
+            else:
+                is_one = re.match(rf"(.*\.)?({pattern})$", name) is not None
+            if is_one:
+                yield name
+    except (TimeoutError, re.error, RecursionError, OverflowError):
+        return
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @kind("inputs", lambda samples: st.tuples(st.sampled_from(["yaml", "json", "text"]), _inputs(samples)))
@@ -149,7 +199,7 @@ def check_inputs(samples: Samples, given: tuple[str, bytes], folder: Path) -> No
     file = folder / f"recipe.{suffix}"
     file.write_bytes(content)
     value = content.decode("utf-8", "surrogateescape") if suffix == "text" else str(file)
-    recipe = Recipe.model_validate(inputs._content(value, "--recipe", Recipe))
+    recipe = Recipe.model_validate(recipe_inputs.content(value, "--recipe", Recipe))
     if suffix != "text" and recipe != Recipe.from_yaml(file):
         raise Wrong("`pyflyte run` reads another recipe")
 
@@ -191,7 +241,15 @@ _grids = st.one_of(
 )
 
 
+_too_many = st.one_of(
+    st.tuples(
+        st.sampled_from([{"training.seed": [1, 2, 3]}, {"method": ["full", "lora"], "training.seed": [1, 2]}]), st.just(1)
+    ),
+    st.tuples(st.integers(23, 40).map(lambda count: {"training.seed": list(range(1, count))}), st.just(24)),
+).map(lambda one: (one[0], [], one[1]))
+"""Grids of valid values, some with more points than are allowed."""
 _draws = st.one_of(
+    _too_many,
     st.tuples(_grids, st.just([]), st.just(24)),
     st.tuples(st.just({}), st.lists(_grids, max_size=3), st.just(24)),
     st.tuples(_grids, st.one_of(st.lists(_grids, max_size=3), scalars), st.sampled_from([1, 24, 10**12])),
@@ -209,83 +267,11 @@ def check_grid(samples: Samples, given: tuple[Any, Any, int], folder: Path) -> N
         wanted *= len(values)
     if len(points.points) != (wanted if grid else len(changes)):
         raise Wrong(f"{len(points.points)} points")
+    if len(points.points) > most:
+        raise Wrong(f"{len(points.points)} points, each a fine-tune, and {most} are allowed")
     for point in points.points:
         for field, value in point.changes.items():
             found = grids.value_at(point.recipe, field)
             if isinstance(value, int | float) and isinstance(found, int | float) and found != value:
                 raise Wrong(f"{field}: {value!r} became {found!r}")
     points.model_dump_json()
-
-
-_PLACES = ["new", "new/deep/page", "recipe.yaml", "full", "empty", "file", "link", "dangling", "file/x", "", "/dev/null",
-           "x" * 300,
-           "a/" * 2400, "\udcff", "own.html", ".", "..", "s3://b/x", "full/keep.txt"]  # fmt: skip
-_NUMBERS = ["0", "-1", "1", "3", str(10**12 + 1), str(10**400), "1e400", "nan", "", "x", "inf"]
-_SOURCES = [
-    "recipe.yaml",
-    "full",
-    "empty",
-    "file",
-    "nowhere",
-    "",
-    "/dev/zero",
-    "BASE",
-    "foo://x",
-    "hf://x",
-    "x" * 5000,
-    "dangling",
-]
-_place, _number, _source = map(st.sampled_from, (_PLACES, _NUMBERS, _SOURCES))
-
-
-def _line(*parts: Any) -> st.SearchStrategy[list[str]]:
-    """Draw the arguments of a command: texts are themselves."""
-    return st.tuples(*(st.just(part) if isinstance(part, str) else part for part in parts)).map(list)
-
-
-_commands = st.one_of(
-    _line("xray", _source, "--out", _place, "--rows", _number),
-    _line("xray", "recipe.yaml", _place.map("--out={}".format)),
-    _line("plan", _source, "--samples", _number),
-    _line("plan", "recipe.yaml", "--shape", _source),
-    _line(st.sampled_from(["merge", "gguf", "reproduce"]), _source, _place.map("--out={}".format)),
-    _line("fetch", _source, _place),
-    _line("combine", _place, _source, _source, "--weights", _number, _number),
-    _line("combine", _place, _source, _source, st.sampled_from(["--rank", "--density", "--seed", "--how"]), _number),
-    _line(st.sampled_from(["calibrate", "adapters", "accepted", "doctor"]), _source),
-    _line("accepted", _source, "--rollback", "--reason", st.sampled_from(["[/x]", "\x1b[31m", ""])),
-    _line("selftest", "--pairs", st.sampled_from(["full/x", ",,", "x" * 5000]), _place.map("--keep={}".format)),
-    st.lists(st.sampled_from(["plan", "--json", "xray", "--", "-h", "schema", "\x00", "--out", "x"]), max_size=4),
-)
-
-
-@kind("command", lambda samples: _commands)
-def check_command(samples: Samples, given: list[str], folder: Path) -> None:
-    """A command ends with 0 to 3 and words, without a traceback, and replaces no file."""
-    recipe = Recipe.model_validate(samples.recipe())
-    (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    for name in ("full", "empty"):
-        (folder / name).mkdir()
-    (folder / "full" / "keep.txt").write_text("keep", encoding="utf-8")
-    (folder / "file").write_text("keep", encoding="utf-8")
-    (folder / "own.html").write_text("", encoding="utf-8")
-    (folder / "link").symlink_to(folder / "file")
-    (folder / "dangling").symlink_to(folder / "nowhere-at-all")
-    kept = {name: (folder / name).read_bytes() for name in ("recipe.yaml", "file", "full/keep.txt")}
-    os.chdir(folder)
-    out, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
-        try:
-            code = cli.main([str(samples.base) if one == "BASE" else one for one in given])
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-    if changed := [name for name, content in kept.items() if (folder / name).read_bytes() != content]:
-        raise Wrong(f"replaced {changed[0]}")
-    if (
-        code not in (0, 1, 2, 3)
-        or "Traceback (most" in said.getvalue()
-        or (code and not (said.getvalue() + out.getvalue()).strip())
-    ):
-        raise Wrong(f"exit code {code}: {said.getvalue()[-1500:]}")
-    if code:
-        raise RecipeError(f"exit code {code}: {said.getvalue()[-300:]}")

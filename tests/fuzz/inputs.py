@@ -5,9 +5,10 @@ import random
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,25 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyStrategyDefinition
 
-from tests.fuzz import contents, decisions, isolation
+from tests.fuzz import (
+    artifacts,
+    commands,
+    contents,
+    conversions,
+    decisions,
+    isolation,
+    judges,
+    places,
+    plans,
+    prepared,
+    runs,
+    saved,
+)
 from tests.fuzz.isolation import Outcome, content_of, names_of
 from tests.fuzz.kinds import KINDS, Samples
 
-_REGISTERED = (contents, decisions)  # by their import
+# By their import.
+_REGISTERED = (artifacts, commands, contents, conversions, decisions, judges, places, plans, prepared, runs, saved)
 CHUNK = 25
 """Inputs that are drawn together."""
 
@@ -62,17 +77,33 @@ def drawn(name: str, seed: int, chunk: int, samples: Samples, count: int = CHUNK
     return found[:count]
 
 
-def run(name: str, seed: int, chunk: int, samples: Samples, only: int | None = None, count: int = CHUNK) -> Iterator[Result]:
-    """Run a chunk's inputs one by one, each in a process and a folder of its own; nothing else may be changed."""
+def run(
+    name: str,
+    seed: int,
+    chunk: int,
+    samples: Samples,
+    only: int | None = None,
+    count: int = CHUNK,
+    before: Callable[[], object] = lambda: None,
+) -> Iterator[Result]:
+    """Run a chunk's inputs one by one, each in a process and a folder of its own; nothing else may be changed.
+
+    `before` is called in the input's process, before its check.
+    """
+
+    def work(one: Any, folder: Path) -> None:
+        before()
+        KINDS[name].check(samples, one, folder)
+
     sealed, names = content_of(samples.folder), names_of(samples.folder)
     for number, one in enumerate(drawn(name, seed, chunk, samples, count)):
         if only is not None and number != only:
             continue
         folder = Path(tempfile.mkdtemp(prefix="input-", dir=samples.folder.parent))
         try:
-            outcome = isolation.run(lambda one=one, folder=folder: KINDS[name].check(samples, one, folder))  # type: ignore[misc]
+            outcome = isolation.run(partial(work, one, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if names_of(samples.folder) != names or (number % CHUNK == 0 and content_of(samples.folder) != sealed):
-            outcome = Outcome("failure", "files outside of the input's folder were changed", outcome.seconds, outcome.bytes)
+            outcome = replace(outcome, verdict="failure", text="files outside of the input's folder were changed")
         yield Result(name, seed, chunk, number, outcome, f"{one!r:.600}")

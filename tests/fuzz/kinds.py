@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support import tiny
 from tests.support.chats import CHATML, tokenizer_folder
+from tests.support.paths import ROOT
 
+RELEASE = ROOT / "tests" / "support" / "releases" / "0.1.0"
+"""Artifact, data set and checkpoint that 0.1.0 wrote."""
 Check = Callable[[Any, Path], None]
 
 
@@ -23,16 +26,18 @@ class Kind:
     """Function from the valid samples to the strategy of inputs."""
     check: Callable[["Samples", Any, Path], None]
     """Function that uses an input, in a folder of its own, which is the only one that it may change."""
+    share: float
+    """Number of inputs, of those that a kind has on average; less for kinds whose inputs take longer."""
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def kind(name: str, draw: Callable[["Samples"], st.SearchStrategy[Any]]) -> Callable[[Any], Any]:
-    """Register the check of a kind, with its strategy."""
+def kind(name: str, draw: Callable[["Samples"], st.SearchStrategy[Any]], share: float = 1.0) -> Callable[[Any], Any]:
+    """Register the check of a kind, with its strategy and its share of the inputs."""
 
     def register(check: Any) -> Any:
-        KINDS[name] = Kind(name, draw, check)
+        KINDS[name] = Kind(name, draw, check, share)
         return check
 
     return register

@@ -1,9 +1,15 @@
 """The fuzz test in small: the first inputs of each kind."""
 
+import re
+
 import pytest
 
+from tests.fuzz import isolation
 from tests.fuzz.inputs import drawn, run
 from tests.fuzz.kinds import KINDS, Samples
+from tests.fuzz.removals import REMOVALS
+from tests.fuzz.removing import Removal, noticed
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -11,6 +17,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     return Samples(tmp_path_factory.mktemp("fuzz") / "samples")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_inputs_are_used_right_or_refused(name: str, samples: Samples) -> None:
     failed = [one for one in run(name, 0, 0, samples, count=12) if one.outcome.verdict == "failure"]
@@ -20,3 +27,42 @@ def test_inputs_are_used_right_or_refused(name: str, samples: Samples) -> None:
 def test_a_seed_draws_the_same_inputs_again(samples: Samples) -> None:
     first, again, other = (drawn("grid", seed, 0, samples) for seed in (1, 1, 2))
     assert repr(first) == repr(again) != repr(other)
+
+
+QUICK = (
+    "memory is counted whole",
+    "answers alone are trained",
+    "unknown keys are refused",
+    "samples are cut to max_length",
+    "config.json is compared with the weights",
+)
+"""Names of removals that the first few inputs notice."""
+
+
+def _is_noticed(removal: Removal, samples: Samples) -> None:
+    found, tried = noticed(removal, 0, samples)
+    assert found is not None, f"removed, and none of {tried} inputs of {', '.join(removal.kinds)} fails"
+
+
+@pytest.mark.parametrize("removal", [one for one in REMOVALS if one.name in QUICK], ids=lambda removal: removal.name)
+def test_a_removed_protection_is_noticed(removal: Removal, samples: Samples) -> None:
+    _is_noticed(removal, samples)
+
+
+@pytest.mark.parametrize("removal", REMOVALS, ids=lambda removal: removal.name)
+def test_each_protection_is_where_it_is_removed(removal: Removal) -> None:
+    outcome = isolation.run(removal.remove)
+    assert outcome.verdict == "accepted", outcome.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removal", [one for one in REMOVALS if one.name not in QUICK], ids=lambda removal: removal.name)
+def test_every_removed_protection_is_noticed(removal: Removal, samples: Samples) -> None:
+    _is_noticed(removal, samples)
+
+
+def test_each_protection_of_the_security_page_is_removed() -> None:
+    table = [line for line in (ROOT / "docs" / "security.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    named = {name for line in table for name in re.findall(r"`((?:flytune|tasks)/[\w/]+\.py)", line.split("|")[4])}
+    assert len(named) > 12
+    assert named <= {one.held_by for one in REMOVALS}

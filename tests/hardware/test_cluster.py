@@ -15,7 +15,7 @@ def test_the_shipped_cluster_asks_for_no_secret_and_no_queue():
     [
         ("gang_schedulin: kueue", "gang_schedulin: unknown key; did you mean gang_scheduling?"),
         ("gang_scheduling: kueue", "needs queue: the name of a local queue"),
-        ("secrets: {hub: [{env_var: hf token, key: a}]}", r"secrets.hub\[0\].env_var: string should match pattern"),
+        ("secrets: {hub: [{env_var: hf token, key: a}]}", r"secrets.hub\[0\].env_var: must be capital letters"),
     ],
 )
 def test_mistakes_are_told(tmp_path, text, told):

@@ -24,7 +24,7 @@ HOST = {"name": "disk", "host_path": "/data", "mount_path": "/mnt/disk"}
         ([CLAIM | {"mount_path": "/app/"}], "/app/: it would hide files"),
         ([CLAIM | {"mount_path": "/scratch/hub"}], "it would hide files"),
         ([CLAIM | {"name": "scratch"}], "scratch: pods have a volume of this name"),
-        ([CLAIM | {"name": "My_Disk"}], r"volumes\[0\].name: string should match pattern"),
+        ([CLAIM | {"name": "My_Disk"}], r"volumes\[0\].name: must be 1 to 63 lower-case letters"),
         ([CLAIM | {"persistent_volume_clam": "x"}], "did you mean persistent_volume_claim?"),
         ([CLAIM | {"total_read_gbs": 2}], "add read_gbs"),
         ([CLAIM, CLAIM | {"mount_path": "/mnt/b"}], "team and team have the same name"),

@@ -24,6 +24,7 @@ from flytune.inference import batch, prompts
 from flytune.models import Generation, loading
 from flytune.models import generation as models_generation
 from flytune.recipe import Recipe
+from flytune.records import Contents
 from tasks.infer import INFER
 from tests.support.paths import ROOT
 from tests.support.registration import SETTINGS
@@ -145,6 +146,8 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
     assert (summary.rows, summary.bad) == (14, 0)
     assert summary.answer_tokens == sum(tokens for *_, tokens, _ in wanted)
     assert prompts.Summary.read(tmp_path / "out" / "inference.json") == summary
+    listed = Contents.read(tmp_path / "out" / "artifact.json")
+    assert (listed.kind, [file.file for file in listed.files]) == ("answers", ["answers.jsonl", "inference.json"])
     run(store, tmp_path / "prompts.jsonl", tmp_path / "one", shards=1, batch_size=14)
     assert read(tmp_path / "one" / "out") == found
 
@@ -245,7 +248,7 @@ def test_a_bad_row_is_reported_with_its_line_or_skipped(line, said, store, tmp_p
         prompts.split(file, 1, ["long"], Generation(), "m", tmp_path / "split")
     parts = prompts.split(file, 2, ["long"], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")
     assert [part.rows for part in parts] == [2], "the second part would have had the bad row alone"
-    with pytest.raises(DataError, match=r"1 of 3 rows are bad, more than max_bad_fraction 0.1 allows \(0\)"):
+    with pytest.raises(DataError, match=r"1 of 3 rows is bad, more than max_bad_fraction 0.1 allows \(0\)"):
         prompts.split(file, 1, ["long"], Generation(max_bad_fraction=0.1), "m", tmp_path / "few")
 
 
@@ -325,7 +328,7 @@ def test_a_batch_that_does_not_fit_says_what_to_do(store, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(model.model, "generate", full)
-    with pytest.raises(OutOfMemory, match="batch_size 8: 1 prompts of 3 tokens and their answers do not fit"):
+    with pytest.raises(OutOfMemory, match="batch_size 8: 1 prompt of 3 tokens and their answers do not fit"):
         models_generation.answer(model.model, model.formats["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2])
 
 
@@ -337,7 +340,7 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
     assert form.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
     assert named[-len(plain) :] == plain
     form.tokenizer.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(DataError, match="x:1: the chat template refuses the messages: no"):
+    with pytest.raises(DataError, match=r"x:1: the chat template refuses these messages \(user\): no"):
         form.tokens({"messages": question(1)}, "x:1")
     form.tokenizer.chat_template = None
     with pytest.raises(DataError, match="x:1: messages, but the model's tokenizer has no chat template; give a prompt"):

@@ -10,14 +10,26 @@ from tests.support.paths import ROOT
 RELEASED = (ROOT / "tests/support/releases/0.1.0/artifact/adapter_config.json").read_text()
 CUT = [RELEASED[:length] for length in range(0, len(RELEASED), 97)]
 OTHER = ["null", "[]", "3", '"x"', "<html></html>", '{"r": 8, "r": 9}', "[" * 3000, "\ud800", '{"r": 1e400}', '{"r": NaN}']
+MANY = {str(number): 2 for number in range(1001)}
 ABSURD = {
     "r": [0, -1, 10**9, 10**400, 1.5, True, "8", None, [], {}],
     "lora_alpha": [-1, 1e9, True, "16", None, [], 10**400],
     "lora_dropout": [-0.5, True, "0", None],
-    "rank_pattern": [{"a": 10**9}, {"a": 0}, {"a": "x"}, {"a": None}, [1], "x"],
-    "alpha_pattern": [{"a": -1}, {"a": True}, {"a": 1e9}, [1]],
-    "target_modules": [3, [3], [None], {"a": 1}],
-    "modules_to_save": ["x", [1], {}],
+    "rank_pattern": [
+        {"a": 10**9},
+        {"a": 0},
+        {"a": "x"},
+        {"a": None},
+        [1],
+        "x",
+        {"(.*)*x": 2},
+        {str(n): 2 for n in range(1001)},
+    ],
+    "alpha_pattern": [{"a": -1}, {"a": True}, {"a": 1e9}, [1], {"a{999999999999}": 2}],
+    "target_modules": [3, [3], [None], {"a": 1}, "(.*)*x", "["],
+    "exclude_modules": ["(a|aa)+$", "(?<=a*)b"],
+    "layers_pattern": ["(.*)*x", ["layers", "(.*)*x"]],
+    "modules_to_save": ["x", [1], {}, ["(.*)*x"], ["("]],
     "trainable_token_indices": [{"a": [-1]}, {"a": [1.5]}, {"a": 3}, [True], {"a": [2**40]}, "x"],
     "megatron_config": [{"a": 1}],
     "megatron_core": [3],

@@ -87,6 +87,7 @@ def loss_of(model, inputs):
     return float(nll.sum() / tokens.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_export_and_the_merged_model_are_the_live_model(kind, inputs, plain, tmp_path):
     from transformers import AutoModelForCausalLM
@@ -108,6 +109,7 @@ def test_the_export_and_the_merged_model_are_the_live_model(kind, inputs, plain,
             combining.combine([artifact, artifact], tmp_path / "both")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sharding"),
     [

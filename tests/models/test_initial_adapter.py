@@ -40,7 +40,8 @@ def fit(recipe, inputs, out):
 
 def still(recipe):
     """The recipe of a run that changes nothing worth the name."""
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"learning_rate": 1e-12, "max_steps": 1})})
+    changes = {"learning_rate": 1e-8, "max_steps": 1, "warmup_steps": 0}
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=changes)})
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +61,7 @@ def trained(inputs, tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sharding"),
     [(name, sharding) for name in ("lora", "qlora") for sharding in ("none", "ddp", "zero1", "zero2", "zero3", "fsdp")]

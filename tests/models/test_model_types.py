@@ -20,7 +20,8 @@ SLOW = [
     "apertus", "bamba", "bloom", "cohere2", "dbrx", "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "gemma2", "gemma3_text",
     "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "helium", "jamba", "kimi_linear",
     "lfm2_moe", "minimax", "mistral", "mixtral", "nemotron_h", "olmo2", "olmoe", "opt", "phi3",
-    "qwen2", "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "smollm3", "starcoder2",
+    "qwen2", "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "smollm3", "starcoder2", "granitemoe",
+    "inkling_text", "llama4_text", "modernbert-decoder", "xlstm", "ctrl", "jetmoe", "gpt_neox_japanese", "openai-gpt",
 ]  # fmt: skip
 
 
@@ -42,13 +43,24 @@ def test_every_causal_language_model_of_transformers_has_a_row() -> None:
 
 def test_rows_are_complete() -> None:
     for row in model_types.table().values():
-        assert row.keys() - {"untried"} == {"packing", "problems"}
+        optional = {"untried", "attention", "checkpointing", "chunked_loss", "chunked_fields", "own_fields", "loss_fields"}
+        optional |= {"experts"}
+        assert row.keys() - optional == {"packing", "problems"}
         assert set(row["packing"]) <= set(ATTENTIONS)
-        assert row["problems"].keys() <= {"packing", "full", "lora", "slices"}
+        assert row["problems"].keys() <= {"packing", "full", "lora", "experts", "slices", "bfloat16"}
+        assert "full" in row["problems"] or {*row["packing"]} <= {*row["attention"]}
         assert all(row["problems"].values())
         assert row["packing"] or "packing" in row["problems"]
     assert {*FAST, *SLOW} <= {*trainable("full")} & {*trainable("lora")}
     assert len({*FAST, *SLOW}) >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_table_has_the_attention_and_the_checkpointing_of_transformers(model_type: str) -> None:
+    row = model_types.table()[model_type]
+    assert trained_types.defaults(model_type) == {key: row[key] for key in ("attention", "checkpointing") if key in row}
 
 
 def test_the_page_lists_what_the_table_has() -> None:
@@ -165,6 +177,7 @@ def losses_of(folder: Path, coefficient: float, processes: int, micro_batch: int
     return trained_types.losses(base, folder / "dataset", out, processes, micro_batch, changes)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_balance_loss_is_part_of_the_loss_and_is_the_same_on_two_processes(prepared: Path) -> None:
     ranks.run(1, mixtrals, prepared)

@@ -11,8 +11,9 @@ from flytune.adapters import merging
 from flytune.estimates import model_states
 from flytune.evaluation import score as evaluation_score
 from flytune.hardware import shape_named
-from flytune.models import loading, probe, read_geometry
+from flytune.models import loading, probe
 from flytune.planning import planner
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import DataRequest, Method, Model, Recipe
 from flytune.records import Export
 from flytune.training import loop
@@ -161,12 +162,15 @@ def export_and_merge(recipe, inputs, out):
     live = probe.Answers.read(out / probe.PROBE)
     answers = probe.ask(exported, live.prompts)
     kept = all(torch.equal(before[name], layer.weight) for name, layer in quantized.items())
-    merged = merging._merged(recipe, exported, f"dequantized {8 if recipe.method.load_in_8bit else 4}-bit weights")
+    merged = merging._merged(
+        recipe, exported, f"dequantized {8 if recipe.method.load_in_8bit else 4}-bit weights", recipe.model.dtype
+    )
     again = probe.ask(merged.eval(), live.prompts)
     distances = [float(probe.distance(live.logits, found.logits).max()) for found in (answers, again)]
     return kept, metrics.loaded_as, *distances
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_training_export_evaluation_and_merge_read_the_same_weights(name, inputs, tmp_path):
     changes = {"method": {"name": "qlora", **FORMATS[name]}, "sharding": "device_map"}

@@ -136,6 +136,7 @@ def compare(folder, dtype, shape=None):
     return [str(transform) for transform in model._weight_conversions], [str(t) for t in reference._weight_conversions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks_hold_what_from_pretrained_loads(folders, name):
     ours, theirs = ranks.run(2, compare, folders(name), MODELS[name][3])

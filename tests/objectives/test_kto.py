@@ -70,9 +70,10 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     assert len(theirs) == len(ours.steps) == 3
     assert [step.loss for step in ours.steps] == pytest.approx(theirs, rel=SAME)
     assert ours.steps[2].loss != pytest.approx(ours.steps[0].loss, rel=1e-3), "it learned"
-    assert bool(max(divergences) > 0.01) == recipe.objective.estimates_kl, "the divergence has a part in the loss"
+    assert bool(max(divergences) > 0.01) == (recipe.objective.loss_type == ["kto"]), "the divergence has a part in the loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(2, 2), (1, 4)])
 def test_the_loss_is_the_same_in_any_micro_batch(layout, inputs, tmp_path):
     changes = {"training.learning_rate": 1e-2, "objective": {"name": "kto", "beta": 0.5}, "evaluation.eval_steps": 3}
@@ -102,6 +103,7 @@ def scored(recipe, out, inputs):
     return score.score(recipe, out, inputs / "dataset")
 
 
+@pytest.mark.slow
 def test_held_out_answers_are_scored_by_label(inputs, tmp_path):
     changes = {"training.max_steps": 12, "training.learning_rate": 3e-3}
     recipe = recipe_for(inputs, "lora", objective={"name": "kto", "beta": 0.5}, **changes)
@@ -110,15 +112,19 @@ def test_held_out_answers_are_scored_by_label(inputs, tmp_path):
     rows = data.heldout_rows(inputs / "dataset", recipe.evaluation.max_samples)
     desirable = sum(row["label"] for row in rows)
     assert 0 < desirable < len(rows)
-    found = metrics.preference
-    assert [(one.label, one.answers) for one in found.labels] == [(True, desirable), (False, len(rows) - desirable)]
-    assert (metrics.samples, found.pairs) == (desirable, desirable * (len(rows) - desirable))
-    assert found.margin == pytest.approx(found.labels[0].reward - found.labels[1].reward)
-    assert found.margin_low < found.margin < found.margin_high
-    assert found.margin > 0, "desirable answers gained more than undesirable ones"
-    assert metrics.is_better == (found.margin_low > 0)
+    loss, accuracy, margin = metrics.figures[:3]
+    assert metrics.samples == len(rows)
+    rewards = [metrics.figure(f"{label}_reward").tuned.value for label in ("desirable", "undesirable")]
+    assert margin.tuned.value == pytest.approx(rewards[0] - rewards[1])
+    assert margin.tuned.low < margin.tuned.value < margin.tuned.high
+    assert margin.tuned.value > 0, "desirable answers gained more than undesirable ones"
+    assert loss.name == "preference_loss"
+    assert metrics.is_better == (loss.outcome == "better")
+    sums = {name: sum(values) / sum(metrics.scores.weights) for name, values in metrics.scores.scores.items()}
+    assert sums == {one.name: pytest.approx(one.tuned.value) for one in (loss, accuracy)}
+    assert "desirable_perplexity" in {figure.name for figure in metrics.figures}
     assert Metrics.model_validate_json(metrics.model_dump_json()) == metrics
-    assert "desirable answer of" in page.verdict(metrics)
+    assert page.verdict(metrics).startswith("Held-out preference loss is ")
 
 
 def test_preferences_between_labels():
@@ -126,29 +132,36 @@ def test_preferences_between_labels():
 
     # Negative log-likelihoods: three desirable answers, then two undesirable ones.
     base, tuned = numpy.array([2.0, 2.0, 2.0, 2.0, 2.0]), numpy.array([1.0, 1.5, 3.0, 4.0, 1.75])
-    found = preferences.preference_of_labels(base, tuned, numpy.array([2, 1, 1, 1, 2]), 3, beta=0.5)
+    found = preferences.of_labelled(base, tuned, numpy.array([2, 1, 1, 1, 2]), 3, beta=0.5).figures
     rewards = 0.5 * (base - tuned)
-    pairs = [(good, bad) for good in range(3) for bad in (3, 4)]
-    assert found.accuracy == pytest.approx(numpy.mean([rewards[good] > rewards[bad] for good, bad in pairs]))
-    assert found.margin == pytest.approx(numpy.mean([rewards[good] - rewards[bad] for good, bad in pairs]))
+    margins = numpy.array([rewards[good] - rewards[bad] for good in range(3) for bad in (3, 4)])
+    assert found["reward_accuracy"]["tuned"].value == pytest.approx((margins > 0).mean())
+    assert found["reward_margin"]["tuned"].value == pytest.approx(margins.mean())
+    assert found["preference_loss"]["tuned"].value == pytest.approx(numpy.log1p(numpy.exp(-margins)).mean())
     # For each token: the base's are -1, -2, -2 against -2, -1.
-    assert found.base == pytest.approx(1 / 6)
-    assert [one.moved for one in found.labels] == [pytest.approx(2 / 3), pytest.approx(1 / 2)]
-    assert found.margin_low < found.margin < found.margin_high
-    assert preferences.preference_of_labels(base, tuned, numpy.ones(5), 4, beta=0.5).margin_high > 1e300, "one is no evidence"
+    assert found["desirable_preferred"]["base"].value == pytest.approx(1 / 6)
+    moved = [found[f"{label}_moved"]["tuned"].value for label in ("desirable", "undesirable")]
+    assert moved == [pytest.approx(2 / 3), pytest.approx(1 / 2)]
+    margin = found["reward_margin"]["tuned"]
+    assert margin.low < margin.value < margin.high
+    alone = preferences.of_labelled(base, tuned, numpy.ones(5), 4, beta=0.5).figures
+    assert not alone["reward_margin"]["tuned"].is_known, "one is no evidence"
+    assert not alone["preference_loss"]["tuned"].is_known
 
 
 @pytest.mark.slow
-def test_the_interval_of_the_margin_covers_the_truth():
+def test_the_intervals_of_margin_and_loss_cover_the_truth_as_often_as_they_say():
     import numpy
 
     draw = numpy.random.default_rng(0)
-    hits = 0
+    loss = numpy.logaddexp(0.0, -draw.normal(1, 5**0.5, 10**6)).mean()
+    hits = {"reward_margin": 0, "preference_loss": 0}
     for _ in range(60):
         base, tuned = numpy.zeros(90), numpy.concatenate([draw.normal(-1, 1, 60), draw.normal(0, 2, 30)])
-        found = preferences.preference_of_labels(base, tuned, numpy.ones(90), 60, beta=1.0)
-        hits += found.margin_low <= 1 <= found.margin_high
-    assert 52 <= hits <= 60
+        found = preferences.of_labelled(base, tuned, numpy.ones(90), 60, beta=1.0).figures
+        for name, truth in (("reward_margin", 1.0), ("preference_loss", loss)):
+            hits[name] += found[name]["tuned"].low <= truth <= found[name]["tuned"].high
+    assert all(52 <= found <= 60 for found in hits.values()), hits
 
 
 def row(prompt, answer, label=1):
@@ -225,7 +238,10 @@ def test_the_plan_counts_all_passes(inputs):
 
 
 def test_data_of_another_objective_is_refused(inputs, tmp_path):
-    with pytest.raises(DataError, match="its rows are answers with labels, and the recipe's objective is dpo"):
+    with pytest.raises(
+        DataError,
+        match="labelled desirable or undesirable, and the recipe's objective, dpo, needs",
+    ):
         fit(recipe_for(inputs, objective="dpo"), inputs, tmp_path / "out")
 
 

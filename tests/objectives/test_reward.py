@@ -1,7 +1,6 @@
 """Reward models of a tiny base: equal to TRL's own trainer, exact after a kill, and the same when reloaded."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -12,12 +11,12 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.evaluation import score
 from flytune.export import gate
 from flytune.files import sha256_of
-from flytune.models import loading, read_geometry, reward_head
+from flytune.models import loading, reward_head
 from flytune.objectives import objective_of
 from flytune.planning import planner
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Recipe
 from flytune.records import Metrics
-from flytune.report import model_card
 from tests.support import objective_runs, ranks
 from tests.support.objective_runs import fit
 from tests.support.preferences import write_preferences
@@ -79,35 +78,18 @@ def scored(recipe, out, inputs):
     return score.score(recipe, out, inputs / "dataset")
 
 
-def card_of(recipe, result, out, inputs, metrics):
-    plan, manifest = planner.make(recipe), data.read_manifest(inputs / "dataset")
-    return model_card.render(recipe, plan, manifest, result, metrics, broken=[])
-
-
-def run_card(card, weights, dataset):
-    """Run the card's code in a folder with the weights, and return what it prints."""
-    import contextlib
-    import io
-    import os
-
-    os.chdir(weights)
-    os.symlink(dataset, "dataset")
-    code = "\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[:2])
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {})
-    return printed.getvalue()
-
-
 def test_the_reloaded_model_chooses_held_out_pairs_as_its_card_says(tuned, inputs):
     recipe, result, out = tuned
     metrics = ranks.run(1, scored, recipe, out, inputs)
-    found = metrics.reward
-    assert metrics.samples == found.pairs == min(8, data.read_manifest(inputs / "dataset").heldout.samples)
-    assert found.accuracy > 0.5
-    assert found.margin_low < found.margin < found.margin_high
-    assert metrics.tuned.loss == pytest.approx(result.heldout_loss, abs=1e-4), "as the live model's"
-    assert metrics.is_better == (found.accuracy_low > 0.5)
-    assert metrics.preference is None
+    accuracy, loss, margin = metrics.figures
+    assert metrics.samples == min(8, data.read_manifest(inputs / "dataset").heldout.samples)
+    assert accuracy.tuned.value > 0.5
+    assert margin.tuned.low < margin.tuned.value < margin.tuned.high
+    assert loss.tuned.value == pytest.approx(result.heldout_loss, abs=1e-4), "as the live model's"
+    assert metrics.is_better == (accuracy.tuned.low > 0.5)
+    assert "perplexity" not in metrics.model_dump_json()
+    assert {figure.base for figure in metrics.figures} == {None}, "the base has no head"
+    assert {step.reward_margin is None for step in result.steps} == {False}
     assert not metrics.answers
     assert Metrics.model_validate_json(metrics.model_dump_json()) == metrics
     weights = loading.weights_folder(out)
@@ -117,10 +99,10 @@ def test_the_reloaded_model_chooses_held_out_pairs_as_its_card_says(tuned, input
         assert not (weights / "generation_config.json").exists()
     else:
         assert json.loads((weights / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
-    card = card_of(recipe, result, out, inputs, metrics)
+    card = objective_runs.card_of(recipe, result, out, inputs, metrics)
     assert "perplexity" not in card.lower()
-    printed = ranks.run(1, run_card, card, weights, inputs / "dataset")
-    assert float(printed.split()[-1]) == pytest.approx(found.accuracy)
+    printed = ranks.run(1, objective_runs.run_card, card, weights, inputs / "dataset")
+    assert float(printed.split()[-1]) == pytest.approx(accuracy.tuned.value)
 
 
 def check(recipe, out, inputs):
@@ -171,7 +153,7 @@ def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
 @pytest.mark.parametrize(
     ("objective", "said"),
     [
-        ({"name": "reward", "beta": 0.2}, "beta: only for name: dpo or kto, and this is reward"),
+        ({"name": "reward", "beta": 0.2}, "beta: only for name: dpo or kto or grpo, and this is reward"),
         (
             {"name": "dpo", "center_rewards_coefficient": 0.01},
             "center_rewards_coefficient: only for name: reward, and",

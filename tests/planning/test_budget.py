@@ -1,14 +1,13 @@
 """Budgets: what they count, what a plan says of them, and real runs that they end."""
 
-import logging
 from types import SimpleNamespace
 
 import pytest
 
 from flytune import data
 from flytune.data import heldout_rows
+from flytune.estimates import config_sizes
 from flytune.hardware import shape_named
-from flytune.models import geometry as models_geometry
 from flytune.models import heldout_loss, loading
 from flytune.planning import budget as planning_budget
 from flytune.planning import planner
@@ -47,7 +46,7 @@ def test_a_plan_says_what_its_budget_does_not_hold():
 def test_the_note_stands_in_the_plan_on_any_shape():
     recipe, geometry = (
         recipe_of(sharding="ddp", hardware={"accelerator": "H100", "max_hours": 1e-6}),
-        models_geometry.geometry(SMALL, "a/b"),
+        config_sizes.geometry(SMALL, "a/b"),
     )
     for wished in (recipe, planner.on_shape(recipe, "auto"), planner.on_shape(recipe, "a10g-8")):
         reasons = planner.make(wished, geometry=geometry, samples=500_000).reasons
@@ -63,7 +62,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_the_last_step_is_not_stopped_and_earlier_attempts_count(clock, caplog):
+def test_the_last_step_is_not_stopped_and_earlier_attempts_count(clock, capsys):
     budget = planning_budget.Budget(100.0, "hardware.max_hours: 0.0278")
     saver = SimpleNamespace(saved_step=0, store_seconds=0.0, resumed_seconds=70.0)
     stopper = Stopper(Checkpoints(save_steps=10), shape_named("cpu-1"), saver, budget)
@@ -72,12 +71,11 @@ def test_the_last_step_is_not_stopped_and_earlier_attempts_count(clock, caplog):
     clock[0] += 20
     assert stopper.end_step(9, ALONE, is_last=True) == (False, False)
     assert stopper.stopped_early is None
-    with caplog.at_level(logging.WARNING, logger="flytune"):
-        assert stopper.end_step(9, ALONE) == (True, True)
+    assert stopper.end_step(9, ALONE) == (True, True)
     stopper.end()
     said = "hardware.max_hours: 0.0278 is used up after step 9: 0.0306 of 0.0278 hours; "
     said += "the model is exported and evaluated as it is"
-    assert [stopper.stopped_early] == caplog.messages == [said]
+    assert [stopper.stopped_early] == capsys.readouterr().out.splitlines() == [said]
 
 
 def test_without_checkpoints_nothing_is_saved_and_the_run_still_ends(clock):
@@ -145,7 +143,7 @@ def test_a_run_whose_budget_is_used_up_exports_what_there_is(method, sharding, i
 
     # Started again, it has nothing left: what its checkpoint holds is exported at once.
     again = ranks.run(2, fit, short, inputs, tmp_path / "again")
-    assert (again.steps, again.resumed_from_step) == ([], 1)
+    assert (len(again.steps), again.resumed_from_step) == (1, 1)
     assert again.heldout_loss == pytest.approx(result.heldout_loss, abs=1e-6)
     assert reloaded_loss(short, inputs, tmp_path / "again") == pytest.approx(result.heldout_loss, abs=1e-4)
 

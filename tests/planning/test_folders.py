@@ -8,8 +8,8 @@ from rich.console import Console
 
 from flytune.cli import main
 from flytune.errors import RecipeError
+from flytune.estimates import config_sizes
 from flytune.hardware import Cluster, load_cluster
-from flytune.models import geometry as models_geometry
 from flytune.planning import folders, planner
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
@@ -91,7 +91,7 @@ def test_each_field_is_compared_with_the_pods_that_use_it(tmp_path):
 
 
 def test_the_planner_takes_a_shape_with_the_volume_and_refuses_where_there_is_none():
-    geometry = models_geometry.geometry(LLAMA_8B, "a/b")
+    geometry = config_sizes.geometry(LLAMA_8B, "a/b")
     recipe = recipe_of(method="lora", sharding="fsdp", hardware={"accelerator": "H100"}, **kept())
     assert planner.make(recipe, geometry=geometry).shape == "h100-8-spot"
     team = Cluster(volumes=[TEAM | {"shapes": ["h100-8"]}])

@@ -5,15 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
+from flytune.estimates import config_sizes
 from flytune.hardware import Cluster, shape_named
-from flytune.models import geometry as models_geometry
-from flytune.planning import loading, planner, requirements, table
+from flytune.planning import base_sizes, loading, planner, requirements, table
 from flytune.planning.candidates import best_fit
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
 from tests.support.plans import LLAMA_8B, recipe_of
 
-GEOMETRY = models_geometry.geometry(LLAMA_8B, "a/b")
+GEOMETRY = config_sizes.geometry(LLAMA_8B, "a/b")
 SIZE = 2.0 * GEOMETRY.parameters
 TRAINING = {"learning_rate": 1e-4, "global_batch_size": 64}
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
@@ -68,7 +68,7 @@ def test_what_is_not_surely_in_the_model_cache_is_downloaded():
 def test_the_published_times_of_405b():
     recipe = Recipe.from_yaml(ROOT / "recipes/llama-3.1-405b-full-fsdp-cpu.yaml")
     row = shape_named("h100-8x8")
-    fit = best_fit(recipe, row, models_geometry.read_geometry(recipe.model))
+    fit = best_fit(recipe, row, base_sizes.read_geometry(recipe.model))
     shared = loading.forecast(recipe, row, fit.workload, Cluster(volumes=[TEAM], model_cache="/mnt/team/hub"))
     assert shared.seconds / 60 == pytest.approx(50, rel=0.01)
     # The published run's first rank reads all from its own disk; here each node reads an eighth.
@@ -89,7 +89,7 @@ def test_time_and_price_are_shown_with_those_of_the_run():
     assert f"with it, the run takes {table._duration(total)}" in line
     model = {"name_or_path": "a/b", "dtype": "float32"}
     on_cpu = recipe_of(method="lora", sharding="none", model=model, hardware={"shape": "cpu-1"}, training=TRAINING)
-    small = models_geometry.geometry(LLAMA_8B | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "a/b")
+    small = config_sizes.geometry(LLAMA_8B | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "a/b")
     assert planner.make(on_cpu, geometry=small).loading is None
 
 

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import model_states
+from flytune.estimates import config_sizes, model_states
 from flytune.hardware import load_shapes, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
-from flytune.models import geometry as models_geometry
-from flytune.planning import candidates, planner, requirements
+from flytune.models import config_files
+from flytune.planning import base_sizes, candidates, planner, requirements
 from flytune.recipe import Recipe
 from flytune.records.plan import STEP
 from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, sharding_of
+from tests.support.paths import ROOT
 from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
 
@@ -39,7 +40,7 @@ def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
 def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
     recipe = recipe_of(sharding=sharding, training={"learning_rate": 1e-4, "global_batch_size": batch})
     shape = shape_of(nodes=nodes, processes=processes)
-    found = candidates.best_fit(recipe, shape, models_geometry.geometry(SMALL, "a/b"))
+    found = candidates.best_fit(recipe, shape, config_sizes.geometry(SMALL, "a/b"))
     world = nodes * processes
     if world == 1 or batch % world:
         assert isinstance(found, str)
@@ -53,7 +54,7 @@ def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_wo
     # Llama 2 70B on one node: the source says that it is possible, with states that are paged.
     name = "meta-llama/Llama-2-70b-chat-hf"
     one_node = recipe_of(
-        model={"name_or_path": name, "revision": models_geometry.shipped()[name]["revision"]},
+        model={"name_or_path": name, "revision": config_files.shipped()[name]["revision"]},
         sharding={"name": "fsdp", "offload": "cpu"},
         training={"learning_rate": 5e-5, "global_batch_size": 16, "per_device_train_batch_size": 1},
         hardware={"shape": "a100-80gb-8"},
@@ -136,8 +137,8 @@ def test_optimizers_are_refused_where_they_do_not_work(sharding, optim, said):
 
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
 def test_qlora_pages_its_states_where_they_are_not_sharded(sharding):
-    assert SHARDINGS[sharding]().optimizer(recipe_of(method="qlora", sharding=sharding)) == "adamw_torch_fused"
-    assert SHARDINGS["ddp"]().optimizer(recipe_of(method="qlora", sharding="ddp")) == "paged_adamw_8bit"
+    assert sharding_of(recipe_of(method="qlora", sharding=sharding)).optimizer == "adamw_torch_fused"
+    assert sharding_of(recipe_of(method="qlora", sharding="ddp")).optimizer == "paged_adamw_8bit"
 
 
 def test_8_bit_bases_are_refused_where_they_are_not_sharded():
@@ -155,14 +156,14 @@ def test_8_bit_bases_are_refused_where_they_are_not_sharded():
 def test_a_full_fine_tune_of_quantized_weights_is_refused():
     config = SMALL | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     with pytest.raises(RecipeError, match=r"method: full, but the weights of .* are quantized \(bitsandbytes\)"):
-        planner.make(recipe_of(), geometry=models_geometry.geometry(config, "a/b"))
+        planner.make(recipe_of(), geometry=config_sizes.geometry(config, "a/b"))
 
 
 def test_packing_is_refused_for_models_whose_samples_would_see_each_other():
     data = {"path": "x.jsonl", "packing": True}
     with pytest.raises(RecipeError, match="data.packing: falcon with sdpa: packed samples see each other"):
         planner.make(
-            recipe_of(data=data), geometry=models_geometry.geometry(SMALL, "a/b").model_copy(update={"model_type": "falcon"})
+            recipe_of(data=data), geometry=config_sizes.geometry(SMALL, "a/b").model_copy(update={"model_type": "falcon"})
         )
 
 
@@ -191,13 +192,13 @@ def test_checkpoints_on_the_disk():
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
     recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
     shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=256)
-    said = candidates.best_fit(recipe, shape, models_geometry.geometry(LLAMA_8B, "a/b"))
+    said = candidates.best_fit(recipe, shape, config_sizes.geometry(LLAMA_8B, "a/b"))
     assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
 
 
 def test_a_4_bit_base_is_planned_in_4_bits_under_zero():
     lasting = model_states.of(workload_of(recipe_of(method="qlora", sharding="zero2")))
-    assert lasting.resident["weights"] < 0.6 * models_geometry.geometry(LLAMA_8B, "a/b").parameters * 2
+    assert lasting.resident["weights"] < 0.6 * config_sizes.geometry(LLAMA_8B, "a/b").parameters * 2
 
 
 def test_the_micro_batch_may_be_bounded():
@@ -207,7 +208,7 @@ def test_the_micro_batch_may_be_bounded():
 
 
 def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
-    smollm = models_geometry.shipped()[".demo/models/smollm2-135m-instruct"]["config"]
+    smollm = config_files.shipped()[".demo/models/smollm2-135m-instruct"]["config"]
     base = {"method": "lora", "sharding": "none", "model": {"name_or_path": "a/b", "dtype": "float32"}}
     base |= {"data": {"path": "x", "max_length": 256}, "hardware": {"shape": "cpu-1"}}
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": False}
@@ -225,10 +226,10 @@ def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus(
     with pytest.raises(DoesNotFit, match="device_map is one process on one node, and the shape has 2 nodes"):
         plan_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8x2"})
     recipe = recipe_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8"})
-    plan = planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"))
+    plan = planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
     assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
-    arguments = sharding_of(recipe).load_arguments(recipe, plan, shape_named("a100-80gb-8"))
+    arguments = sharding_of(recipe).load_arguments(plan, shape_named("a100-80gb-8"))
     assert set(arguments["max_memory"]) == set(range(8))
     table = plan.memory.phases[plan.memory.peak_phase]
     # What is not weights stays free, and a tenth of the GPU.
@@ -257,9 +258,7 @@ def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
 
 def test_offload_needs_what_it_offloads_to():
     zero3_nvme = {"name": "zero3", "offload": "nvme"}
-    slow_disk = candidates.best_fit(
-        recipe_of(sharding=zero3_nvme), shape_of(processes=8), models_geometry.geometry(LLAMA_8B, "x")
-    )
+    slow_disk = candidates.best_fit(recipe_of(sharding=zero3_nvme), shape_of(processes=8), config_sizes.geometry(LLAMA_8B, "x"))
     assert slow_disk == "zero3 offloads to NVMe, and the shape's disk is none"
     on_gpu = plan_of(LLAMA_8B, sharding="zero3", hardware={"shape": "h100-8"})
     offloaded = plan_of(LLAMA_8B, sharding=zero3_nvme, hardware={"shape": "h100-8"})
@@ -291,7 +290,7 @@ def test_auto_takes_the_cheapest_gpu_and_cpus_only_when_asked():
     ],
 )
 def test_published_models_are_counted_exactly(name, parameters):
-    assert models_geometry.geometry(models_geometry.shipped()[name]["config"], name).parameters == parameters
+    assert config_sizes.geometry(config_files.shipped()[name]["config"], name).parameters == parameters
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
@@ -303,7 +302,7 @@ def test_parameters_are_counted_as_transformers_builds_them(kind):
     config = AutoConfig.for_model(kind, **sizes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    counted = models_geometry.geometry(config.to_dict(), kind).parameters
+    counted = config_sizes.geometry(config.to_dict(), kind).parameters
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -321,7 +320,7 @@ def test_adapters_are_counted_as_peft_builds_them():
 def test_a_model_that_cannot_be_read_is_told_apart(tmp_path, hub):
     def said(name):
         with pytest.raises(RecipeError) as caught:
-            models_geometry.read_geometry(recipe_of(model={"name_or_path": name}).model)
+            base_sizes.read_geometry(recipe_of(model={"name_or_path": name}).model)
         return str(caught.value)
 
     assert "no such folder" in said(str(tmp_path / "none"))
@@ -363,7 +362,7 @@ def connections(monkeypatch, tmp_path):
 
 def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connections):
     with pytest.raises(RecipeError) as caught:
-        models_geometry.read_geometry(recipe_of(model={"name_or_path": "owner/unknown"}).model)
+        base_sizes.read_geometry(recipe_of(model={"name_or_path": "owner/unknown"}).model)
     assert connections == [("hub.invalid", 443)]
     said = str(caught.value)
     assert "owner/unknown: no such folder, and the hub cannot be reached (no answer from https://hub.invalid); name a" in said
@@ -373,16 +372,41 @@ def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connec
 
 def test_a_shipped_config_holds_for_its_revision_alone(connections):
     name = "meta-llama/Llama-3.1-8B-Instruct"
-    pinned = models_geometry.shipped()[name]["revision"]
+    pinned = config_files.shipped()[name]["revision"]
     assert (
-        models_geometry.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters
-        == 8_030_261_248
+        base_sizes.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters == 8_030_261_248
     )
     assert not connections
-    for model in ({"name_or_path": name}, {"name_or_path": name, "revision": "f" * 40}):
-        with pytest.raises(RecipeError, match=f"write model.revision: {pinned}, whose sizes Flytune has; or name a folder"):
-            models_geometry.read_geometry(recipe_of(model=model).model)
-    assert len(connections) == 2
+    with pytest.raises(RecipeError, match=f"write model.revision: {pinned}, whose sizes Flytune has; or name a folder"):
+        base_sizes.read_geometry(recipe_of(model={"name_or_path": name, "revision": "f" * 40}).model)
+    assert len(connections) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("NousResearch/Llama-3.2-1B", 1_235_814_400),
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
+        ("google/gemma-2-2b", 2_614_341_888),
+        ("microsoft/phi-2", 2_779_683_840),
+        ("TinyLlama/TinyLlama_v1.1", 1_100_048_384),
+    ],
+)
+def test_a_known_name_is_planned_while_the_hub_does_not_answer(name, parameters, connections, caplog):
+    found = base_sizes.read_geometry(recipe_of(model={"name_or_path": name}).model)
+    assert found.parameters == parameters, "as published"
+    assert connections
+    assert "the hub did not answer; its sizes are those that Flytune knows of this name" in caplog.text
+
+
+def test_every_known_model_is_counted():
+    rows = json.loads((ROOT / "flytune/models/known_models.json").read_text())["models"]
+    assert all(config_sizes.geometry(row["config"], row["names"][0]).parameters for row in rows)
+    names = [name for row in rows for name in row["names"]]
+    assert len(names) == len(set(names))
 
 
 def test_a_commit_is_not_waited_for_either(connections):
@@ -400,8 +424,8 @@ def test_behind_a_proxy_it_is_the_proxy_that_is_tried(connections, monkeypatch):
 
 def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
     named = {(recipe.model.name_or_path, recipe.model.revision) for recipe in map(Recipe.from_yaml, RECIPES)}
-    assert {(name, entry["revision"]) for name, entry in models_geometry.shipped().items()} == named
-    assert all(entry["source"] for entry in models_geometry.shipped().values())
+    assert {(name, entry["revision"]) for name, entry in config_files.shipped().items()} == named
+    assert all(entry["source"] for entry in config_files.shipped().values())
 
 
 class RefusingHub(http.server.BaseHTTPRequestHandler):
@@ -443,7 +467,7 @@ def test_a_gated_and_an_unknown_model_say_what_to_do(refusing_hub, monkeypatch):
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(RecipeError, match=said) as caught:
-            models_geometry.read_geometry(recipe_of(model={"name_or_path": name}).model)
+            base_sizes.read_geometry(recipe_of(model={"name_or_path": name}).model)
         assert "hf_x" not in str(caught.value)
 
 
@@ -496,14 +520,14 @@ def test_the_command_line_plans_and_refuses(capsys, hub, tmp_path):
     assert main(["plan", str(tmp_path / "none.yaml")]) == 1
     assert "RecipeError: " in capsys.readouterr().err
     assert main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["title"] == "Recipe"
+    assert json.loads(capsys.readouterr().out)["title"] == "Flytune recipe"
 
 
 def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     from flytune.planning import evaluation_shape
 
     recipe = Recipe.from_yaml(RECIPES[0].parent / "llama-3.3-70b-qlora-fsdp.yaml")
-    geometry = models_geometry.read_geometry(recipe.model)
+    geometry = base_sizes.read_geometry(recipe.model)
     plan = planner.make(recipe, geometry=geometry)
 
     def on(name, **changes):
@@ -534,15 +558,15 @@ def test_bfloat16_masters_are_refused_where_there_are_none(method, sharding, dty
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "master_dtype": "bfloat16"}
     recipe = recipe_of(method=method, sharding=sharding, training=training, model={"name_or_path": "a/b", "dtype": dtype})
     with pytest.raises(RecipeError, match=f"training.master_dtype: bfloat16: {said}; leave it out"):
-        planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"))
+        planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"))
 
 
 def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_are_known():
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "lr_scheduler_type": "warmup_stable_decay"}
     training |= {"lr_scheduler_kwargs": {"num_decay_steps": 100}, "warmup_steps": 0}
     recipe = recipe_of(sharding="none", training=training)
-    assert planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b")).steps is None
+    assert planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b")).steps is None
     with pytest.raises(
         RecipeError, match=r"training.lr_scheduler_kwargs: 0 steps of warm-up \+ 100 of decay, and the run has 10"
     ):
-        planner.make(recipe, geometry=models_geometry.geometry(SMALL, "a/b"), samples=80)
+        planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"), samples=80)

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit
+from flytune.estimates import config_sizes
 from flytune.hardware import load_shapes, shape_named
-from flytune.models import geometry as models_geometry
 from flytune.planning import candidates, planner, table
 from flytune.planning import ranking as planning_ranking
 from tests.support.plans import GEOMETRY, LLAMA_8B, SMALL, TRAINING, ranked, recipe_of
@@ -58,7 +58,7 @@ def test_a_ranking_keeps_two_ways_of_a_shape_and_follows_the_wishes():
 def test_a_shape_whose_speed_is_not_known_comes_last():
     unknown = shape_named("a100-80gb-1").model_copy(update={"name": "new", "accelerator": "B300", "price_per_hour": 0.01})
     ranking = planner.rank(
-        recipe_of(training=TRAINING), "price", [*load_shapes(), unknown], models_geometry.geometry(SMALL, "a/b")
+        recipe_of(training=TRAINING), "price", [*load_shapes(), unknown], config_sizes.geometry(SMALL, "a/b")
     )
     assert ranking.fits[-1].shape.name == "new"
     assert ranking.fits[-1].price_per_token == math.inf
@@ -76,7 +76,7 @@ def test_what_is_changed_is_said_as_it_is_written():
 
 
 def test_the_change_that_fits_does_fit_and_lays_out_before_it_changes_what_is_learned():
-    llama_70b = models_geometry.geometry(
+    llama_70b = config_sizes.geometry(
         LLAMA_8B | {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}, "a/b"
     )
     shapes = [shape_named("a100-80gb-8")]
@@ -90,7 +90,9 @@ def test_the_change_that_fits_does_fit_and_lays_out_before_it_changes_what_is_le
     alone = planning_ranking.change_that_fits(recipe_of(sharding="none"), [shape_named("a100-80gb-1")], llama_70b)
     assert alone.startswith("it would fit with method: qlora")
     nothing = planning_ranking.change_that_fits(recipe_of(sharding="none"), [shape_named("l4-1")], llama_70b)
-    assert nothing == "no change of method, sharding, length or shape makes it fit; add a larger shape to shapes.yaml"
+    assert (
+        nothing == "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to shapes.yaml"
+    )
 
 
 def test_samples_that_are_too_long_are_shortened_before_the_method_changes():
@@ -101,6 +103,44 @@ def test_samples_that_are_too_long_are_shortened_before_the_method_changes():
     assert said == "it would fit with data.max_length: 8192 (on l4-1, $0.81 an hour)"
     twice = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_length": 16384})})
     assert isinstance(candidates.best_fit(twice, shape_named("l4-1"), GEOMETRY), str)
+
+
+LENGTH = {"path": "x.jsonl", "max_length": 2048}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # No sharding has bitsandbytes' states of 8 bits: without `optim` the whole length fits on eight GPUs.
+        ({"data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"optim": "paged_adamw_8bit"}},
+         "sharding: fsdp, training.optim: auto (on a100-80gb-8, "),
+        ({"hardware": {"shape": "a100-80gb-1"}}, "training.optim: paged_adamw_8bit (on a100-80gb-1, "),
+        ({"training": TRAINING | {"optim": "lion_32bit"}, "hardware": {"shape": "a100-80gb-1"}},
+         "training.optim: paged_lion_32bit (on a100-80gb-1, "),
+        ({"data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"optim": "adamw_8bit"}, "hardware": {"shape":
+          "a100-80gb-1"}}, "training.master_dtype: bfloat16 (on a100-80gb-1, "),
+        ({"training": TRAINING | {"master_dtype": "bfloat16", "optim": "adamw_8bit"}, "hardware": {"shape": "a10g-1"}},
+         "hardware.shape: a100-80gb-1 ("),
+        ({"hardware": {"accelerator": "L4"}}, "sharding: fsdp, hardware.shape: a10g-8 ("),
+        ({"sharding": "ddp", "method": "lora", "hardware": {"shape": "h100-8"},
+          "training": TRAINING | {"global_batch_size": 20}},
+         "training.global_batch_size: 16 (on h100-8, "),
+        ({"sharding": "ddp", "hardware": {"shape": "h100-8"}}, "sharding: fsdp (on h100-8, "),
+        ({"method": "lora", "data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"activation_checkpointing": False},
+          "hardware": {"shape": "a10g-1"}}, "training.activation_checkpointing: true"),
+    ],
+)  # fmt: skip
+def test_the_advice_is_what_is_closest_to_what_was_asked(changes, said):
+    recipe = recipe_of(**({"method": "full", "sharding": "none", "data": LENGTH, "training": TRAINING} | changes))
+    found = planning_ranking.change_that_fits(recipe, load_shapes(), GEOMETRY)
+    assert found.startswith(f"it would fit with {said}"), found
+
+
+def test_an_adapter_is_advised_without_what_only_a_whole_model_has():
+    training = TRAINING | {"master_dtype": "bfloat16", "optim": "adamw_8bit"}
+    recipe = recipe_of(method="full", sharding="none", data=LENGTH, training=training)
+    found = planning_ranking.change_that_fits(recipe, [shape_named("l4-1")], GEOMETRY)
+    assert found.startswith("it would fit with method: lora, training.master_dtype: float32 (on l4-1, ")
 
 
 def test_hours_and_price_follow_from_the_samples():
@@ -140,8 +180,9 @@ def test_the_command_line_ranks(capsys, hub):
     assert "--samples 0: must be 1 to 1e+12" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_is_told_of_the_ranking_too():
-    huge = models_geometry.geometry(LLAMA_8B | {"hidden_size": 65536, "num_hidden_layers": 400}, "a/b")
+    huge = config_sizes.geometry(LLAMA_8B | {"hidden_size": 65536, "num_hidden_layers": 400}, "a/b")
     with pytest.raises(DoesNotFit, match="no shape can hold it"):
         ranked(geometry=huge)
 
@@ -155,3 +196,12 @@ def test_a_tight_plan_is_taken_only_where_none_fits_well(length, tight):
     assert found.is_tight is tight
     larger = [fit for fit in fits if fit.workload.micro_batch > found.workload.micro_batch]
     assert all(fit.share > (1 if tight else 0.9) for fit in larger)
+
+
+def test_who_asked_for_a_cpu_is_advised_another_row_of_cpus():
+    tight = shape_named("cpu-1").model_copy(update={"name": "cpu-tight", "memory_gib": 2})
+    shapes, small = [tight, shape_named("cpu-1"), shape_named("t4-1")], config_sizes.geometry(SMALL, "a/b")
+    recipe = recipe_of(method="lora", sharding="none", hardware={"shape": "cpu-tight"})
+    assert isinstance(candidates.best_fit(recipe, tight, small), str)
+    said = planning_ranking.change_that_fits(recipe, shapes, small)
+    assert said == "it would fit with hardware.shape: cpu-1 ($0.00 an hour)"

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from flytune.errors import DoesNotFit
+from flytune.estimates.config_sizes import geometry
 from flytune.hardware import shape_named
-from flytune.models.geometry import geometry
 from flytune.planning import candidates, reference_shape
 from tests.support.plans import GEOMETRY, LLAMA_8B, plan_of, recipe_of
 

@@ -7,14 +7,13 @@ from importlib import metadata
 import pytest
 
 from flytune.cli import main
+from flytune.dryrun import confirm
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import model_states
+from flytune.estimates import config_sizes, model_states
 from flytune.hardware import shape_named
 from flytune.hardware.shapes import GIB
-from flytune.models import geometry
-from flytune.planning import planner, requirements, sample_count
-from flytune.planning.dryrun import confirm
-from flytune.recipe import Data
+from flytune.models import config_files
+from flytune.planning import planner, requirements
 from flytune.records import Need
 from flytune.records.plan import EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, verdict
 from tests.support.paths import ROOT
@@ -147,21 +146,7 @@ def test_host_memory_that_is_short_is_named():
     recipe = recipe_of(sharding={"name": "fsdp", "offload": "cpu"})
     small = shape_of(processes=8, memory_gib=64, disk_gib=4000)
     with pytest.raises(DoesNotFit, match=r"s: 9\d\.\d GiB of host memory missing: needs 1\d\d\.\d \(.*most of it offloaded"):
-        planner.make(recipe, [small], geometry.geometry(LLAMA_8B, "a/b"))
-
-
-def test_samples_are_guessed_from_local_files(tmp_path):
-    file = tmp_path / "x.jsonl"
-    file.write_text('{"text": "one"}\n' * 1000)
-    assert sample_count.samples_guess(Data(path=str(file), heldout_fraction=0.1)) == 900
-    assert sample_count.samples_guess(Data(path=str(file), heldout_path="y.jsonl", max_samples=50)) == 50
-    assert (
-        sample_count.samples_guess(Data(sources=[{"path": str(file), "weight": 2}, {"path": str(file)}], heldout_fraction=0.5))
-        == 1500
-    )
-    assert sample_count.samples_guess(Data(path=str(file), packing=True)) is None
-    assert sample_count.samples_guess(Data(dataset_name="a/b")) is None
-    assert sample_count.samples_guess(Data(path="s3://bucket/x.jsonl")) is None
+        planner.make(recipe, [small], config_sizes.geometry(LLAMA_8B, "a/b"))
 
 
 @pytest.fixture
@@ -170,6 +155,7 @@ def small_model(tmp_path):
     return {"name_or_path": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_the_dry_run_confirms_a_plan(small_model):
     recipe = recipe_of(
         model=small_model,
@@ -192,7 +178,7 @@ def test_the_dry_run_confirms_a_plan(small_model):
 def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeypatch):
     name, configs = "meta-llama/Llama-3.1-405B", []
     recipe = recipe_of(
-        model={"name_or_path": name, "revision": geometry.shipped()[name]["revision"]},
+        model={"name_or_path": name, "revision": config_files.shipped()[name]["revision"]},
         sharding={"name": "fsdp", "offload": "cpu"},
         training={"learning_rate": 1e-4, "global_batch_size": 64},
         hardware={"shape": "h100-8x8"},
@@ -201,7 +187,7 @@ def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeyp
     class Asked(Exception):
         """The end of the stand-in for the dry run."""
 
-    def run(recipe, folder, world_size, micro_batch):
+    def run(recipe, folder, degrees, micro_batch):
         configs.append(json.loads((folder / "config.json").read_text()))
         raise Asked
 
@@ -209,7 +195,7 @@ def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeyp
     monkeypatch.delattr(confirm, "config_file")
     with pytest.raises(Asked):
         confirm.confirmed(recipe, planner.make(recipe))
-    assert configs == [geometry.shipped()[name]["config"]]
+    assert configs == [config_files.shipped()[name]["config"]]
 
 
 def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):
@@ -218,7 +204,7 @@ def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):
         method="qlora",
         sharding="device_map",
         hardware={"shape": "a10g-8"},
-        data={"path": "x", "max_length": 256},
+        data={"path": str(small_model["name_or_path"]) + "/rows.jsonl", "max_length": 256},
     )
     with pytest.raises(RecipeError, match="no dry run: sharding device_map does not run on fake tensors"):
         confirm.confirmed(recipe, planner.make(recipe))
@@ -226,6 +212,7 @@ def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):
     with pytest.raises(RecipeError, match="--dry-run: cpu-1 has no GPU"):
         confirm.confirmed(on_cpu, planner.make(on_cpu))
     file = tmp_path / "r.yaml"
+    (tmp_path / "rows.jsonl").write_text("")
     file.write_text(recipe.to_yaml())
     assert main(["plan", str(file), "--dry-run"]) == 1
     assert "no dry run" in capsys.readouterr().err
@@ -235,7 +222,7 @@ def test_a_plan_that_the_dry_run_refuses_takes_fewer_samples(small_model, monkey
     recipe = recipe_of(model=small_model, sharding="fsdp", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
     plan, traced = planner.make(recipe), []
 
-    def run(recipe, folder, world_size, micro_batch):
+    def run(recipe, folder, degrees, micro_batch):
         """A stand-in for the dry run, by which two samples and more do not fit."""
         traced.append(micro_batch)
         size = 30 * GIB if micro_batch > 1 else GIB

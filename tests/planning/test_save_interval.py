@@ -72,12 +72,19 @@ def test_a_plan_says_what_saving_and_interruptions_cost():
     assert found.hours_lost_each == pytest.approx(each)
     assert found.share_lost == pytest.approx(100 / 1100 + 0.1 * each)
     assert lost("auto").share_lost < found.share_lost
-    assert save_interval.describe(found).startswith("an interruption is expected every 10.0 hours; saving every 17 minutes, ")
+    assert save_interval.describe(found).startswith(
+        "about one interruption in 10.0 hours is expected; saving every 17 minutes, "
+    )
 
 
 def test_a_save_an_epoch_is_counted_where_the_number_of_samples_is_known():
     assert lost("epoch") is None
     assert lost("epoch", samples=8 * 100) == lost(100)
+
+
+def test_a_share_of_all_steps_is_counted_where_the_number_of_samples_is_known():
+    assert lost(0.5) is None
+    assert lost(0.5, samples=8 * 100) == lost(50)
 
 
 def test_a_plan_without_checkpoints_says_what_an_interruption_loses():

@@ -5,7 +5,9 @@ tests/support/flyteadmin.py stands for the control plane; pyflyte and flytekit's
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -23,13 +25,16 @@ from flytune.evaluation.harness import tasks
 from flytune.hardware import Cluster
 from flytune.models.base import local_name
 from flytune.models.remote import fetch_model
-from flytune.planning import uploads
+from flytune.planning import signed_uploads, uploads
 from flytune.recipe import Recipe
+from flytune.stages.plan import plan_run
+from flytune.stages.refresh import decide_refresh
 from tests.support.laptop import WHERE, pyflyte
 from tests.support.recipes import content
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
-from workflows import inputs
 from workflows.schedules import scheduled
+
+IN_POD = SimpleNamespace(is_local=lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +233,7 @@ def test_a_storage_that_refuses_is_told_without_the_signed_address(remote, clust
 
 def test_folders_on_volumes_stay_and_others_are_refused_with_what_is_missing(remote, monkeypatch, tmp_path):
     volume = {"name": "models", "persistent_volume_claim": "models", "mount_path": "/mnt/models", "read_only": True}
-    for module in (uploads, inputs):
+    for module in (uploads, signed_uploads):
         monkeypatch.setattr(module, "load_cluster", lambda: Cluster(volumes=[volume]))
     rows = write_pairs(tmp_path / "rows.jsonl", 8)
     found = submitted(remote, cluster_recipe(Path("/mnt/models/llama"), rows))
@@ -253,6 +258,41 @@ def test_a_launch_plan_s_recipe_names_addresses_alone(tmp_path):
         scheduled("mine", tmp_path / "recipe.yaml", "0 2 * * *", "s3://b/accepted", days=1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "absent"),
+    [
+        ({"data.path": "rows.jsonl", "model.name_or_path": "./none"}, ["model.name_or_path: ./none", "data.path: rows.jsonl"]),
+        (
+            {"data.heldout_path": "days/*.jsonl", "data.chat_template": "a.jinja"},
+            ["data.chat_template: a.jinja", "data.heldout_path: days/*.jsonl"],
+        ),
+        ({"method": {"name": "lora", "adapter": "none"}}, ["method.adapter: none"]),
+        ({"evaluation.tasks": ["a"], "evaluation.include_path": "none"}, ["evaluation.include_path: none"]),
+        ({"evaluation.tasks": ["a"], "evaluation.include_path": "recipes/tasks"}, []),
+        ({"data.chat_template": "chatml", "data.path": "s3://b/rows.jsonl"}, []),
+    ],
+)
+def test_paths_that_a_pod_lacks_are_refused_at_once_with_what_uploads_them(changes, absent, base, tmp_path, monkeypatch):
+    recipe = Recipe.model_validate(cluster_recipe(base, write_pairs(tmp_path / "pairs.jsonl", 8), changes))
+    monkeypatch.chdir(tmp_path)
+    if not absent:
+        return uploads.refuse_absent(recipe)
+    with pytest.raises(RecipeError) as caught:
+        plan_run(IN_POD, recipe, None)
+    first, *problems = str(caught.value).splitlines()
+    assert "`pyflyte run` uploads the files of a recipe, and a run from the console or of a schedule uploads none" in first
+    assert len(problems) == len(absent)
+    for problem, start in zip(problems, absent, strict=True):
+        assert problem.strip().startswith(start)
+        assert "no such file or folder in the pod; write an address (s3://...), or a path on a volume of" in problem
+
+
+def test_a_refresh_of_local_days_is_refused_and_not_skipped_for_ever():
+    recipe = Recipe.model_validate(content(data={"path": "days/%Y-%m-%d.jsonl", "heldout_path": "s3://b/held.jsonl"}))
+    with pytest.raises(RecipeError, match=r"data\.path: days/%Y-%m-%d\.jsonl: no such file or folder in the pod"):
+        decide_refresh(IN_POD, recipe, datetime(2026, 3, 2), "s3://b/accepted", days=1)
+
+
 def run(laptop, cluster, *arguments):
     """`pyflyte run --remote`, and the inputs of the execution, if it made one."""
     admin, _, home = cluster
@@ -266,6 +306,7 @@ def python_value(literal, kind):
     return TypeEngine.to_python_value(FlyteContextManager.current_context(), Literal.from_flyte_idl(literal), kind)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_submitted_with_its_files_from_yaml_1_2(laptop, cluster, base):
     write_pairs(laptop / "a.jsonl", 8)
     write_pairs(laptop / "b.jsonl", 9)
@@ -284,6 +325,7 @@ def test_a_sweep_is_submitted_with_its_files_from_yaml_1_2(laptop, cluster, base
     assert cluster[0].stored(grid["data.path"][1]) == (laptop / "b.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_artifact_s_folder_and_prompts_are_uploaded_as_they_are(laptop, cluster, tmp_path):
     admin = cluster[0]
     files = {"artifact.json": "{}", "gate/probe.safetensors": "x", "other/probe.safetensors": "y", "empty": ""}
@@ -307,6 +349,7 @@ def test_an_artifact_s_folder_and_prompts_are_uploaded_as_they_are(laptop, clust
     assert sent["scratch_folder"].scalar.primitive.string_value == "off"
 
 
+@pytest.mark.slow
 def test_a_missing_file_ends_pyflyte_in_our_words_and_nothing_is_submitted(laptop, cluster, base):
     before = list(cluster[0].uploads)
     (laptop / "bad.yaml").write_text(yaml.safe_dump(cluster_recipe(base, "gone.jsonl")))

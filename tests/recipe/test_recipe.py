@@ -68,11 +68,11 @@ def test_all_mistakes_are_reported_at_once_with_dotted_paths_and_suggestions(tmp
     text = str(caught.value)
     assert text.startswith(f"{path}: recipe r: 7 mistakes\n")
     assert "model.dtyp: unknown key; did you mean dtype?" in text
-    assert "data.max_length: input should be greater than 0; found -1" in text
-    assert "sharding.name: input should be 'none', 'ddp', 'zero1'" in text
+    assert "data.max_length: must be greater than 0; found -1" in text
+    assert "sharding.name: must be 'none', 'ddp', 'zero1'" in text
     assert "training.learning_rat: unknown key; did you mean learning_rate?" in text
     assert "training.learning_rate: missing" in text
-    assert "training.global_batch_size: input should be a valid integer" in text
+    assert "training.global_batch_size: must be an integer" in text
     assert "colour: unknown key; known are: name, description, model, data" in text
 
 
@@ -167,6 +167,45 @@ def test_keys_of_other_tools_are_answered_with_what_a_recipe_says_instead(sectio
     }
     text = mistakes_of(content(**{section: given[section] | {key: True}}))
     assert f"{section}.{key}: unknown key; {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("micro_batch_size", "write training.per_device_train_batch_size; training.global_batch_size is micro_batch_size x"),
+        ("save_steps", "it belongs in checkpoints"),
+        ("lora_r", "write method.r"),
+        ("lora_alpha", "it belongs in method"),
+        ("cutoff_len", "write data.max_length"),
+        ("sequence_len", "write data.max_length"),
+        ("warmup_ratio", "write training.warmup_steps; below 1 it is a share of all steps"),
+        ("evals_per_epoch", "write evaluation.eval_steps; a share of all steps: 1 / (evals_per_epoch x num_train_epochs)"),
+        ("val_set_size", "write data.heldout_fraction; a share below 1, or 0"),
+        ("template", "write data.chat_template"),
+        ("batch_size", "write training.global_batch_size; x GPUs"),
+        ("zero_optimization", "write sharding: {name: zero3, config: FILE} with the JSON file"),
+        ("tensor_parallel_size", "layers are not divided among GPUs"),
+        ("seed", "it belongs in data or training"),
+        ("weight", "it belongs in data.sources"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_its_place(key, said):
+    assert f"{key}: unknown key; {said}" in mistakes_of(content(**{key: 2}))
+
+
+def test_the_names_of_a_section_are_listed_once_and_only_a_near_one_is_guessed():
+    text = mistakes_of(content(colour=1, shade=2, hue=3, objectiv="dpo"))
+    assert text.count("known are: name, description, model, data") == 1
+    assert "objectiv: unknown key; did you mean objective?" in text
+    assert "hue: unknown key" in text
+
+
+def test_without_held_out_samples_there_is_nothing_to_evaluate_on():
+    data = {"path": "x", "heldout_fraction": 0}
+    assert Recipe.model_validate(content(data=data)).data.holds_out is False
+    text = mistakes_of(content(data=data, evaluation={"eval_steps": 5}))
+    assert "evaluation.eval_steps: data.heldout_fraction: 0 leaves nothing to evaluate on; remove one of them" in text
+    assert Recipe.model_validate(content(data=data | {"heldout_path": "y"}, evaluation={"eval_steps": 5})).data.holds_out
 
 
 @pytest.mark.parametrize(
@@ -267,15 +306,15 @@ def test_a_split_for_evaluation_is_the_only_held_out_data(section, reason):
 @pytest.mark.parametrize(
     ("section", "value", "reason"),
     [
-        ("training.max_steps", True, "training.max_steps: must be a number; found true"),
+        ("training.max_steps", True, "training.max_steps: must be an integer; found true"),
         ("data.weight", True, "data.weight: unknown key"),
         ("data.heldout_fraction", False, "data.heldout_fraction: must be a number; found false"),
         ("training.learning_rate", float("inf"), "training.learning_rate: numbers must be finite; found inf"),
         ("training.max_grad_norm", float("nan"), "training.max_grad_norm: numbers must be finite; found nan"),
         ("data.max_length", 10**300, "data.max_length: "),
-        ("data.max_length", 10**12, "data.max_length: input should be less than or equal to 16777216"),
-        ("data.sources", [{"path": "a", "weight": 1e12}], "data.sources[0].weight: input should be less than or equal to 1000"),
-        ("data.sources", [{"path": "a", "max_samples": True}], "data.sources[0].max_samples: must be a number; found true"),
+        ("data.max_length", 10**12, "data.max_length: must be 16,777,216 or less"),
+        ("data.sources", [{"path": "a", "weight": 1e12}], "data.sources[0].weight: must be 1,000 or less"),
+        ("data.sources", [{"path": "a", "max_samples": True}], "data.sources[0].max_samples: must be an integer; found true"),
     ],
 )
 def test_numbers_that_nobody_means_are_refused(section, value, reason):

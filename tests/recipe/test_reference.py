@@ -2,8 +2,6 @@
 
 import json
 import re
-import typing
-from typing import Any
 
 import pytest
 import yaml
@@ -11,10 +9,10 @@ from pydantic import BaseModel, Field
 
 from flytune import yaml_core
 from flytune.planning import planner
-from flytune.recipe import HarnessTask, Objective, Recipe, Training
-from flytune.recipe.quantization import Quantization
+from flytune.recipe import SECTIONS, HarnessTask, Recipe, Training, key, named_files
+from flytune.recipe.method import Quantization
 from tests.support.paths import ROOT
-from tests.support.recipes import RECIPES, content
+from tests.support.recipes import RECIPES, content, models_of
 
 BLOCKS = [
     yaml_core.load(block)
@@ -23,18 +21,14 @@ BLOCKS = [
 OLD = ROOT / "tests/support/releases/0.1.0/recipe.json"
 
 
-def models_of(annotation):
-    """List the models in a type: `Data`, `list[WeightedSource]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in typing.get_args(annotation) for model in models_of(argument)]
-
-
 def fields_of(model, prefix=""):
     """Yield the dotted name and the definition of each field that has a value of its own."""
     for name, field in model.model_fields.items():
         sections = models_of(field.annotation)
-        yield from fields_of(sections[0], f"{prefix}{name}.") if sections else [(f"{prefix}{name}", field)]
+        for section in sections:
+            yield from fields_of(section, f"{prefix}{name}.")
+        if not sections:
+            yield f"{prefix}{name}", field
 
 
 def keys_of(value, prefix=""):
@@ -64,37 +58,36 @@ def test_every_field_is_set_in_a_shipped_recipe_or_on_the_page():
 
 def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alternatives():
     others = {"data.dataset_name", "data.dataset_config", "data.dataset_split", "data.revision", "data.heldout_path"}
-    others |= {"data.eval_split", "data.add_bos_token", "data.add_eos_token"}
+    others |= {f"data.{name}" for name in ("eval_split", "add_bos_token", "add_eos_token", "exclude", "sample_by")}
     others |= {"method.adapter", "training.max_steps"}
-    others |= {f"objective.{name}" for name in Objective.model_fields if name != "name"}
+    others |= {f"objective.{name}" for one in SECTIONS.values() for name in one.model_fields if name != "name"}
     others |= {f"method.{name}" for name in Quantization.model_fields}
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))
-    assert {name for name in missing if not name.startswith("data.sources.")} == others
+    assert {name for name in missing if not name.startswith(("data.sources.", "objective.rewards."))} == others - {
+        "objective.rewards"
+    }
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_block_of_the_page_is_a_recipe(block):
-    recipe = Recipe.model_validate(BLOCKS[0] | BLOCKS[block])
+    recipe = Recipe.model_validate(named_files.with_contents(BLOCKS[0] | BLOCKS[block]))
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
 def test_the_reference_has_a_plan():
-    assert planner.make(Recipe.model_validate(BLOCKS[0])).verdict == "fits"
+    assert planner.make(Recipe.model_validate(named_files.with_contents(BLOCKS[0]))).verdict == "fits"
 
 
-def test_fields_after_0_1_0_are_marked_with_their_version():
+def test_what_is_always_hashed_are_the_fields_of_0_1_0():
     old = keys_of(json.loads(OLD.read_text()))
     assert len(old) > 90
-    new = [(name, field.json_schema_extra) for name, field in fields_of(Recipe) if name not in old]
-    assert [name for name, extra in new if not (isinstance(extra, dict) and "since" in extra)] == []
-
-
-def new(default: Any) -> Any:
-    return Field(default=default, json_schema_extra={"since": "0.2.0"})
+    always = {f"{place}.{name}".lstrip(".") for place, names in key._FIRST.items() for name in names.split()}
+    # The keys of `columns` are a user's.
+    assert always == {name for name in old if ".columns." not in name}
 
 
 class LaterTask(HarnessTask):
-    repeats: int = new(1)
+    repeats: int = 1
 
 
 class LaterEvaluation(Recipe.model_fields["evaluation"].annotation):
@@ -102,8 +95,8 @@ class LaterEvaluation(Recipe.model_fields["evaluation"].annotation):
 
 
 class Schedules(Training):
-    cooldown_steps: int = new(0)
-    betas: list[float] = new([0.9, 0.999])
+    cooldown_steps: int = 0
+    betas: list[float] = Field(default=[0.9, 0.999])
 
 
 class Alerts(BaseModel):
@@ -113,27 +106,37 @@ class Alerts(BaseModel):
 class Later(Recipe):
     training: Schedules
     evaluation: LaterEvaluation = LaterEvaluation()
-    alerts: Alerts = new(Alerts())
+    alerts: Alerts = Alerts()
 
 
 def test_a_new_field_keeps_the_keys_of_old_recipes_until_it_is_set():
     recipe = content(evaluation={"tasks": ["gsm8k", {"name": "mmlu", "limit": 3}]})
-    key = Recipe.model_validate(recipe).key()
-    assert Later.model_validate(recipe).key() == key
+    unchanged = Recipe.model_validate(recipe).key()
+    assert Later.model_validate(recipe).key() == unchanged
     training, task = recipe["training"], {"name": "gsm8k"}
     kept = [{"training": training | {"cooldown_steps": 0, "betas": [0.9, 0.999]}}, {"alerts": {"level": 1}}]
-    assert {Later.model_validate(recipe | changes).key() for changes in kept} == {key}
+    assert {Later.model_validate(recipe | changes).key() for changes in kept} == {unchanged}
     changed = [
         {"training": training | {"cooldown_steps": 5}},
         {"training": training | {"betas": [0.9, 0.95]}},
         {"alerts": {"level": 2}},
         {"evaluation": {"tasks": [task | {"repeats": 2}, {"name": "mmlu", "limit": 3}]}},
     ]
-    assert len({key, *(Later.model_validate(recipe | changes).key() for changes in changed)}) == 5
+    assert len({unchanged, *(Later.model_validate(recipe | changes).key() for changes in changed)}) == 5
 
 
-def test_a_field_without_a_mark_changes_all_keys():
-    class Unmarked(Recipe):
-        colour: str = "blue"
+class OtherDefault(Training):
+    weight_decay: float = 0.5
 
-    assert Unmarked.model_validate(content()).key() != Recipe.model_validate(content()).key()
+
+class Changed(Recipe):
+    training: OtherDefault
+
+
+def test_a_field_of_the_first_release_may_get_another_default():
+    recipe = content()
+    set_to = {value: recipe | {"training": recipe["training"] | {"weight_decay": value}} for value in (0.1, 0.5)}
+    keys = {value: Recipe.model_validate(sections).key() for value, sections in set_to.items()}
+    assert keys[0.1] != keys[0.5]
+    assert {value: Changed.model_validate(sections).key() for value, sections in set_to.items()} == keys
+    assert Changed.model_validate(recipe).key() == keys[0.5]

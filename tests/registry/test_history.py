@@ -2,12 +2,14 @@
 
 import json
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from flytune.cli import main
 from flytune.errors import AcceptedError
+from flytune.records.figures import ACCURACY
 from flytune.registry import Decision, history
 from flytune.storage import Storage
 from tests.support.decisions import comparison, decision
@@ -52,6 +54,13 @@ def test_rollback_goes_one_back_each_time_as_a_new_entry(address):
     with pytest.raises(AcceptedError, match="only a was ever accepted, so there is nothing to go back to"):
         history.rollback(address, "x")
     assert len(history.decisions_at(address)) == 7
+
+
+def test_a_decision_whose_answer_was_lost_is_recorded_once(address):
+    first = history.record(address, decision("a"), expected=None)
+    again = decision("a").model_copy(update={"time": datetime.now(UTC)})
+    assert history.record(address, again, expected=None) == first == pointer(address)
+    assert history.decisions_at(address) == [first]
 
 
 def test_a_decision_made_against_another_model_is_not_recorded(address):
@@ -117,12 +126,12 @@ def test_a_comparison_is_won_only_beyond_doubt():
     assert comparison(-0.2).is_won
     assert not comparison(-0.01).is_won
     assert comparison(-0.2).describe() == (
-        "held-out loss 1.8000, compared with 2.0000 of its base model; the interval of the difference -0.2000 (-0.2500 to "
-        "-0.1500) is below zero, over 40 samples"
+        "held-out loss 1.8000, compared with 2.0000 of its base model (lower is better); the interval of the "
+        "difference -0.2000 (-0.2500 to -0.1500) is below zero, over 40 samples"
     )
     assert (
-        "of the accepted model; the interval of the difference -0.0100 (-0.0600 to +0.0400) is on both sides of zero"
-        in comparison(-0.01, against="a").describe()
+        "of the accepted model (lower is better); the interval of the difference -0.0100 (-0.0600 to +0.0400) is on both sides "
+        "of zero" in comparison(-0.01, against="a").describe()
     )
     assert "is above zero" in comparison(0.2).describe()
 
@@ -144,3 +153,23 @@ def test_the_command_shows_the_history_and_goes_back(tmp_path, capsys):
     assert Path(address, "accepted.json").read_text().count("chat-1")
     assert main(["accepted", address, "--rollback"]) == 1
     assert "nothing to go back to" in capsys.readouterr().err
+
+
+def test_a_figure_of_which_more_is_better_is_won_above_zero():
+    assert comparison(0.2, figure=ACCURACY).is_won
+    assert not comparison(-0.2, figure=ACCURACY).is_won
+    assert "(higher is better)" in comparison(0.2, figure=ACCURACY).describe()
+    assert "figure" not in comparison(0.2).model_dump(), "the loss, as in earlier histories"
+
+
+def test_credentials_of_old_decisions_are_not_shown(tmp_path, capsys):
+    secret = "s3://key:T0PS3CRET@bucket/model"
+    history.record(str(tmp_path), decision(secret, reason=f"better than {secret}", duel=comparison(-0.3)), expected=None)
+    for words in ([], ["--json"]):
+        assert main(["accepted", *words, str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+        assert "T0PS3CRET" not in shown
+        assert "@bucket/model" in shown
+    found = json.loads(shown)
+    assert (found[0]["reason"], found[0]["number"]) == ("better than s3://[hidden]@bucket/model", 1)
+    assert found[0]["duel"]["samples"] == 40

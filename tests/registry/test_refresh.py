@@ -149,7 +149,7 @@ def test_an_adapter_s_base_is_pinned():
 
 def test_an_artifact_stays_where_it_was_published(place, tmp_path, monkeypatch):
     (tmp_path / "made").mkdir()
-    (tmp_path / "made" / CONTENTS).write_text("{}")
+    (tmp_path / "made" / CONTENTS).write_text('{"files": []}')
     made = str(tmp_path / "made")
     assert registry_refresh.final_address(made, place[1], metrics()) == made, "publishing has failed"
     name = published_name(tmp_path / "made", place[1])

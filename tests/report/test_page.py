@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flytune.records import Answer, GpuUse, Preference, Shard, SourceCounts
-from flytune.report import charts, model_card
+from flytune.objectives import objective_of
+from flytune.records import Answer, Attempt, GpuUse, Metrics, Shard, SourceCounts
+from flytune.report import charts, figure_charts, model_card
 from flytune.report import page as report_page
 from tests.support.reports import EVIL, Tags, metrics
 from tests.support.stages import manifest, plan_for, recipe_for, training_result
@@ -55,8 +56,8 @@ def test_has_all_pictures_and_says_what_they_show():
     labels = " | ".join(attrs["aria-label"] for attrs in pictures)
     assert len(pictures) == 7
     for shown in (
-        "Training loss",
-        "the held-out loss at 2 points during training",
+        "Training loss in nats per token over 40 steps, and held-out of the base model (3.680)",
+        "held-out at 2 points during training; lower is better",
         "Learning rate",
         "Gradient norm",
         "Time of a step by part: data 1%, forward 27%",
@@ -70,7 +71,8 @@ def test_has_all_pictures_and_says_what_they_show():
 
 def test_pictures_are_xml_in_the_pages_colours():
     training = training_result(40)
-    for svg in (charts.loss(training, metrics()), charts.learning_rate(training), charts.throughput(training)):
+    (loss,) = figure_charts.of_training(training, metrics())
+    for svg in (loss.picture, charts.learning_rate(training), charts.throughput(training)):
         ET.fromstring(svg.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1))
         assert "var(--blue)" in svg
         assert "DejaVu" not in svg
@@ -157,7 +159,8 @@ def test_verdict(difference, samples, words):
 
 
 def test_an_interval_that_cannot_be_known():
-    assert report_page.interval(metrics((-0.1, -sys.float_info.max, sys.float_info.max)), "loss_difference") == "unknown"
+    loss = metrics((-0.1, -sys.float_info.max, sys.float_info.max)).figure("loss")
+    assert report_page.shown(loss, loss.difference) == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -211,37 +214,79 @@ def test_the_use_of_gpus_is_their_mean_over_the_time_that_was_sampled():
     assert "GPU use" not in page()
 
 
-def preferred(low, high):
-    found = Preference(
-        pairs=60, beta=0.1, accuracy=0.75, accuracy_low=0.6, accuracy_high=0.85, margin=(low + high) / 2, margin_low=low,
-        margin_high=high, base=0.55, base_low=0.45, base_high=0.65, tuned=0.7, tuned_low=0.6, tuned_high=0.8,
-    )  # fmt: skip
-    return metrics().model_copy(update={"preference": found})
+def test_only_attempts_as_planned_are_compared_with_the_plan():
+    recipe = recipe_for(Path("base"), "lora")
+    plan, training = plan_for(recipe), training_result(4)
+    batches = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "world_size": 2, "price_per_hour": 3.6}
+    batches |= {"seconds": 9.0, "held_seconds": 1000.0}
+    first = Attempt(number=1, resumed_from_step=0, last_step=2, shape="cpu-1", peaks={"load": 7 * 2**30}, **batches)
+    last = Attempt(number=2, resumed_from_step=2, last_step=4, shape="cpu-2", peaks={"load": 2**30}, **batches)
+    steps = [step.model_copy(update={"memory_bytes": (9 if step.step <= 2 else 1) * 2**30}) for step in training.steps]
+    training = training.model_copy(update={"attempts": [first, last], "steps": steps, "peaks": {"load": 7 * 2**30}})
+    assert training.as_planned(plan).peaks == {"load": 2**30}
+    assert training.as_planned(plan.model_copy(update={"shape": "another"})) is training
+    made = recipe, plan, manifest([{"input_ids": [1], "labels": [1]}], {"train": [], "heldout": []}), training, metrics()
+    text = report_page.render(*made, broken=[])
+    assert "load 957 MiB and 1 GiB" in text
+    assert "those beside the plan's are of the attempts with its machines and batches" in text
+    assert "of the attempts with these machines and batches" in text
+    assert "<td>$ 2.00</td>" in text
+    assert "host memory (RSS) 1 GiB in the attempts with these machines and batches, available" in model_card.render(
+        *made, broken=[]
+    )
+
+
+def preferred(low, high, objective="dpo"):
+    """Metrics of pairs, with the ends of their first figure."""
+    sides = {"tuned": {"value": (low + high) / 2, "low": low, "high": high}}
+    share = {"tuned": {"value": 0.75, "low": 0.6, "high": 0.85}}
+    recipe = recipe_for(Path("models/base"), "lora", objective=objective)
+    figures = {figure.name: figure for figure in objective_of(recipe).figures(recipe)}
+    made = [figures["preference_loss"].measured(sides), figures["reward_accuracy"].measured(share)]
+    found = metrics().model_dump() | {"figures": made, "base": None, "tuned": None}
+    return Metrics.model_validate(found)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "words", "better"),
     [
-        (0.1, 0.3, "and the mean margin of 0.200 is significantly above zero.", True),
-        (-0.3, -0.1, "and the mean margin of −0.200 is significantly below zero.", False),
-        (-0.1, 0.3, "the mean margin of 0.100 is not significantly different from zero.", False),
+        (0.4, 0.6, ", a significant improvement. Reward accuracy: 75 % of pairs (60 % to 85 %).", True),
+        (0.8, 0.9, ", significantly worse. Reward accuracy: 75 % of pairs (60 % to 85 %).", False),
+        (0.6, 0.8, ", which is not a significant difference. Reward accuracy: 75 % of pairs (60 % to 85 %).", False),
     ],
 )
 def test_the_verdict_on_pairs(low, high, words, better):
     found = preferred(low, high)
-    assert report_page.verdict(found).startswith("The tuned model finds the chosen answer of 70 % of 60 held-out pairs more")
-    assert report_page.verdict(found).endswith(words)
+    value = report_page.number((low + high) / 2)
+    start = f"Held-out preference loss is {value} nats per pair, and that of a model that prefers nothing 0.693"
+    assert report_page.verdict(found) == start + words
     assert found.is_better is better
 
 
-def test_report_and_card_tell_the_preferences():
+def test_report_and_card_show_the_figures_of_the_objective_each_on_its_own_axis():
     recipe = recipe_for(Path("models/base"), "lora", objective="dpo")
     data = manifest([{"input_ids": [0] * 20}] * 4, {"train": [], "heldout": []})
-    given = recipe, plan_for(recipe), data, training_result(steps=2), preferred(0.1, 0.3)
-    html = report_page.render(*given, broken=[])
-    assert "Pairs whose chosen answer has the larger reward, share" in html
-    assert "Perplexity and loss are those of the chosen answers" in html
-    card = model_card.render(*given, broken=[])
-    assert "| chosen answer more probable | 55 % (0.450 to 0.650) | 70 % (0.600 to 0.800) |" in card
+    training = training_result(steps=4)
+    steps = [step.model_copy(update={"reward_accuracy": 0.5, "reward_margin": 0.1}) for step in training.steps]
+    figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step]
+    training = training.model_copy(update={"steps": steps, "figures": figures})
+    found = preferred(0.4, 0.6)
+    made = figure_charts.of_training(training, found)
+    assert [chart.title for chart in made] == ["Preference loss", "Reward accuracy", "Reward margin"]
+    assert "held-out of the tuned model (0.500)" in made[0].picture
+    assert [chart.text.split(";")[0] for chart in made] == ["nats per pair", "share of pairs", "nats"]
+    html = report_page.render(recipe, plan_for(recipe), data, training, found, broken=[])
+    assert "Preference loss" in html
+    assert "perplexity" not in html.lower()
+    card = model_card.render(recipe, plan_for(recipe), data, training, found, broken=[])
+    assert "| preference loss, nats per pair | lower | – | 0.500 (0.400 to 0.600) | – |" in card
     assert "Trained with DPO (sigmoid, beta 0.1) on pairs of answers" in card
-    assert "Trained with DPO" not in model_card.render(*given[:-1], metrics(), broken=[])
+
+
+def test_the_loss_of_tokens_is_not_drawn_beside_the_loss_of_pairs():
+    """Held-out tokens of the chosen answers are another quantity than the loss that dpo trains."""
+    recipe = recipe_for(Path("models/base"), "lora", objective={"name": "dpo", "loss_type": "ipo"})
+    figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step == "loss"]
+    (chart,) = figure_charts.of_training(training_result(4).model_copy(update={"figures": figures}), metrics())
+    assert "model (" not in chart.picture
+    assert chart.text.startswith("per pair; ipo of a pair")

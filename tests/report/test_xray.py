@@ -13,6 +13,7 @@ from flytune.data.contract import CONTRACT
 from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
 from flytune.report import token_strips, xray
+from flytune.report.xray_samples import sample_views
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.preferences import write_preferences
 from tests.support.reports import EVIL, Tags
@@ -49,7 +50,7 @@ def recipe(tokenizer: Path, path: Path, **changes: Any) -> Recipe:
 def page(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
     path = write_rows(folder / "chats.jsonl", chats(60))
-    return xray.recipe_page(recipe(tokenizer, path), 50, folder / "deep" / "page.html").read_text(encoding="utf-8")
+    return xray.recipe_page(recipe(tokenizer, path), 50, folder / "deep" / "page.html").path.read_text(encoding="utf-8")
 
 
 def test_is_one_whole_page_without_anything_outside(page):
@@ -96,7 +97,7 @@ def test_marks_are_the_answers_and_their_ends(page):
 
 def test_all_parts_are_there(page):
     text = Tags(page).text
-    for shown in ("All 18 checks pass", "Stops the run", "Sample 6", "Longest sample", "of it is padding", "Sample lengths"):
+    for shown in ("All 21 checks pass", "Stops the run", "Sample 6", "Longest sample", "of it is padding", "Sample lengths"):
         assert shown in text, shown
     assert "{% for message in messages %}" in text
 
@@ -106,7 +107,7 @@ def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
     other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
     asked = recipe(tokenizer, path).model_dump(mode="json")
     asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
-    made = xray.recipe_page(Recipe.model_validate(asked), 30, tmp_path / "page.html").read_text(encoding="utf-8")
+    made = xray.recipe_page(Recipe.model_validate(asked), 30, tmp_path / "page.html").path.read_text(encoding="utf-8")
     assert Tags(made).open == []
     text = re.sub(r"\s+", " ", Tags(made).text)
     assert "40 rows were read" in text
@@ -121,15 +122,15 @@ def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
     ]
     heldout = write_rows(tmp_path / "heldout.jsonl", others)
     asked = recipe(tokenizer, path, heldout_path=str(heldout))
-    text = Tags(xray.recipe_page(asked, 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    text = Tags(xray.recipe_page(asked, 20, tmp_path / "page.html").path.read_text(encoding="utf-8")).text
     assert "40 rows were read" in text
     assert "20 training samples, 20 held out" in text
     assert re.search(rf"{heldout} messages\s+1\s*20\s*20", text)
-    text = Tags(xray.recipe_page(asked, 90, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    text = Tags(xray.recipe_page(asked, 90, tmp_path / "page.html").path.read_text(encoding="utf-8")).text
     assert "90 held out" in text
     others[7]["messages"] = []
     write_rows(heldout, others)
-    with pytest.raises(DataError, match=rf"^{heldout} row 8: messages must be a list"):
+    with pytest.raises(DataError, match=rf"^{heldout}:8: messages must be a list"):
         xray.recipe_page(asked, 20, tmp_path / "other.html")
     with pytest.raises(DataError, match=rf"^{heldout}:8: messages must be a list"):
         xray.recipe_page(asked, 90, tmp_path / "other.html")
@@ -143,16 +144,16 @@ def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
 def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", chats(60))
     made = xray.recipe_page(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
-    text = Tags(made.read_text(encoding="utf-8")).text
+    text = Tags(made.path.read_text(encoding="utf-8")).text
     assert "cut at 150 tokens" in text
-    assert "1 of 18 checks fail and would stop the run" in text
+    assert "2 of 21 checks fail and would stop the run" in text
     assert "✗ stop" in text
 
 
 def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
     path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 9} for n in range(300)])
     made = xray.recipe_page(recipe(tokenizer, path, packing=True, max_length=512), 300, tmp_path / "page.html")
-    page = made.read_text(encoding="utf-8")
+    page = made.path.read_text(encoding="utf-8")
     assert "The samples of a block do not see each other" in page
     assert page.count("<line ") > 8
     assert 'class="strips"' in page
@@ -170,7 +171,7 @@ def test_strips_say_how_much_is_padding():
 def test_long_samples_are_shown_at_both_ends(tokenizer, tmp_path):
     path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 400} for n in range(60)])
     made = xray.recipe_page(recipe(tokenizer, path, max_length=2000), 60, tmp_path / "page.html")
-    assert re.search(r"… [\d,]+ tokens, [\d,]+ of them trained, are not shown …", made.read_text(encoding="utf-8"))
+    assert re.search(r"… [\d,]+ tokens, [\d,]+ of them trained, are not shown …", made.path.read_text(encoding="utf-8"))
 
 
 def test_the_report_has_the_contract_and_samples(tokenizer, tmp_path):
@@ -200,7 +201,9 @@ def test_the_command_writes_the_page_and_prints_its_path(tokenizer, tmp_path, ca
     file.write_text(recipe(tokenizer, path).to_yaml(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["xray", str(file), "--rows", "20"]) == 0
-    assert capsys.readouterr().out == ".xray/tiny.html\n"
+    said = capsys.readouterr()
+    assert said.out == ".xray/tiny.html\n"
+    assert "All 21 checks pass" in said.err
     assert "20 rows were read" in Path(".xray/tiny.html").read_text(encoding="utf-8")
     assert cli.main(["xray", str(file), "--rows", "0"]) == 1
     assert "--rows 0: must be 1 to 1e+12" in capsys.readouterr().err
@@ -230,7 +233,9 @@ def test_rows_of_a_split_for_evaluation_are_limited_too(tokenizer, tmp_path, mon
     monkeypatch.setattr("flytune.data.readers.hub_rows", rows)
     asked = recipe(tokenizer, tmp_path / "unread").model_dump(mode="json")
     asked["data"] |= {"path": None, "dataset_name": "owner/chats", "eval_split": "test", "heldout_fraction": 0.02}
-    text = Tags(xray.recipe_page(Recipe.model_validate(asked), 20, tmp_path / "page.html").read_text(encoding="utf-8")).text
+    text = Tags(
+        xray.recipe_page(Recipe.model_validate(asked), 20, tmp_path / "page.html").path.read_text(encoding="utf-8")
+    ).text
     assert "20 training samples, 20 held out" in text
     assert re.search(r"owner/chats\[test\] messages\s+1\s*20\s*20", text)
 
@@ -241,8 +246,9 @@ def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Pat
     folder = tmp_path / "dataset"
     data.prepare(DataRequest.of(recipe, "x"), folder)
     manifest = data.read_manifest(folder)
-    views = xray.sample_views(folder, manifest, xray._tokenizer(folder), 3)
-    assert [view.title for view in views[:3]] == ["Pair 1", "Pair 2", "Pair 3"]
+    views = sample_views(folder, manifest, xray._tokenizer(folder), 3)
+    assert views[0].title.startswith("Longest pair")
+    assert {"Pair 1", "Pair 2", "Pair 3"} <= {title for view in views for title in view.title.split("; ")}
     texts = [json.loads(line) for line in rows.read_text().splitlines()]
     for view in views:
         before, *both = ("".join(piece.text for piece in pieces) for pieces in (view.pieces, *view.answers))
@@ -260,3 +266,119 @@ def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Pat
     page = xray.page(folder, recipe, tmp_path / "x.html").read_text()
     assert '<div class="chosen">' in page
     assert '<div class="rejected">' in page
+
+
+LONG = " ".join(f"fox {n} jumps over" for n in range(100))
+
+
+def faulty(folder: Path) -> Path:
+    """Write 60 chats: 3 rows are bad, 20 are long, 2 have no answer within 150 tokens, all have a score."""
+    rows: list[dict[str, Any]] = [{**row, "score": 1} for row in chats(60)]
+    for number in (5, 25, 45):
+        rows[number]["messages"] = [{"role": "user", "content": f"<b>{number}</b>"}, {"role": "wizard", "content": "x"}]
+    for number in range(30, 42):
+        rows[number]["messages"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"{number} {LONG}"}]
+    rows[50]["messages"] = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "too late"}]
+    return write_rows(folder / "chats.jsonl", rows)
+
+
+def headings(page: str) -> list[str]:
+    return [html.unescape(found) for found in re.findall(r"<h3>(.*?)</h3>", page)]
+
+
+def test_bad_rows_are_on_the_page_and_their_list_stays(tokenizer, tmp_path):
+    path = faulty(tmp_path)
+    asked = recipe(tokenizer, path, max_bad_fraction=0.1)
+    made = xray.recipe_page(asked, 60, tmp_path / "page.html")
+    assert (made.bad, made.rows, made.bad_rows) == (3, 60, tmp_path / "page.bad_rows.jsonl")
+    text = Tags(made.path.read_text(encoding="utf-8")).text
+    assert f"3 of 60 rows are bad, and not trained on. All of them are listed in {made.bad_rows}" in text
+    for line in (6, 26, 46):
+        assert re.search(rf"{path}:{line}\s*messages\[1\].role is 'wizard'", text)
+    listed = [json.loads(line) for line in made.bad_rows.read_text().splitlines()]
+    assert [(row["file"], row["line"]) for row in listed] == [(str(path), 6), (str(path), 26), (str(path), 46)]
+    few = recipe(tokenizer, path, max_bad_fraction=0.01)
+    with pytest.raises(DataError, match=rf"3 of 60 rows are bad.*all of them are listed in {tmp_path}/few.bad_rows.jsonl"):
+        xray.recipe_page(few, 60, tmp_path / "few.html")
+    assert len((tmp_path / "few.bad_rows.jsonl").read_text().splitlines()) == 3
+    good = recipe(tokenizer, write_rows(tmp_path / "good.jsonl", chats(60)))
+    assert xray.recipe_page(good, 60, tmp_path / "page.html").bad_rows is None
+    assert not (tmp_path / "page.bad_rows.jsonl").exists(), "a list of an earlier page would mislead"
+
+
+def test_bad_rows_of_limited_heldout_data_have_their_places(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    rows: list[Any] = chats(90)
+    rows[8]["messages"] = []
+    heldout = write_rows(tmp_path / "heldout.jsonl", rows)
+    lines = heldout.read_text().splitlines()
+    lines[2] = "no json"
+    heldout.write_text("\n".join(lines) + "\n")
+    made = xray.recipe_page(
+        recipe(tokenizer, path, heldout_path=str(heldout), max_bad_fraction=0.5), 20, tmp_path / "page.html"
+    )
+    listed = [json.loads(line) for line in made.bad_rows.read_text().splitlines()]
+    assert {(row["file"], row["line"]) for row in listed} == {(str(heldout), 3), (str(heldout), 9)}
+    assert made.rows == 40
+
+
+def test_another_file_is_not_replaced_by_the_list(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+    (tmp_path / "page.bad_rows.jsonl").write_text('{"mine": 1}\n')
+    with pytest.raises(DataError, match=r"page.bad_rows.jsonl: exists already, and is no list of bad rows; move it"):
+        xray.recipe_page(recipe(tokenizer, path), 20, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("too_long", ["truncate", "drop"])
+def test_what_one_looks_for_is_shown_before_the_first_samples(too_long, tokenizer, tmp_path):
+    asked = recipe(tokenizer, faulty(tmp_path), max_bad_fraction=0.1, max_length=150, too_long=too_long)
+    made = xray.recipe_page(asked, 60, tmp_path / "page.html")
+    page = made.path.read_text(encoding="utf-8")
+    assert Tags(page).open == []
+    titles = headings(page)
+    kind = "Cut" if too_long == "truncate" else "Dropped, too long"
+    before = ["Dropped, without a trained token", *["Cut"] * 3] if too_long == "truncate" else ["Dropped, too long"] * 3
+    assert titles[: len(before)] == before
+    assert titles.index(next(title for title in titles if "Longest" in title)) < titles.index("Sample 6")
+    assert titles[-1].endswith("Sample 6")
+    assert page.index("Bad rows</h2>") < page.index(f"<h3>{kind}</h3>")
+    assert re.search(rf"{tmp_path}/chats.jsonl:\d+: [\d,]+ tokens, of which [\d,]+ ", page)
+    assert "cut at 150 tokens" in page
+    assert '<i class="l"' in page, "what follows the cut is shown"
+
+
+def test_flagged_samples_are_shown(tokenizer, tmp_path):
+    rows = [{"input_ids": [5, 6, 7, 8 + n], "labels": [-100, 6, 7, 8 + n]} for n in range(60)]
+    rows[7] = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
+    made = xray.recipe_page(recipe(tokenizer, write_rows(tmp_path / "rows.jsonl", rows)), 60, tmp_path / "page.html")
+    titles = headings(made.path.read_text(encoding="utf-8"))
+    assert any("Flagged: end marker" in title for title in titles)
+    assert "Flagged" in titles[0]
+
+
+def test_the_verdict_is_by_tokens_too(tokenizer, tmp_path):
+    rows = chats(300)
+    rows[30]["messages"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": LONG * 40}]
+    made = xray.recipe_page(recipe(tokenizer, write_rows(tmp_path / "rows.jsonl", rows)), 300, tmp_path / "page.html")
+    checks = {check.name: check for check in made.contract.checks}
+    assert checks["truncated"].verdict == "ok", "one of 300 samples"
+    assert checks["truncated tokens"].verdict == "warning"
+    manifest_lost = checks["truncated tokens"]
+    assert manifest_lost.count / manifest_lost.of > 0.3
+    assert f"({100 * manifest_lost.count / manifest_lost.of:.3g} %)" in manifest_lost.found
+
+
+@pytest.mark.parametrize(("contract", "code"), [("stop", 1), ("warn", 0)])
+def test_the_terminal_says_what_would_stop_the_run(contract, code, tokenizer, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "recipe.yaml"
+    changes = {"max_bad_fraction": 0.1, "max_length": 150, "max_truncated_fraction": 0.05, "contract": contract}
+    file.write_text(recipe(tokenizer, faulty(tmp_path), **changes).to_yaml(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["xray", str(file)]) == 0
+    said = capsys.readouterr()
+    effect = "would stop the run" if code else "stop nothing, because of data.contract: warn"
+    assert f"2 of 21 checks fail and {effect}: truncated, truncated tokens.\n" in said.err
+    assert "3 of 60 rows are bad; all of them are listed in .xray/tiny.bad_rows.jsonl" in said.err
+    assert Path(".xray/tiny.bad_rows.jsonl").is_file()
+    assert effect in Path(".xray/tiny.html").read_text(encoding="utf-8")
+    assert cli.main(["xray", str(file), "--check"]) == code

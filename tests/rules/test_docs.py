@@ -10,9 +10,9 @@ from tests.support import markdown
 from tests.support.paths import ROOT
 
 ALL = markdown.pages()
-PAGES = [page for page in ALL if page.parent in (ROOT, ROOT / "docs") and page.name != "CHANGELOG.md"]
+PAGES = [page for page in ALL if (page.parent == ROOT and page.name != "CHANGELOG.md") or ROOT / "docs" in page.parents]
 """Pages of today. CHANGELOG.md also names what earlier releases had."""
-FOLDERS = "benchmarks|chat_templates|deepspeed_configs|demo|docs|flytune|images|recipes|tasks|tests|workflows"
+FOLDERS = "benchmarks|chat_templates|deepspeed_configs|demo|docs|flyte2|flytune|images|recipes|tasks|tests|workflows"
 PATH = re.compile(rf"(?<![\w./:@$-])((?:{FOLDERS})/[\w./*-]*[\w*/])(?:: (\w+)(?![\w.(]))?")
 EXAMPLES = {"recipes/x.yaml", "docs/source/accelerate/fsdp.md"}
 """Paths that a page only supposes, or that are in another repository."""
@@ -107,7 +107,7 @@ def test_paths_and_modules_in_code_exist(page):
 def test_contributing_leads_to_each_change_through_three_files_at_most():
     section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where is")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 8
+    assert len(rows) >= 10
     for row in rows:
         assert 1 <= len({path for path, _ in PATH.findall(row)} | set(re.findall(r"`(\w+\.yaml)`", row))) <= 3, row
 
@@ -152,6 +152,7 @@ def test_no_file_names_a_machine():
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_recipes_of_the_pages_are_right():
     """Read each block of YAML that is a section of a recipe as one; the harness knows what docs/evaluate.md asks."""
     import yaml

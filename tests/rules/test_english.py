@@ -2,13 +2,14 @@
 
 import ast
 import re
+from itertools import pairwise
 
 import pytest
 
 from tests.support import markdown
 from tests.support.paths import ROOT
 
-FOLDERS = ("flytune", "tasks", "workflows", "images", "demo", "benchmarks", "tests/support", "tests/chaos")
+FOLDERS = ("flytune", "tasks", "workflows", "flyte2", "images", "demo", "benchmarks", "tests/support", "tests/chaos")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 QUESTION = "Who|Whom|Whose|Whoever|What|Whatever|Which|Where|When|Whether|Why|How|That|If"
 PARTICLE = "Of|In|As|At|By|On|To|From|With|Within|Without|For|Than|Since|Until|Before|After|Over"
@@ -107,3 +108,42 @@ def test_the_rules_find_what_they_are_for(code, start, tmp_path, monkeypatch):
     found = list(faults(tmp_path / "module.py"))
     assert len(found) == (start is not None)
     assert start is None or start in found[0]
+
+
+_NUMBERED = (
+    "adapters answers artifacts attempts blocks checks documents entries epochs evaluations files GPUs labels layers losses "
+    "mistakes models nodes packages pairs parameters points processes prompts rows runs samples shapes steps tensors tokens "
+    "values weights"
+)
+NUMBERED = re.compile(rf"^ (?:[a-z-]+ )?({_NUMBERED.replace(' ', '|')})\b")
+"""A noun of which there may be one, after a number."""
+NAMES = ("name", "label", "stage", "quantized", "answers", "found", "points", "weights", "address", "planned.accelerator",
+         "' and '.join(PAIR)", "', '.join(wrong)", "self.name")  # fmt: skip
+"""Texts that stand before such a noun, and no numbers."""
+
+
+def numbers(path):
+    """Yield the places of f-strings with a number and a noun in the plural, whatever the number is."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for value, after in pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+            if not (isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)):
+                continue
+            source, form = ast.unparse(value.value), ast.unparse(value.format_spec) if value.format_spec else ""
+            is_number = not (source.strip("_").isupper() or source in NAMES or source.startswith(("counted", "_duration")))
+            if is_number and "." not in form and (noun := NUMBERED.match(after.value)):
+                yield f"{name(path)}:{value.lineno}: {{{source}}} {noun[1]}: write {{counted({source}, ...)}}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if name(path).startswith(("flytune/", "tasks/", "workflows/", "flyte2/"))], ids=name
+)
+def test_numbers_agree_with_their_nouns(path):
+    assert list(numbers(path)) == []
+
+
+def test_the_rule_finds_numbers_that_do_not_agree(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "module.py").write_text(
+        'f"{len(rows)} rows"; f"{count:,} held-out samples of"; f"{hours:.1f} steps"; f"{MOST} rows"'
+    )
+    assert len(list(numbers(tmp_path / "module.py"))) == 2

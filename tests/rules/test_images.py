@@ -18,6 +18,7 @@ import images
 from flytune.errors import FlytuneError
 from flytune.hardware import load_shapes
 from images import check_train
+from tests.support.registration import imported  # noqa: F401 (a fixture)
 
 CAPABILITY = {"T4": "7.5", "L4": "8.9", "A10G": "8.6", "A100-80GB": "8.0", "H100": "9.0"}
 DOCKERFILE = (images.ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -60,13 +61,17 @@ def test_an_unknown_kind_is_refused():
         images.images("podman", None, "dev")
 
 
-def test_the_environment_chooses():
-    code = "import images, sys; print(type(images.TRAIN).__name__, images.LIGHT, 'torch' in sys.modules)"
-    environment = {"FLYTUNE_REGISTRY": "ghcr.io/someone", "FLYTUNE_TAG": "v2", "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=images.ROOT, check=True, env=environment
-    )
-    assert done.stdout.split() == ["str", "ghcr.io/someone/flytune-light:v2", "False"]
+def test_the_environment_chooses(imported):  # noqa: F811
+    assert imported({"FLYTUNE_REGISTRY": "ghcr.io/someone", "FLYTUNE_TAG": "v2"}).LIGHT == "ghcr.io/someone/flytune-light:v2"
+
+
+def test_an_empty_variable_is_none(imported):  # noqa: F811
+    names = ("REGISTRY", "TAG", "IMAGES", "TRAIN_IMAGE", "LIGHT_IMAGE")
+    empty = {f"FLYTUNE_{name}": "" for name in names}
+    assert (imported(empty).TRAIN, imported(empty).LIGHT) == ("flytune-train:dev", "flytune-light:dev")
+    assert imported(empty).environment() == imported({}).environment()
+    without = imported({"FLYTUNE_IMAGES": "imagespec", "FLYTUNE_FLASH_ATTN": ""}).TRAIN
+    assert "export FLASH_ATTN=" in without.commands, "an empty version leaves FlashAttention out"
 
 
 def test_imagespec_renders_the_training_image(tmp_path):

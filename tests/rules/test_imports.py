@@ -109,8 +109,8 @@ def test_the_check_of_no_harness_tasks(loaded):
     code = (
         "from pathlib import Path; from flytune.evaluation.harness import data; from flytune.recipe import Recipe\n"
         "recipe = Recipe.from_yaml('recipes/demo-qlora.yaml')\n"
-        "recipe.evaluation.__dict__['tasks'] = []\n"
-        "data.download(recipe.model_copy(update={'guards': []}), Path('/nowhere'))"
+        "none = recipe.evaluation.model_copy(update={'tasks': [], 'must_not_fall': []})\n"
+        "data.download(recipe.model_copy(update={'evaluation': none}), Path('/nowhere'))"
     )
     assert loaded.of(code) & (MODELS | TABLES | FLYTE | STORES) == set()
 

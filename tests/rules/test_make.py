@@ -10,21 +10,9 @@ import pytest
 from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
 
 from flytune.hardware import load_shapes
+from tests.release import KEPT
+from tests.support.make import lines
 from tests.support.paths import ROOT
-
-
-def lines(target, *options, **variables):
-    """Return the commands that make would run."""
-    command = [
-        "make",
-        "--no-print-directory",
-        "-n",
-        *options,
-        target,
-        *(f"{name}={value}" for name, value in variables.items()),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
 
 
 def test_remote_and_register_show_the_command_after_checking_plan_and_cluster():
@@ -38,6 +26,11 @@ def test_remote_and_register_show_the_command_after_checking_plan_and_cluster():
     assert "--version" not in lines("register")[-1]
 
 
+def test_every_file_with_tests_that_run_before_a_release_alone_is_there():
+    """The cases of a file that was moved would run for every change again."""
+    assert [name for name in KEPT if not (ROOT / "tests" / name).is_file()] == []
+
+
 NEW = ("--assume-new", "requirements-dev.lock")
 """Options of make by which nothing is installed yet."""
 
@@ -47,8 +40,10 @@ def test_torch_without_cuda_is_installed_before_the_lock():
     made = [line for line in lines("install", *NEW, TORCH="cpu", BIN="nowhere/bin") if "pip install" in line]
     assert f'"{version}+cpu"' in made[0]
     assert "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS" in made[0]
-    assert made[1].endswith("--requirement requirements-dev.lock")
-    assert not [line for line in lines("install", *NEW, BIN="nowhere/bin") if "torch" in line]
+    assert made[1].endswith("--constraint requirements-dev.lock torch")
+    assert made[2].endswith("--no-deps --requirement requirements-dev.lock")
+    plain = [line for line in lines("install", *NEW, BIN="nowhere/bin") if "pip install" in line]
+    assert plain == made[1:]
     assert any(
         "TORCH=cu12: unknown; cpu, or leave it out" in line for line in lines("install", *NEW, TORCH="cu12", BIN="nowhere/bin")
     )

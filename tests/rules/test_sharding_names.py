@@ -14,8 +14,9 @@ NAMES = set(get_args(Sharding.model_fields["name"].annotation))
 WORDS = (NAMES - {"none"}) | {"zero", "fsdp1", "fsdp1_grad_op", "fsdp2", "fsdp2_grad_op"}
 # The same words with other meanings; the words of a file, and what they mean there.
 OTHER_MEANINGS = {
-    "flytune/recipe/recipe.py": {"fsdp", "device_map"},  # keys of transformers' arguments, which recipes do not have
-    "flytune/planning/dryrun/allocations.py": {"fsdp"},  # the namespace of torch's operators
+    # names in the files of other tools, and the recipe's for them
+    "flytune/conversion/sharding.py": {"fsdp", "ddp", "zero", "zero1", "zero2", "zero3"},
+    "flytune/dryrun/allocations.py": {"fsdp"},  # the namespace of torch's operators
 }
 TOPS = ("flytune", "images", "tasks", "workflows")
 FILES = sorted(

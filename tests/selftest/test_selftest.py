@@ -15,11 +15,12 @@ from flytune.cli import main
 from flytune.errors import ExportError, RecipeError, TrainingError
 from flytune.hardware import load_shapes
 from flytune.recipe import Recipe
+from flytune.records import Degrees
 from flytune.selftest import Matrix, Trials, compare, matrix, table
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
 from flytune.selftest.matrix import Cell, Distance
-from flytune.selftest.runs import OBJECTIVE_ROWS, STEPS, Pair, Run
+from flytune.selftest.runs import OBJECTIVE_ROWS, STEPS, FinishedRun, Pair
 from flytune.sharding import SHARDINGS, pair_problem
 from tests.support.paths import ROOT
 from tests.support.stages import training_result
@@ -75,9 +76,9 @@ def test_layouts_cut_one_global_batch(trials):
     assert trials.global_batch_size == 8
     pair = Pair("full", "none")
     for processes, expected in ((1, ["8x1x1", "2x4x1", "1x8x1"]), (2, ["4x1x2", "2x2x2", "1x4x2"])):
-        assert [str(layout) for layout in trials.layouts(pair, processes)] == expected
-    packed = trials.layouts(pair._replace(rows="packed"), 2)
-    assert {layout.micro_batch * layout.accumulation * layout.world_size for layout in packed} == {trials.blocks}
+        assert [str(layout) for layout in trials.layouts(pair, Degrees(processes))] == expected
+    packed = trials.layouts(pair._replace(rows="packed"), Degrees(2))
+    assert {layout.degrees.batch(layout.micro_batch, layout.accumulation) for layout in packed} == {trials.blocks}
     assert trials.blocks < 8
 
 
@@ -101,8 +102,8 @@ def broken(monkeypatch, method, change):
     monkeypatch.setattr(SHARDINGS["ddp"], method, lambda sharding, *given: change(partial(real, sharding), *given))
 
 
-def no_token_average(real, recipe, shape):
-    return real(recipe, shape) | {"average_tokens_across_devices": False}
+def no_token_average(real, shape):
+    return real(shape) | {"average_tokens_across_devices": False}
 
 
 def no_weight_decay(real, trainer):
@@ -117,6 +118,7 @@ def one_rank_fails(real, trainer):
     return real(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "change", "said"),
     [
@@ -145,6 +147,7 @@ def test_the_command_fails_and_shows_the_traceback_of_the_rank_that_failed_first
     assert "ValueError: this rank is tired" in shown
 
 
+@pytest.mark.slow
 def test_the_command_fills_a_matrix(capsys, tmp_path):
     pairs = "full/none,full/ddp/cpu,lora/device_map"
     assert main(["selftest", "--pairs", pairs, "--json", "--keep", str(tmp_path / "kept")]) == 0
@@ -213,7 +216,7 @@ def test_distances(tmp_path):
             step.model_copy(update={"loss": loss, "grad_norm": grad_norm})
             for step, loss in zip(made.steps, losses, strict=True)
         ]
-        return Run(made.model_copy(update={"steps": steps}), tmp_path / name)
+        return FinishedRun(made.model_copy(update={"steps": steps}), tmp_path / name)
 
     base = run("base", [1.0], 1.0, {"a": [0.0, 0.0], "b": [1.0]}).exported
     plain = run("plain", [4.0, 2.0], 1.0, {"a": [3.0, 0.0], "b": [5.0]})

@@ -7,7 +7,7 @@ import pytest
 
 from flytune.errors import RecipeError
 from flytune.planning import planner
-from flytune.recipe import Recipe
+from flytune.recipe import Recipe, named_files
 from flytune.sharding import SHARDINGS, sharding_of
 from flytune.sharding.deepspeed_config import DeepSpeedConfig, ZeroOptimization
 from flytune.sharding.layout import Layout
@@ -20,17 +20,18 @@ ZERO3 = {"zero_optimization": {"stage": 3}}
 
 
 def recipe_of(config, name="zero3", **changes):
-    return Recipe.model_validate(content(sharding={"name": name, "config": config}) | changes)
+    own = content(sharding={"name": name, "config": config}) | changes
+    return Recipe.model_validate(named_files.with_contents(own))
 
 
 def problems(config, **changes):
     recipe = recipe_of(config, **changes)
-    return sharding_of(recipe).problems(recipe)
+    return sharding_of(recipe).problems()
 
 
 def layout(config, name="zero3"):
     recipe = recipe_of(config, name)
-    return sharding_of(recipe).layout(recipe)
+    return sharding_of(recipe).layout
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -40,10 +41,10 @@ def test_a_shipped_configuration_as_ones_own_is_planned_and_trained_as_the_shipp
     own = recipe_of(str(path), name)
     shipped = Recipe.model_validate(content(sharding={"name": name, "offload": offload}))
     assert own.sharding.offload == offload
-    sharding = SHARDINGS[name]()
-    assert sharding.problems(own) == []
-    assert sharding.layout(own) == sharding.layout(shipped)
-    assert sharding.config(own) == sharding.config(shipped)
+    mine, theirs = sharding_of(own), sharding_of(shipped)
+    assert mine.problems() == []
+    assert mine.layout == theirs.layout
+    assert mine.config() == theirs.config()
 
 
 def test_the_file_becomes_part_of_the_recipe_and_of_its_key(tmp_path):
@@ -69,11 +70,14 @@ def test_a_recipe_without_one_keeps_its_key():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"bf16": 1, "bf16": 2}', r"sharding\.config: .*my.json: the key 'bf16' is there twice, in columns 2 and 13"),
+        (
+            '{"bf16": 1, "bf16": 2}',
+            r"sharding\.config: .*my.json: not JSON: the key 'bf16' is there twice, in columns 2 and 13",
+        ),
         ('{"a": {"b": 1, "b": 2}}', "the key 'b' is there twice"),
-        ('{"gradient_clipping": NaN}', "my.json: NaN is not JSON; numbers are finite"),
-        ("{ // comment\n}", "my.json: Expecting property name enclosed in double quotes at column 3"),
-        ("[1]", r"must be a JSON object, found \[1\]"),
+        ('{"gradient_clipping": NaN}', "my.json: not JSON: NaN is not JSON; numbers are finite"),
+        ("{ // comment\n}", "my.json: not JSON: Expecting property name enclosed in double quotes at column 3"),
+        ("[1]", r"must be a JSON object; found \[1\]"),
     ],
 )
 def test_only_strict_json_is_read(tmp_path, text, said):
@@ -138,8 +142,17 @@ def test_offload_follows_the_configuration_and_may_not_contradict_it():
             "zero_quantized_weights: unknown key; the plan does not count what it changes; remove it",
         ),
         ({"zero_optimization": {"stage": 3, "overlap_comm": "auto"}}, "zero_optimization.overlap_comm: "),
+        (
+            {"zero_optimization": {"stage": 3, "round_robin_gradients": 1}},
+            "zero_optimization.round_robin_gradients: must be true or false; found 1",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "round_robin_gradient": True}},
+            "unknown key; did you mean round_robin_gradients?",
+        ),
+        (ZERO3 | {"aio": {"queue_depth": -1}}, "aio.queue_depth: must be 0 or greater; found -1"),
         ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "zero_optimization.sub_group_size: "),
-        ({"zero_optimization": {"stage": 3, "reduce_bucket_size": True}}, "must be a number, found True"),
+        ({"zero_optimization": {"stage": 3, "reduce_bucket_size": True}}, "must be an integer or 'auto'; found true"),
         ({"zero_optimization": {"stage": 3, "reduce_bucket_size": 1.5}}, "zero_optimization.reduce_bucket_size: "),
         ({"bf16": {"enabled": True}}, "zero_optimization: missing"),
     ],
@@ -164,7 +177,7 @@ def test_the_plan_refuses_it_with_all_mistakes():
 
 def test_other_shardings_read_none():
     recipe = recipe_of(ZERO3, "fsdp")
-    assert sharding_of(recipe).problems(recipe) == [
+    assert sharding_of(recipe).problems() == [
         "sharding.config: fsdp reads no DeepSpeed configuration; remove it, or name zero1, zero2 or zero3"
     ]
 
@@ -185,7 +198,7 @@ def test_gathering_on_save_is_needed_where_checkpoints_are_written():
 def test_what_the_recipe_decides_is_filled_in_by_the_trainer():
     blocks = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "steps_per_print": 10}
     recipe = recipe_of({"zero_optimization": {"stage": 3, "sub_group_size": 1e9}} | blocks)
-    config = sharding_of(recipe).config(recipe)
+    config = sharding_of(recipe).config()
     assert config == {
         "zero_optimization": {"stage": 3, "sub_group_size": 10**9, "stage3_gather_16bit_weights_on_model_save": True},
         "steps_per_print": 10,
@@ -284,8 +297,11 @@ def test_all_keys_of_deepspeeds_stages_are_known_or_refused_with_a_reason_and_de
         assert set(own.model_fields) <= set(theirs)
         assert set(theirs) - set(own.model_fields) <= set(DeepSpeedConfig.elsewhere)
         filled = {"stage", "offload_param", "offload_optimizer", "stage3_gather_16bit_weights_on_model_save"}
-        for name in set(own.model_fields) - filled:
+        for name in set(own.__annotations__) - filled:
             assert own.model_fields[name].default == theirs[name].default, name
+        # Nothing here reads the others: DeepSpeed has their defaults.
+        for name in set(own.model_fields) - set(own.__annotations__):
+            assert theirs[name].annotation in (int, bool), name
 
 
 def test_layouts_have_the_defaults_of_the_shipped_configurations():

@@ -28,6 +28,8 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "text": [{"text": f'The "fox" {n},\nand more'} for n in range(10)],
     "tokens": [{"input_ids": [5, 20 + n, 30], "labels": [-100, 20 + n, 30]} for n in range(10)],
 }
+DEEPEST = 100
+"""Objects and lists inside each other that are read at most."""
 FLAT = ("instruction", "prompt_completion", "text")
 
 
@@ -70,12 +72,22 @@ def finite(text: str) -> float:
     return value
 
 
+def depth(value: Any) -> int:
+    """Return how many objects and lists of a JSON value are inside each other; an empty innermost one does not count."""
+    deep, level = 0, [value]
+    while level := [
+        part for one in level if isinstance(one, dict | list) for part in (one.values() if isinstance(one, dict) else one)
+    ]:
+        deep += 1
+    return deep
+
+
 def expected_of_line(line: bytes, form: str, tokenizer: Any) -> Any:
     """Return what a line must give, by the standard library alone up to its row: sample, DataError, None for a blank one."""
     if not line.strip():
         return None
     try:
         row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
-        return sample_of(row, form, tokenizer) if isinstance(row, dict) else DataError
+        return sample_of(row, form, tokenizer) if isinstance(row, dict) and depth(row) <= DEEPEST else DataError
     except (ValueError, RecursionError, DataError):
         return DataError

@@ -5,6 +5,7 @@ It starts nothing: tests/support/propeller.py runs registered workflows.
 
 import base64
 import hashlib
+import re
 import time
 import urllib.request
 from concurrent import futures
@@ -29,6 +30,8 @@ from tests.support import compiler
 from tests.support.s3 import ObservedS3
 
 BUCKET = "flyte"
+SUCCEEDED, FAILED, ABORTED = 4, 6, 7
+"""Phases of executions."""
 PAGE = 3
 """Number of nodes on a page of a list; flyteadmin uses the caller's limit."""
 
@@ -40,6 +43,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         self._s3 = s3
         self.tasks, self.workflows, self.launch_plans, self.executions = {}, {}, {}, {}
         self.nodes, self.phases = {}, {}
+        self.outputs, self.errors = {}, {}
+        """Outputs of executions that have succeeded, and messages of others, by name."""
+        self.cache = {}
+        """Outputs of cached tasks by key (execution.py)."""
         self.uploads = []
         self.active = []
         self.bytes_per_second = None
@@ -135,10 +142,20 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
             context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type execution with identifier {request.id}")
         execution = execution_pb2.Execution(id=request.id, spec=made.spec)
         execution.closure.phase = self.phases.get(request.id.name, 1)  # QUEUED
+        if (message := self.errors.get(request.id.name)) and execution.closure.phase == FAILED:
+            execution.closure.error.message = message
+        elif message:
+            execution.closure.abort_metadata.cause = message
         now = execution.closure
         for stamp in (now.created_at, now.started_at, now.updated_at):
             stamp.GetCurrentTime()
         return execution
+
+    def GetExecutionData(self, request, context):
+        made = execution_pb2.WorkflowExecutionGetDataResponse(full_inputs=self.executions[request.id.name].inputs)
+        for name, literal in self.outputs.get(request.id.name, {}).items():
+            made.full_outputs.literals[name].CopyFrom(literal)
+        return made
 
     def ListNodeExecutions(self, request, context):
         """List the nodes of an execution or those within one node, a page at a time, as flyteadmin does."""
@@ -153,9 +170,16 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
             one.closure.phase = 3  # SUCCEEDED
             for stamp in (one.closure.created_at, one.closure.started_at, one.closure.updated_at):
                 stamp.GetCurrentTime()
+            one.closure.deck_uri = self._deck(request.workflow_execution_id.name, name)
             if launched := known[name][3]:
                 one.closure.workflow_node_metadata.executionId.CopyFrom(_execution_id(*_where(one.id.execution_id), launched))
         return listed
+
+    def _deck(self, execution, node):
+        """Return the address of the deck of a node's last attempt, which is beside its outputs; empty if there is none."""
+        prefix = f"metadata/{execution}/{node}/"
+        decks = [key for key in self.keys(prefix) if re.fullmatch(r"\d+/deck\.html", key.removeprefix(prefix))]
+        return f"s3://{BUCKET}/{max(decks)}" if decks else ""
 
     def ListTaskExecutions(self, request, context):
         node = request.node_execution_id
@@ -226,7 +250,8 @@ class _Storage(ObservedS3):
 
 def _register(entities, request, context):
     if hasattr(request.spec, "sub_workflows"):  # a workflow
-        _sort_upstream(request.spec.template.nodes)
+        for template in (request.spec.template, *request.spec.sub_workflows):
+            _sort_upstream(template.nodes)
     known = entities.get(request.id.name)
     if known is not None and known.id.version == request.id.version:
         if known != request:

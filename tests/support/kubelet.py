@@ -43,11 +43,13 @@ class Pod:
                 [*around, *command], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
         self._deleted = None
+        self.was_drained = False
 
     @property
     def code(self):
         """Exit code, negative or above 128 for a signal; None while the pod runs."""
-        return self._process.poll()
+        code = self._process.poll()
+        return 1 if code == 0 and self.was_drained else code
 
     @property
     def was_deleted(self):
@@ -63,6 +65,11 @@ class Pod:
         if self._deleted is None and self.code is None:
             self._deleted = time.monotonic()
             self.send(signal.SIGTERM)
+
+    def drain(self):
+        """Delete the pod as its node is drained: the operator then counts its replica as failed, whatever it exits with."""
+        self.was_drained = True
+        self.delete()
 
     def send(self, number):
         """Send a signal to the container's command."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.paths import ROOT
+from tests.support.propeller import REGISTRY
 
 SECRET = "hush-7f3a"
 SECRETS = [".env", ".env.local", "deploy/.env", "deploy/key.pem", ".netrc"]
@@ -41,7 +42,7 @@ def checkout(folder, root=ROOT):
 
 
 def pyflyte(laptop, home, *arguments, **variables):
-    """Run pyflyte in the checkout `laptop`, with the configuration below `home` and secrets among the environment variables."""
+    """Run pyflyte in the checkout `laptop`, with the configuration below `home`, a registry, and secrets in variables."""
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(home),
@@ -49,6 +50,7 @@ def pyflyte(laptop, home, *arguments, **variables):
         "PYTHONPATH": ":".join([str(laptop), *variables.pop("paths", [])]),
         "HF_TOKEN": SECRET,
         "AWS_SECRET_ACCESS_KEY": SECRET,
+        **REGISTRY,
     }
     command = ["pyflyte", *arguments]
     return subprocess.run(command, cwd=laptop, env=environment | variables, capture_output=True, text=True, timeout=900)
@@ -56,10 +58,24 @@ def pyflyte(laptop, home, *arguments, **variables):
 
 def submit(laptop, home, admin, recipe, **variables):
     """Submit a recipe as the README does; return the execution's name."""
+    return start(laptop, home, admin, "finetune", "finetune", variables, recipe=recipe)
+
+
+def start(laptop, home, admin, module, name, variables=None, **inputs):
+    """Start a workflow by `pyflyte run --remote`; return the execution's name.
+
+    Args:
+        inputs: the workflow's; a dictionary is written to a file of its own.
+    """
     known = set(admin.executions)
-    (home / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    what = ["workflows/finetune.py", "finetune", "--recipe", str(home / "recipe.yaml")]
-    done = pyflyte(laptop, home, "run", "--remote", "--copy", "all", *WHERE, *what, **variables)
+    arguments = []
+    for field, value in inputs.items():
+        if isinstance(value, dict):
+            value, content = home / f"{field}.yaml", value
+            value.write_text(yaml.safe_dump(content))
+        arguments += [f"--{field}", str(value)]
+    command = ["run", "--remote", "--copy", "all", *WHERE, f"workflows/{module}.py", name, *arguments]
+    done = pyflyte(laptop, home, *command, **(variables or {}))
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    (name,) = set(admin.executions) - known
-    return name
+    (made,) = set(admin.executions) - known
+    return made

@@ -1,6 +1,10 @@
 """Runs of a tiny model on data of an objective, and on the same rows with TRL's own trainer."""
 
+import contextlib
+import io
 import json
+import os
+import re
 
 import pytest
 
@@ -8,10 +12,13 @@ from flytune import data
 from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
+from flytune.report import model_card
 from flytune.training import loop
-from tests.support import ranks, saved_runs
+from tests.support import prompts, ranks, saved_runs
 from tests.support.tiny import tiny_base, tiny_recipe
 
+SECTIONS = {"grpo": prompts.section()}
+"""Sections of objectives whose defaults are no tiny run's."""
 SAME = 1e-5
 """Relative difference of losses that are computed in the same order."""
 
@@ -27,7 +34,7 @@ def prepare(folder, objective, write):
 def recipe_for(inputs, default, method="full", sharding="none", **changes):
     """Return the recipe of a tiny run; `default` is its objective, where `changes` have none."""
     method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
-    changes = {"objective": default, "method": method, "sharding": sharding} | changes
+    changes = {"objective": SECTIONS.get(default, default), "method": method, "sharding": sharding} | changes
     changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
 
@@ -74,9 +81,9 @@ def logs_of_trl(make_config, make_trainer, recipe, rows, out, load=causal):
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-def in_order_of_training(recipe, inputs, key_of_text, key_of_row, pairs=False):
+def in_order_of_training(recipe, inputs, key_of_text, key_of_row, rows="answers"):
     """Return the rows of text in the order in which a run trains them, found by a key of their texts and tokens."""
-    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, pairs)
+    stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, data.row_kind(rows))
     tokenizer = data.load_tokenizer(recipe.model, recipe.data)
 
     def ids(text):
@@ -99,7 +106,9 @@ def check_losses(recipe, inputs, tmp_path, fit, losses_of_trl):
 
 def check_resume(inputs, sharding, tmp_path, **changes):
     """Check that a run that is killed at step 3 of 4 computes what an undisturbed one does."""
-    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **{"evaluation.eval_steps": 2}, **changes)
+    changes = {"evaluation.eval_steps": 2} | changes
+    changes |= {"objective": SECTIONS.get(changes["objective"], changes["objective"])} if "objective" in changes else {}
+    recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
     world_size = planner.make(recipe).world_size
     calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
     never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
@@ -107,7 +116,7 @@ def check_resume(inputs, sharding, tmp_path, **changes):
         ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
     resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps[2:]]
+    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps], "those of both attempts"
     assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
     assert resumed.heldout_loss == never.heldout_loss
 
@@ -118,4 +127,20 @@ def pairs_in_order_of_training(recipe, inputs):
     def key(text, ids):
         return tuple(ids(text["prompt"] + text["chosen"]) + ids(text["prompt"] + text["rejected"]))
 
-    return in_order_of_training(recipe, inputs, key, lambda row: tuple(row["input_ids"]), pairs=True)
+    return in_order_of_training(recipe, inputs, key, lambda row: tuple(row["input_ids"]), rows="pairs")
+
+
+def card_of(recipe, result, out, inputs, metrics):
+    """Return the model card of a run."""
+    plan, manifest = planner.make(recipe), data.read_manifest(inputs / "dataset")
+    return model_card.render(recipe, plan, manifest, result, metrics, broken=[])
+
+
+def run_card(card, weights, dataset):
+    """Run the card's code in a folder with the weights, and return what it prints."""
+    os.chdir(weights)
+    os.symlink(dataset, "dataset")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[:2])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    return printed.getvalue()

@@ -1,13 +1,13 @@
 """Plans, workloads and shapes made from sample recipes."""
 
+from flytune.estimates import config_sizes
 from flytune.hardware import Shape, shape_named
-from flytune.models import geometry as models_geometry
+from flytune.models import config_files
 from flytune.planning import planner, workloads
 from flytune.recipe import Recipe
-from flytune.sharding import sharding_of
 from tests.support.recipes import content
 
-LLAMA_8B = models_geometry.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
+LLAMA_8B = config_files.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
 SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 
@@ -17,12 +17,12 @@ def recipe_of(**changes):
 
 
 def plan_of(config=SMALL, **changes):
-    return planner.make(recipe_of(**changes), geometry=models_geometry.geometry(config, "a/b"))
+    return planner.make(recipe_of(**changes), geometry=config_sizes.geometry(config, "a/b"))
 
 
 def workload_of(recipe, config=LLAMA_8B, shape=None, micro_batch=1):
     shape = shape or shape_named("h100-8")
-    return workloads.workload(recipe, models_geometry.geometry(config, "a/b"), sharding_of(recipe), shape, micro_batch, 1)
+    return workloads.workload(recipe, config_sizes.geometry(config, "a/b"), shape, micro_batch, 1)
 
 
 def shape_of(**changes):
@@ -30,7 +30,7 @@ def shape_of(**changes):
     return Shape(**(row | {"shared_memory_gib": 8, "disk_gib": 500, "price_per_hour": 1.0} | changes))
 
 
-GEOMETRY = models_geometry.geometry(LLAMA_8B, "a/b")
+GEOMETRY = config_sizes.geometry(LLAMA_8B, "a/b")
 TRAINING = {"learning_rate": 1e-4, "global_batch_size": 64}
 
 

@@ -1,8 +1,9 @@
-"""Stand-in for propeller, which runs the tasks of a registered workflow in offline pods (kubelet.py).
+"""Stand-in for propeller's task nodes: registered tasks run in offline pods (kubelet.py); execution.py runs their workflows.
 
-A pod gets only an empty working directory, the image's environment, and the variables of Flyte and the training operator.
-Inputs, outputs, code and raw data are in the admin's storage. An attempt is evaluated when its job has ended, an error before
-outputs, as in flytepropeller (nodes/task/handler.go: ValidateOutput).
+A pod gets only an empty working directory, the image's environment, and the variables of its spec, of Flyte and of the training
+operator. One whose image no registry has is not started. Inputs, outputs, code and raw data are in the admin's storage. An
+attempt is evaluated when its job has ended, an error before outputs, as in flytepropeller (nodes/task/handler.go:
+ValidateOutput).
 """
 
 import socket
@@ -34,96 +35,19 @@ if "SITE" in os.environ:
 """
 
 
+REGISTRY = {"FLYTUNE_REGISTRY": "registry.example.com/team", "FLYTUNE_TAG": "v7"}
+"""Variables with which a laptop registers: the registry that has the images, and their tag."""
+IMAGES = {kind: f"registry.example.com/team/flytune-{kind}:v7" for kind in ("train", "light")}
+"""Names of all images that the registry has, by kind."""
+
+
+DRAINED = "[2/2] currentAttempt done. Last Error: USER::Job failed: PyTorchJobFailed - PyTorchJob f0-n4-1 is failing because \
+1 Worker replica(s) failed."
+"""Flyte's message of a job that has lost a pod with its node; the operator deletes the others, with their logs."""
+
+
 class PodFailed(Exception):
     """Error of a failed pod with the console's message."""
-
-
-class Run:
-    """Execution with the values of its nodes and the folders of its pods, below `folder`.
-
-    `images` has the images of the pods (tests/support/image.py) by the prefixes of their names.
-    """
-
-    def __init__(self, admin, execution, folder, environment, images=None):
-        request = admin.executions[execution]
-        plan = admin.launch_plans[request.spec.launch_plan.name].spec
-        self.workflow = admin.workflows[plan.workflow_id.name].spec.template
-        self.admin, self.name, self.folder = admin, execution, folder
-        self.environment, self.images = environment, images
-        self.taken = {}
-        """Names of the tasks that were run, by node."""
-        self.values = {"": {**plan.fixed_inputs.literals, **request.inputs.literals}}
-
-    def until(self, task):
-        """Run nodes in order up to the first whose task's name begins with `task`; return its outputs."""
-        for node in _sorted(self.workflow.nodes):
-            if node.id not in self.values:
-                self.values[node.id] = self._run(node)
-            if self.taken[node.id].startswith(task):
-                return self.values[node.id]
-        raise AssertionError(f"no node ran {task}")
-
-    def pods(self, task):
-        """Return the numbers of the pods of a task."""
-        return [int(pod.name) for pod in (self.folder / task).iterdir()]
-
-    def _run(self, node):
-        inputs, chosen = self._inputs(node), node
-        if node.HasField("branch_node"):
-            chosen = _taken(node.branch_node.if_else, inputs)
-            inputs = self._inputs(chosen)
-        if chosen.HasField("array_node"):
-            self.taken[node.id] = chosen.array_node.node.task_node.reference_id.name.rpartition(".")[2]
-            over = [literal.collection for literal in inputs.values() if literal.HasField("collection")]
-            assert [len(found.literals) for found in over] == [0], "the stand-in only maps over empty lists"
-            return {"o0": literals_pb2.Literal(collection=literals_pb2.LiteralCollection())}
-        task = self.admin.tasks[chosen.task_node.reference_id.name].spec.template
-        name = task.id.name.rpartition(".")[2]
-        self.taken[node.id] = name
-        place = self.folder / name
-        outputs = run_pods(self.admin, task, inputs, place, self.environment, self.name, images=self.images)
-        self.admin.note(self.name, node.id, task.id.name, outputs)
-        return outputs
-
-    def _inputs(self, node):
-        return {binding.var: self._literal(binding.binding) for binding in node.inputs}
-
-    def _literal(self, data):
-        if data.HasField("promise"):
-            assert not data.promise.attr_path, "the stand-in does not look into values"
-            return self.values[data.promise.node_id][data.promise.var]
-        if data.HasField("collection"):
-            items = [self._literal(item) for item in data.collection.bindings]
-            return literals_pb2.Literal(collection=literals_pb2.LiteralCollection(literals=items))
-        return literals_pb2.Literal(scalar=data.scalar)
-
-
-def _sorted(nodes):
-    """Yield each node after the nodes that it depends on."""
-    left, done = [node for node in nodes if node.id not in ("start-node", "end-node")], {"", "start-node"}
-    while left:
-        node = next(node for node in left if set(node.upstream_node_ids) | _dependencies(node) <= done)
-        left.remove(node)
-        done.add(node.id)
-        yield node
-
-
-def _dependencies(node):
-    return {binding.binding.promise.node_id for binding in node.inputs if binding.binding.HasField("promise")}
-
-
-def _taken(block, inputs):
-    for case in [block.case, *block.other]:
-        comparison = case.condition.comparison
-        assert comparison.operator == 0, "only == is supported"
-        sides = [_primitive(side, inputs) for side in (comparison.left_value, comparison.right_value)]
-        if sides[0] == sides[1]:
-            return case.then_node
-    raise PodFailed(block.error.message)
-
-
-def _primitive(operand, inputs):
-    return inputs[operand.var].scalar.primitive if operand.var else operand.primitive
 
 
 class Attempt(NamedTuple):
@@ -139,7 +63,12 @@ class Attempt(NamedTuple):
 def container_of(task):
     """Return command and variables of the task's container, as registered."""
     container = _primary_container(task)
-    return container["args"], {pair["name"]: pair["value"] for pair in container["env"]}
+    return container["args"], {pair["name"]: pair["value"] for pair in container["env"] if "value" in pair}
+
+
+def image_name(task):
+    """Return the name of the image of the task's container."""
+    return _primary_container(task)["image"]
 
 
 def working_directory(task):
@@ -158,8 +87,7 @@ def _image_of(task, images):
     container = _primary_container(task)
     assert container["securityContext"]["readOnlyRootFilesystem"]
     volumes = [mount["mountPath"] for mount in container["volumeMounts"]]
-    (image,) = [image for start, image in images.items() if container["image"].startswith(start)]
-    return image, volumes, container["workingDir"]
+    return images[container["image"]], volumes, container["workingDir"]
 
 
 def _rendezvous(task, port):
@@ -178,30 +106,45 @@ def _rendezvous(task, port):
     }
 
 
-def run_pods(admin, task, inputs, folder, environment, execution, **disturbed):
-    """Run a task, and return its outputs.
+def run_pods(admin, task, inputs, folder, environment, execution, **options):
+    """Run a task, and return its outputs; the options are those of `attempts`.
 
     Raises:
         PodFailed: the pods wrote an error document, or neither that nor outputs.
     """
-    *failed, last = attempts(admin, task, inputs, folder, environment, execution, **disturbed)
+    *failed, last = attempts(admin, task, inputs, folder, environment, execution, **options)
     for attempt in failed:
         codes, logs = [pod.code for pod in attempt.pods], [pod.log_text()[-1000:] for pod in attempt.pods]
         warnings.warn(f"attempt failed: {attempt.condition}, {attempt.error}, exit codes {codes}, logs {logs}", stacklevel=2)
     if last.error is not None:
         raise PodFailed(last.error.message)
+    if any(pod.was_drained for pod in last.pods) and last.condition == "Failed":
+        raise PodFailed(DRAINED)
     if last.outputs is None:
         codes = [pod.code for pod in last.pods]
         raise PodFailed(f"{last.condition}, OutputsNotFound, exit codes {codes}\n{last.pods[0].log_text()[-3000:]}")
     return last.outputs
 
 
-def attempts(admin, task, inputs, folder, environment, execution, strike=None, grace=None, images=None):
+def attempts(admin, task, inputs, folder, environment, execution, node="n0", strike=None, grace=None, images=None, strikes=1):
     """Run and yield attempts until there are outputs, an error is final, or the task has no retries left.
 
-    `strike` is called repeatedly with the pods of the first attempt, to disturb them; `grace` overrides the grace period.
+    Args:
+        environment: variables that Flyte gives to all pods (default-env-vars).
+        node: the node's path in the execution, which is part of its addresses.
+        strike: function that is called repeatedly with the pods of the first attempt, or of the first `strikes` attempts, to
+            disturb them.
+        grace: seconds from SIGTERM to SIGKILL, instead of the pod's own.
+        images: stand-ins of the images by name (image.py); without them, pods have this machine's packages.
+
+    Raises:
+        PodFailed: no registry has the image.
     """
-    node = f"metadata/{execution}/{task.id.name}"
+    name = image_name(task)
+    if name not in IMAGES.values():
+        raise PodFailed(f"ErrImagePull: {name}: not found; the registry has {', '.join(IMAGES.values())}")
+    raw_node = f"{execution}-{node.replace('/', '-')}"
+    node = f"metadata/{execution}/{node}"
     literals = literals_pb2.LiteralMap(literals=inputs)
     admin.store(f"{node}/inputs.pb", literals.SerializeToString())
     args, variables = container_of(task)
@@ -213,7 +156,7 @@ def attempts(admin, task, inputs, folder, environment, execution, strike=None, g
     for attempt in range(task.metadata.retries.retries + 1):
         prefix = f"{address}/{attempt}"
         # Raw data has a separate address, as on a cluster: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
-        raw = f"s3://{BUCKET}/ab/{execution}-{task.id.name}-{attempt}"
+        raw = f"s3://{BUCKET}/ab/{raw_node}-{attempt}"
         command = fill_command(args, f"{address}/inputs.pb", prefix, raw, previous)
         count, rendezvous = _rendezvous(task, _free_port())
         flyte = {"FLYTE_INTERNAL_EXECUTION_ID": execution, "FLYTE_ATTEMPT_NUMBER": str(attempt)}
@@ -222,10 +165,10 @@ def attempts(admin, task, inputs, folder, environment, execution, strike=None, g
         for index in range(count):
             # enable-distributed-error-aggregation: one error file for each pod.
             named = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}"}
-            own = environment | variables | flyte | rendezvous | (named if count > 1 else {})
+            own = environment | variables | flyte | rendezvous | (named if count > 1 else {}) | _from_fields(task, index)
             pods.append(_start(command, where / str(index), own, index, shares, seconds if grace is None else grace, image))
         try:
-            condition = kubelet.run(pods, strike if attempt == 0 else None)
+            condition = kubelet.run(pods, strike if attempt < strikes else None)
             ended = Attempt(pods, condition, *_outcome(admin, f"{node}/{attempt}", condition))
             kubelet.end(pods)
         finally:
@@ -247,6 +190,13 @@ def _outcome(admin, prefix, condition):
     if (outputs := admin.stored(f"{prefix}/outputs.pb")) is None:
         return None, None
     return None, dict(literals_pb2.LiteralMap.FromString(outputs).literals)
+
+
+def _from_fields(task, index):
+    """Return the variables that the kubelet sets from fields of the pod; the pods of a job are on nodes n0, n1 and so on."""
+    sources = {pair["name"]: pair["valueFrom"] for pair in _primary_container(task)["env"] if "valueFrom" in pair}
+    assert all(source == {"fieldRef": {"fieldPath": "spec.nodeName"}} for source in sources.values())
+    return dict.fromkeys(sources, f"n{index}")
 
 
 def _termination(task):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.failures.table import RETRIES
 from flytune.hardware import Shape
-from tasks.runtime.directories import new_folder
 from tasks.runtime.elastic import ranks
+from tasks.runtime.orchestrator import FLYTE
 from tasks.runtime.pods import declare
 from tasks.runtime.retries import report_failures
+from tests.support.propeller import IMAGES
 
 COMMON = {"accelerator": "cpu", "cpu": 1, "memory_gib": 6, "disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}
 
@@ -20,7 +20,7 @@ def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
     """Run steps of 0.1 s, then write a file of `size` bytes on rank 0. `fault` strikes in attempt 0: "FAULT RANK STEP"."""
     import torch
 
-    out = new_folder() / "result"
+    out = FLYTE.new_folder() / "result"
     with report_failures():
         say("training begins")
         rank, is_alone = int(os.environ.get("RANK", "0")), "RANK" not in os.environ
@@ -62,4 +62,4 @@ QUICK = {}
 for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
     _row = _shape(_name, _nodes, _processes)
     _config = {"task_config": ranks(_row, _row.processes)} if _row.world_size > 1 else {}
-    QUICK[_name] = declare(work, f"work_{_row.identifier}", _row, globals(), container_image="i:t", retries=RETRIES, **_config)
+    QUICK[_name] = declare(work, f"work_{_row.identifier}", _row, globals(), container_image=IMAGES["train"], **_config)

@@ -1,4 +1,8 @@
-"""Shipped recipes, and the content of a minimal one."""
+"""Shipped recipes, and the content of a minimal one; the models in a type."""
+
+import typing
+
+from pydantic import BaseModel
 
 from tests.support.paths import ROOT
 
@@ -15,3 +19,10 @@ def content(**changes):
         "training": {"learning_rate": "2e-4", "global_batch_size": 8},
     }
     return recipe | changes
+
+
+def models_of(annotation):
+    """List the models in a type: of `list[WeightedSource]`, one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in typing.get_args(annotation) for model in models_of(argument)]

@@ -12,8 +12,9 @@ from flytune.data.shards import content_hash
 from flytune.export import manifest as export_manifest
 from flytune.models import loading, probe, scoring
 from flytune.recipe import Recipe
-from flytune.records import Bin, Contents, Manifest, Need, Plan, Shard, SourceCounts, SplitCounts, Step, TrainingResult
-from flytune.records.contents import CONTENTS, list_files
+from flytune.records import Bin, Manifest, Need, Plan, Shard, SourceCounts, SplitCounts, Step, TrainingResult
+from flytune.records.contents import CONTENTS
+from flytune.records.contents import seal as list_all
 from tests.support.tiny import tiny_recipe
 
 
@@ -96,7 +97,8 @@ def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) 
     if recipe.method.name != "full":
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+        plain = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, loading.peft_config(recipe, model) if recipe.method.experts else plain)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=5e-3)
     rows = pyarrow.parquet.read_table(dataset / "train").to_pylist()
@@ -133,7 +135,7 @@ def write_artifact(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12)
 def seal(artifact: Path) -> Path:
     """Write the artifact.json of the files that are there now, as after a change that its owner made."""
     (artifact / CONTENTS).unlink(missing_ok=True)
-    Contents(files=list_files(artifact)).write(artifact / CONTENTS)
+    list_all(artifact, "artifact")
     return artifact
 
 

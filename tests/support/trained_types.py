@@ -7,7 +7,7 @@ from typing import Any
 from flytune.data import heldout_rows
 from flytune.export import gate
 from flytune.hardware import shape_named
-from flytune.models import loading, scoring, sharded_loading
+from flytune.models import expert_layers, loading, probe, scoring, sharded_loading
 from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult
 from flytune.selftest import tiny_model
@@ -39,17 +39,36 @@ def write_base(model_type: str, tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-def recipe_for(base: Path, method: str, **changes: Any) -> Recipe:
-    """Return a recipe of a few steps for a base of any type; of the kinds of attention, one that the type has."""
-    from transformers import AutoConfig
+def defaults(model_type: str) -> dict[str, Any]:
+    """Return the entries of a model type's row that say which of the recipe's defaults it has (model_types.json)."""
+    from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.from_pretrained(str(base)))]
-    attention = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+    config = tiny_config(model_type)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    has = []
+    for attention in ("sdpa", "eager"):
+        try:
+            AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation=attention)
+            has.append(attention)
+        except ValueError as error:
+            if "does not support an attention implementation" not in str(error):
+                raise
+    if getattr(kind, "_supports_flash_attn", False):
+        has.append("flash_attention_2")
+    return {"attention": has} | ({} if kind.supports_gradient_checkpointing else {"checkpointing": False})
+
+
+def recipe_for(base: Path, method: str, **changes: Any) -> Recipe:
+    """Return a recipe of a few steps for a base of any type, with the defaults that the type has."""
+    from transformers import AutoConfig
+
+    has = defaults(AutoConfig.from_pretrained(str(base)).model_type)
     adapter: Any = "full" if method == "full" else {"name": method, "r": 4, "lora_alpha": 8}
     named = {
         "method": adapter,
-        "model.attn_implementation": attention,
+        "model.attn_implementation": has["attention"][0],
+        "training.activation_checkpointing": has.get("checkpointing", True),
         "training.max_steps": STEPS,
         "training.learning_rate": 1e-3 if method == "full" else 2e-2,
         "checkpoints.folder": str(base.parent / f"checkpoints-{method}"),
@@ -83,6 +102,31 @@ def train(base: Path, dataset: Path, method: str, out: Path, **changes: Any) -> 
     return recipe, result
 
 
+def has_experts(base: Path) -> bool:
+    """Return whether a base model has routed experts."""
+    model = loading.base_model(recipe_for(base, "full"), "float32")
+    return model.config.model_type in expert_layers.REFUSED or bool(expert_layers.fused(model))
+
+
+def check_experts(base: Path, dataset: Path, out: Path) -> None:
+    """Train adapters on experts, with Flytune's gate; raise AssertionError if PEFT alone reloads or merges another model."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = AutoModelForCausalLM.from_pretrained(base).config
+    if why := expert_layers.REFUSED.get(config.model_type):
+        raise AssertionError(why)
+    recipe, _ = train(base, dataset, "lora", out, **{"method.experts": True})
+    live = probe.Answers.read(out / probe.PROBE)
+    attention = recipe.model.attn_implementation
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation=attention)
+    for name in ("reloads", "merges"):
+        model = PeftModel.from_pretrained(model, out / "adapter").eval() if name == "reloads" else model.merge_and_unload()
+        if not probe.distance(live.logits, probe.ask(model, live.prompts).logits).max() <= gate.LOGIT_BOUND["float32"]:
+            raise AssertionError(f"PEFT alone {name} another model than was trained")
+
+
 def check_causal(base: Path) -> None:
     """Raise AssertionError if the loss of a token depends on later tokens."""
     import torch
@@ -103,6 +147,20 @@ def check_causal(base: Path) -> None:
         raise AssertionError("it does not predict a token after each token")
     if not (first[:, :30] - second[:, :30]).abs().max() <= 1e-4:
         raise AssertionError("its predictions see later tokens: it is no causal language model by its configuration")
+
+
+def check_bfloat16(base: Path) -> None:
+    """Raise what goes wrong in a forward and a backward pass in bfloat16, the default of model.dtype."""
+    import torch
+
+    ids = torch.randint(4, 120, (2, 24))
+    for weights in ("float32", "bfloat16"):  # of a full fine-tune, and of a frozen base
+        model = loading.base_model(recipe_for(base, "full", **{"model.dtype": "bfloat16"}), weights)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        logits.float().logsumexp(dim=-1).sum().backward()
+        if not logits.isfinite().all():
+            raise AssertionError("its logits are not finite in bfloat16")
 
 
 def check_sharded_loading(base: Path) -> None:

@@ -14,14 +14,18 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.errors import RecipeError
 from flytune.hardware import Cluster
 from flytune.models import base as models_base
-from flytune.models import read_geometry
 from flytune.models.remote import files_to_fetch
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Model, Recipe
 from flytune.records import Metrics
+from flytune.stages import base_model, stored, table
+from flytune.stages.orchestrator import Folder
+from tasks.base_model import fetch_base_model
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import unpack_base_model
+from tasks.runtime.orchestrator import FLYTE
+from tasks.runtime.values import to_stage
 from tasks.train import TRAIN
 from tests.support.model_hub import FIRST, NAME, SECOND, serving
 from tests.support.paths import ROOT
@@ -148,14 +152,11 @@ def test_a_missing_stored_base_model_says_what_to_do(storage, monkeypatch, tmp_p
     gone = FlyteDirectory("unused")
     gone._remote_source = f"{storage[0]}/gone"
     with pytest.raises(Exception, match=r"the stored base model is gone; run again with --overwrite-cache"):
-        unpack_base_model(gone)
+        base_model.unpack(FLYTE, to_stage(gone, Folder))
 
 
 def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_path):
     from huggingface_hub import constants
-
-    import tasks.base_model as base_task
-    from tasks.runtime import directories
 
     raw, environment = storage
     for name, value in environment.items():
@@ -181,16 +182,15 @@ def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_p
             "read_only": read_only,
         }
         cluster = Cluster(volumes=[volume], model_cache=str(tmp_path / "mnt" / "hub"))
-        for module in (base_task, directories):
-            monkeypatch.setattr(module, "load_cluster", lambda: cluster)
+        monkeypatch.setattr(base_model, "load_cluster", lambda: cluster)
         provider = FileAccessProvider(str(tmp_path / "local"), raw)
         with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(provider)):
             asked = request.model_copy(update={"commit": commit})
-            made = base_task.fetch_base_model.task_function(base=asked)
+            made = fetch_base_model.task_function(base=asked)
             if not str(made.path).startswith("s3://"):  # as flytekit stores an output
-                made = directories.upload(Path(made.path))
+                made = FlyteDirectory(stored.store(FLYTE, Path(made.path)).address)
             made._remote_source = str(made.path)
-            unpack_base_model(made)
+            base_model.unpack(FLYTE, to_stage(made, Folder))
         return tmp_path / "node" / f"models--{NAME.replace('/', '--')}" / "snapshots" / commit
 
     linked = fetched(read_only=False, commit=FIRST)
@@ -208,15 +208,14 @@ def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_p
 
 
 def test_the_cache_of_outputs_depends_on_the_model_cache(monkeypatch):
-    import tasks.base_model as base_task
-
-    assert base_task._cache_version() == base_task.CACHE_VERSION
+    first = table._base_model_version()
+    assert first == "1"
     volume = {"name": "m", "persistent_volume_claim": "m", "mount_path": "/mnt/m"}
     versions = set()
     for folder in ("/mnt/m/a", "/mnt/m/b"):
-        monkeypatch.setattr(base_task, "load_cluster", lambda folder=folder: Cluster(volumes=[volume], model_cache=folder))
-        versions.add(base_task._cache_version())
-    assert len(versions | {base_task.CACHE_VERSION}) == 3
+        monkeypatch.setattr(table, "load_cluster", lambda folder=folder: Cluster(volumes=[volume], model_cache=folder))
+        versions.add(table._base_model_version())
+    assert len(versions | {first}) == 3
 
 
 def upload(folder, address):
@@ -339,10 +338,10 @@ def test_the_tokenizer_of_a_folder_is_part_of_the_data_s_key(tmp_path):
 
 def test_an_artifact_is_a_base_model_and_only_its_model_is_fetched(bucket, cache, tmp_path):
     from tests.support.stages import write_dataset
-    from tests.support.store import stored
+    from tests.support.store import stored as stored_artifact
 
     base = tiny_base(tmp_path)
-    artifact = stored(tmp_path / "store", base, write_dataset(tmp_path / "dataset", base), "whole", "full", steps=1)
+    artifact = stored_artifact(tmp_path / "store", base, write_dataset(tmp_path / "dataset", base), "whole", "full", steps=1)
     upload(artifact, f"{bucket}/accepted-1")
     place = Path(models_base.local_name(Model(name_or_path=f"{bucket}/accepted-1")))
     assert [path.relative_to(place).as_posix() for path in place.rglob("*.safetensors")] == ["model.safetensors"]

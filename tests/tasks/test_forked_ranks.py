@@ -55,7 +55,7 @@ def test_a_rank_has_no_handlers_and_exit_functions_of_its_parent(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before)
         atexit.unregister(parents)
-    assert handlers == [signal.SIG_DFL, signal.default_int_handler]
+    assert handlers == [signal.SIG_DFL, signal.SIG_DFL]
     assert [path.name for path in tmp_path.iterdir()] == ["tracker"]
 
 

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 from flyteidl.core import literals_pb2
 from flytekit import map_task
 from flytekit.core import utils
@@ -30,6 +31,7 @@ def write_marker(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_a_pod_answers_the_job_of_its_index(base, own, tmp_path):
     recipe = asking(base, own, ["choose"], task_shards=2)
     trained = write_trained(tmp_path / "trained", recipe, write_dataset(tmp_path / "dataset", base))

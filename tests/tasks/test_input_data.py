@@ -17,7 +17,8 @@ from flytune import data
 from flytune.errors import DataError
 from flytune.recipe import Recipe
 from flytune.records import Manifest
-from tasks.input_data import ORIGIN, name_dataset, name_file, name_folder
+from flytune.stages.input_data import ORIGIN
+from tasks.input_data import name_dataset, name_file, name_folder
 from tests.support.registration import SETTINGS
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 from workflows.upstream import finetune_on_dataset, finetune_on_file, finetune_on_folder

@@ -16,6 +16,7 @@ from flytekit.tools.translator import get_serializable
 
 from flytune.errors import StorageError
 from flytune.failures import reports
+from flytune.stages import job_end
 from tasks.runtime import termination
 from tests.chaos.pods import SETTINGS
 from tests.support import kubelet, propeller
@@ -166,16 +167,16 @@ def test_logs_of_pods_end_without_errors(shape, job):
 def waiting(tmp_path, monkeypatch):
     """The context of a pod whose results are stored in a folder; signal handlers are restored afterwards."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(termination, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(job_end, "POLL_SECONDS", 0.01)
     with setup_execution(str(tmp_path / "raw"), str(tmp_path / "handed")):
         yield tmp_path / "handed"
     signal.signal(signal.SIGTERM, before)
 
 
 def test_the_size_of_the_upload_limits_the_wait_for_outputs(waiting, monkeypatch):
-    monkeypatch.setattr(termination, "SECONDS_BEFORE_UPLOAD", 0.1)
+    monkeypatch.setattr(job_end, "SECONDS_BEFORE_UPLOAD", 0.1)
     with pytest.raises(StorageError, match=r"rank 0's pod has stored no outputs within 1 s") as failed:
-        termination.wait_for_outputs(size=int(termination.SLOWEST_UPLOAD))
+        termination.wait_for_outputs(size=int(job_end.SLOWEST_UPLOAD))
     failure = reports.of_error(failed.value, rank=1)
     assert (failure.kind, failure.recoverable) == ("storage away", True)
 

@@ -13,9 +13,11 @@ from kubernetes.client import ApiClient
 
 from flytune.errors import RecipeError
 from flytune.hardware import Cluster, shape_named
+from flytune.pods import spec
 from flytune.sharding.zero import Zero3
+from flytune.stages import ranks
 from flytune.training.preemption import GRACE_SECONDS
-from tasks.runtime import elastic, pods, secrets
+from tasks.runtime import pods, secrets
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
@@ -31,7 +33,7 @@ def pod_of(shape, **cluster):
 
 
 def environment(pod):
-    return {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+    return {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
 
 
 def tolerated(pod):
@@ -45,7 +47,8 @@ def small() -> int:
 
 def test_a_pod_s_temporary_files_are_on_the_scratch_disk():
     pod, _ = pod_of(shape_of())
-    code = {"PYTHONPATH": "/code:/app:/opt/site"}
+    # The kubelet sets the name of the node.
+    code = {"PYTHONPATH": "/code:/app:/opt/site", "FLYTUNE_RETRIES": "3", "FLYTUNE_NODE": None}
     assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"} | code
     laptop, _ = pod_of(shape_named("cpu-2"))
     assert "HF_HUB_OFFLINE" not in environment(laptop)
@@ -73,9 +76,9 @@ def test_flytekit_and_the_nvme_offload_follow_tmpdir(tmp_path):
 
 def test_the_nvme_offload_is_in_the_temporary_folder_of_the_run(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/scratch")
-    config = Zero3().config(recipe_of(sharding={"name": "zero3", "offload": "nvme"}))["zero_optimization"]
+    config = Zero3(recipe_of(sharding={"name": "zero3", "offload": "nvme"})).config()["zero_optimization"]
     assert config["offload_param"]["nvme_path"] == config["offload_optimizer"]["nvme_path"] == "/scratch/flytune-nvme"
-    on_cpu = Zero3().config(recipe_of(sharding={"name": "zero3", "offload": "cpu"}))
+    on_cpu = Zero3(recipe_of(sharding={"name": "zero3", "offload": "cpu"})).config()
     assert "nvme_path" not in str(on_cpu)
 
 
@@ -138,9 +141,9 @@ def test_infiniband():
 
 def test_gang_scheduling():
     kueue = Cluster(gang_scheduling="kueue", queue="gpus")
-    assert pods.job_labels(shape_of(), kueue) == {"kueue.x-k8s.io/queue-name": "gpus"}
-    assert pods.job_labels(shape_named("cpu-1"), kueue) is None
-    assert pods.job_labels(shape_of(), Cluster(gang_scheduling="volcano", queue="gpus")) is None
+    assert spec.job_labels(shape_of(), kueue) == {"kueue.x-k8s.io/queue-name": "gpus"}
+    assert spec.job_labels(shape_named("cpu-1"), kueue) is None
+    assert spec.job_labels(shape_of(), Cluster(gang_scheduling="volcano", queue="gpus")) is None
     for ours in ({}, {"gang_scheduling": "coscheduling"}, {"gang_scheduling": "kueue", "queue": "gpus"}):
         pod, template = pod_of(shape_of(nodes=2), **ours)
         assert "schedulerName" not in pod
@@ -153,7 +156,11 @@ def test_gang_scheduling():
 
 
 def test_rendezvous_waits_as_long_as_nodes_may_take_to_start():
-    assert elastic._rendezvous(Cluster(node_start_minutes=7.5)) == {"timeout": 450, "join_timeout": 450, "read_timeout": 450}
+    assert ranks.rendezvous_seconds(Cluster(node_start_minutes=7.5)) == {
+        "timeout": 450,
+        "join_timeout": 450,
+        "read_timeout": 450,
+    }
 
 
 def declared(monkeypatch, cluster, shape, **arguments):

@@ -16,10 +16,11 @@ from flytune.failures.table import RETRIES
 from flytune.hardware import load_cluster, load_shapes, shape_named
 from flytune.recipe import Recipe
 from flytune.sharding import ONE_PROCESS
+from flytune.stages.stored import with_checkpoint_folder
 from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import with_checkpoint_folder
+from tasks.runtime.orchestrator import FLYTE
 from tasks.store import store_artifact
 from tasks.train import TRAIN
 from tests.support.paths import ROOT
@@ -164,15 +165,15 @@ def test_nothing_of_this_machine_is_in_what_a_cluster_gets(monkeypatch):
 )
 def test_checkpoints_are_outside_the_folder_of_one_attempt(prefix, folder):
     with FlyteContextManager.with_context(context(prefix)):
-        assert with_checkpoint_folder(recipe_of()).checkpoints.address == folder
+        assert with_checkpoint_folder(FLYTE, recipe_of()).checkpoints.address == folder
         named = recipe_of(checkpoints={"folder": "/mnt/runs"})
-        assert with_checkpoint_folder(named) == named
+        assert with_checkpoint_folder(FLYTE, named) == named
 
 
 def test_checkpoints_of_a_local_run_are_local(tmp_path):
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         with FlyteContextManager.with_context(context(prefix)):
-            assert with_checkpoint_folder(recipe_of()).checkpoints.address == ".checkpoints"
+            assert with_checkpoint_folder(FLYTE, recipe_of()).checkpoints.address == ".checkpoints"
 
 
 def context(prefix):

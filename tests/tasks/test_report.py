@@ -10,8 +10,9 @@ from flytune.artifacts import notify
 from flytune.recipe import Recipe
 from flytune.training import phase_notes
 from flytune.training.checkpoints import paths
-from tasks import report
 from tasks.report import report_failure
+from tasks.runtime import face
+from tasks.runtime.orchestrator import Flyte
 from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 from tests.support.flyte_errors import CASES, OURS
 from tests.support.pods import pod
@@ -20,12 +21,22 @@ from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 OOM = CASES["OOMKilled"][0]
 
 
+class OnCluster(Flyte):
+    """A cluster without a storage that attempts share."""
+
+    def is_local(self):
+        return False
+
+    def shared_address(self, name):
+        return None
+
+
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pyflyte-execute", "--", "task-module", "tasks.train", "task-name", "train_l4_1"])
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
     monkeypatch.setenv("FLYTE_EXECUTION_URL", "https://flyte/console/projects/p/domains/d/executions/abc/nodeId/fn0-0/nodes")
-    monkeypatch.setattr(report, "is_local", lambda: False)
+    monkeypatch.setattr(face, "FLYTE", OnCluster())
     changes = {
         "checkpoints.folder": str(tmp_path / "checkpoints"),
         "checkpoints.save_steps": 2,

@@ -14,8 +14,11 @@ from flytune.data import mixture, progress, shards
 from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics, Plan, TrainingResult
+from flytune.stages.orchestrator import Folder
+from flytune.stages.stored import local
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import fetch
+from tasks.runtime.orchestrator import FLYTE, Flyte
+from tasks.runtime.values import to_stage
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -45,8 +48,11 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
     said = done.stdout + done.stderr
     step = r"^step (\d)/3  loss [\d.]+  grad [\d.]+  lr [\de.-]+  [\d,]+ tok/s  \d+\.\d GiB  eta \d+:\d\d$"
     assert re.findall(step, done.stdout, re.MULTILINE) == ["1", "2", "3"]
-    assert re.search(r"^trained 3 steps in \d+:\d\d  loss .*\nheld-out loss [\d.]+ on \d+ samples$", done.stdout, re.MULTILINE)
-    assert re.search(r"^held-out loss  base [\d.]+  tuned [\d.]+$", done.stdout, re.MULTILINE)
+    training = (
+        r"^trained 3 steps in \d+:\d\d  loss .*\nexports step 3 of 3: .*\ngate loss [\d.]+, nats per token, of the first \d+"
+    )
+    assert re.search(training, done.stdout, re.MULTILINE)
+    assert re.search(r"^held-out loss  base [\d.]+  tuned [\d.]+ nats per token$", done.stdout, re.MULTILINE)
     assert not re.search(r"\r|\x1b|[Ww]arning|WARN|Failed|\{'", said)
     (artifact,) = (tmp_path / "store").iterdir()
     files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
@@ -81,7 +87,7 @@ def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, s
     done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
-    assert not re.search("Traceback|╭", done.stdout + done.stderr)
+    assert not re.search("Traceback|╭|heckpoints are", done.stdout + done.stderr)
     assert not list(tmp_path.rglob("*.parquet")), "nothing was prepared"
 
 
@@ -153,11 +159,11 @@ def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(inputs, tmp_path,
     assert "a retry of this attempt would start again" in caplog.text
 
 
-def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
+def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path, monkeypatch):
     downloads = []
 
-    def download():
-        downloads.append(1)
+    def download(flyte, address, target, is_folder):
+        downloads.append((address, target, is_folder))
         (tmp_path / "local").mkdir()
         with (tmp_path / "local" / "x").open("wb") as file:
             for _ in range(20):
@@ -167,10 +173,11 @@ def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
 
     def worker(sizes):
         # Each worker has its own FlyteDirectory, as after unpickling.
-        directory = FlyteDirectory(str(tmp_path / "local"), downloader=download, remote_directory=False)
+        directory = FlyteDirectory(str(tmp_path / "local"), remote_directory=False)
         directory._remote_source = "s3://bucket/x"
-        sizes.append((fetch(directory) / "x").stat().st_size)
+        sizes.append((local(FLYTE, to_stage(directory, Folder)) / "x").stat().st_size)
 
+    monkeypatch.setattr(Flyte, "fetch", download)
     sizes = []
     workers = [threading.Thread(target=worker, args=(sizes,)) for _ in range(6)]
     for thread in workers:
@@ -178,12 +185,12 @@ def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path):
     for thread in workers:
         thread.join()
     assert sizes == [2_000_000] * 6
-    assert len(downloads) == 1
+    assert downloads == [("s3://bucket/x", tmp_path / "local", True)]
 
 
 def test_a_missing_cached_folder_says_what_to_do(tmp_path):
     with pytest.raises(DataError, match="clear the cache with `pyflyte local-cache clear`"):
-        fetch(FlyteDirectory(str(tmp_path / "gone")))
+        local(FLYTE, to_stage(FlyteDirectory(str(tmp_path / "gone")), Folder))
 
 
 def test_the_recipe_is_one_value_for_the_console():

@@ -32,14 +32,19 @@ def test_no_token_is_in_what_a_run_writes(breaks, tmp_path):
         "notify": {"webhook": True, "on": ["failed", "succeeded"]},
     }
     if breaks:
-        # A learning rate at which the loss becomes NaN, after a checkpoint.
-        changes |= {"training.learning_rate": 1e3, "training.max_grad_norm": 1e9}
+        # A learning rate at which the loss becomes NaN, after a checkpoint; AdamW's steps do not grow with the gradients.
+        changes |= {
+            "training.learning_rate": 1e3,
+            "training.max_grad_norm": 1e9,
+            "training.optim": "sgd",
+            "training.max_steps": 12,
+        }
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
     done = pyflyte(recipe, tmp_path, ENVIRONMENT)
     assert (done.returncode != 0) is breaks, done.stderr[-3000:]
     assert "FLYTUNE_WEBHOOK was not reached: URLError; no message was sent" in done.stderr
     if breaks:
-        assert "tiny: failed." in done.stderr
+        assert "tiny: failed;" in done.stderr
     assert MARK.decode() not in done.stdout + done.stderr
     assert not found(tmp_path)
     (tmp_path / "leak").write_text(PLANTED["HF_TOKEN"])

@@ -11,12 +11,14 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune.data.shards import read_manifest
 from flytune.evaluation import score
-from flytune.planning import pod_disk
+from flytune.pods import disk
+from flytune.stages import stored
 from flytune.storage import Storage
 from tasks.base_model import fetch_base_model
 from tasks.prepare import prepare_data
-from tasks.runtime.directories import upload
-from tasks.store import ARTIFACT, store_artifact
+from tasks.runtime.orchestrator import FLYTE
+from tasks.runtime.values import ARTIFACT
+from tasks.store import store_artifact
 from tests.support.pods import pod
 from tests.support.registration import proto
 from tests.support.reports import metrics
@@ -33,7 +35,7 @@ def test_the_output_is_declared_as_an_artifact():
 
 @pytest.mark.parametrize(
     ("task", "disk"),
-    [(store_artifact, pod_disk.STORE_GIB), (prepare_data, pod_disk.PREPARE_GIB), (fetch_base_model, pod_disk.FETCH_BASE_GIB)],
+    [(store_artifact, disk.STORE_GIB), (prepare_data, disk.PREPARE_GIB), (fetch_base_model, disk.FETCH_BASE_GIB)],
 )
 def test_pods_that_hold_files_request_their_disk(task, disk):
     assert task.resources.requests.ephemeral_storage == f"{disk}Gi"
@@ -42,8 +44,8 @@ def test_pods_that_hold_files_request_their_disk(task, disk):
 def test_a_local_run_of_a_remote_model_gets_its_weights(tmp_path):
     source = Storage("memory://trained", "")
     source.filesystem.pipe("/trained/model/model.safetensors", b"weights")
-    made = upload(tmp_path, {"model.safetensors": "model/model.safetensors"}, source)
-    assert Path(made.path) == tmp_path
+    made = stored.store(FLYTE, tmp_path, {"model.safetensors": "model/model.safetensors"}, source)
+    assert made.is_here
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
 
@@ -68,13 +70,13 @@ def test_a_pod_stores_and_publishes_weights_that_do_not_pass_through_it(tmp_path
         weights = (trained / "model" / "model.safetensors").stat().st_size
         assert 0 < server.bytes_of("model.safetensors") < weights / 20  # headers and last bytes
         (published,) = s3.names("published")
-        for stored in (Storage(made["o0"].remote_source), Storage(f"s3://models/published/{published}")):
-            contents = json.loads(stored.read("artifact.json"))["files"]
-            assert {file["file"]: stored.get(file["file"]) for file in contents} == {
+        for copy in (Storage(made["o0"].remote_source), Storage(f"s3://models/published/{published}")):
+            contents = json.loads(copy.read("artifact.json"))["files"]
+            assert {file["file"]: copy.get(file["file"]) for file in contents} == {
                 file["file"]: file["sha256"] for file in contents
             }
-            assert stored.sizes("").keys() == {"artifact.json", *(file["file"] for file in contents)}
-            assert "model.safetensors" in stored.names()
+            assert copy.sizes("").keys() == {"artifact.json", *(file["file"] for file in contents)}
+            assert "model.safetensors" in copy.names()
 
 
 @pytest.mark.slow

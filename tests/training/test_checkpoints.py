@@ -301,7 +301,7 @@ def test_a_checkpoint_that_the_run_cannot_resume_from_is_refused(caplog):
     written = checkpoint_of(Ledger(Storage(f"memory://{uuid.uuid4()}"), 2), 7)
     with pytest.raises(TrainingError, match="step 7: written under sharding ddp, and this run has fsdp, which"):
         resume.check(written, "d", "fsdp", 1, resizes=True)
-    with pytest.raises(TrainingError, match="step 7: written by 1 processes, and this run has 2; DeepSpeed .* a shape of 1"):
+    with pytest.raises(TrainingError, match="step 7: written by 1 process, and this run has 2; DeepSpeed .* a shape of 1"):
         resume.check(written, "d", "ddp", 2, resizes=False)
     with caplog.at_level(logging.WARNING):
         resume.check(written, "other", "ddp", 2, resizes=True)

@@ -75,6 +75,17 @@ def test_a_run_is_saved_and_scored_at_the_end_of_each_epoch(inputs, tmp_path):
     assert result.exported_step in ends
 
 
+def test_a_run_is_saved_and_scored_at_each_share_of_its_steps(inputs, tmp_path):
+    share = {"checkpoints.save_steps": 0.25, "evaluation.eval_steps": 0.25, "checkpoints.save_total_limit": 9}
+    recipe = best_of(
+        inputs, "full", "none", tmp_path / "kept", **share, **{"training.max_steps": 7, "training.logging_steps": 9}
+    )
+    result = ranks.run(1, fit, recipe, inputs, tmp_path / "out")
+    scored = [step.step for step in result.steps if step.eval_loss is not None]
+    stored = sorted(int(path.parent.name.partition("-")[0]) for path in tmp_path.glob("kept/*/*/manifest.json"))
+    assert (scored, stored) == ([2, 4, 6, 7], [2, 4, 6, 7])
+
+
 def collective_that_rank_1_does_not_reach(recipe, inputs, out):
     import torch.distributed
 
@@ -105,12 +116,15 @@ def test_best_and_early_stopping_survive_two_kills(inputs, tmp_path, capfd):
     kept = sorted(path.parent.name[0] for path in tmp_path.glob("kept/*/*/manifest.json"))
     assert kept == ["1", "3", "4"]
     result = ranks.run(2, fit, recipe, inputs, tmp_path / "out")
-    assert (result.resumed_from_step, result.steps, result.exported_step) == (4, [], 1)
+    assert (result.resumed_from_step, [step.step for step in result.steps], result.exported_step) == (4, [1, 2, 3, 4], 1)
+    # Killed at step 3 with step 2 saved, which the killed process may not have recorded yet; then in the export.
+    assert len(result.attempts) == 3
+    assert result.repeated_steps == result.attempts[0].last_step - 2 in (0, 1)
     assert result.heldout_loss == result.exported_eval_loss
     assert "3 evaluations in a row did not lower eval_loss" in result.early_stopping
     assert result.early_stopping.endswith("at step 1); training ended after step 4")
     assert result.exported.startswith("step 1 of 4, eval_loss ")
-    assert re.search(r"exports step 1: lowest held-out loss \d", capfd.readouterr().out)
+    assert re.search(r"exports step 1 of 4: eval_loss \d[\d.]*, the lowest", capfd.readouterr().out)
     assert result.stopped_early is None, "the checkpoints of a complete run are deleted"
     checkpoints.clear(recipe, data.read_manifest(inputs / "dataset"), result)
     assert list((tmp_path / "kept").iterdir()) == []

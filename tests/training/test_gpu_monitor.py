@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from flytune.recipe import Recipe
 from flytune.records import GpuUse, Step
-from flytune.sharding import SHARDINGS
+from flytune.sharding import sharding_of
 from flytune.training import gpu_monitor
 from flytune.training.gpu_monitor import GpuMonitor
+from tests.support.recipes import content
 
 LINE = (
     '{"step":1,"epoch":0.5,"loss":2.0,"eval_loss":null,"learning_rate":0.1,"grad_norm":1.0,"seconds":1.0,"data_seconds":0.1,'
@@ -180,7 +182,7 @@ def test_deepspeed_reads_no_list_of_uuids(monkeypatch):
     accelerator = object.__new__(cuda_accelerator.CUDA_Accelerator)
     with pytest.raises(ValueError, match="invalid literal for int"):
         accelerator.available_memory(0)
-    SHARDINGS["zero2"]().before_load("cuda")
+    sharding_of(Recipe.model_validate(content(sharding="zero2"))).before_load("cuda")
     monkeypatch.setattr(accelerator, "total_memory", lambda index: 7)
     monkeypatch.setattr(accelerator, "memory_allocated", lambda index: 2)
     assert accelerator.available_memory(0) == 5

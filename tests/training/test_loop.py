@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 
@@ -144,6 +145,7 @@ def test_neftune_adds_noise_in_training_alone(pair, inputs, runs, tmp_path):
     assert loss == pytest.approx(noisy.heldout_loss, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["qlora device_map", "lora fsdp", *slow("full zero3", "lora ddp", "full fsdp")])
 def test_activation_checkpointing_changes_no_loss(pair, inputs, tmp_path):
     method, sharding = pair.split()
@@ -190,13 +192,13 @@ def dtypes_of(recipe, inputs):
 
 @pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp"])
 def test_trained_weights_are_float32_and_checkpointing_is_on_when_set(sharding, inputs, tmp_path):
-    changes = {"model.dtype": "bfloat16", "training.max_steps": 1, "training.activation_checkpointing": True}
+    changes = {"model.dtype": "bfloat16", "training.max_steps": 1, "training.warmup_steps": 0}
+    changes |= {"training.activation_checkpointing": True}
     recipe = recipe_for(inputs, "full", sharding, **changes)
     assert ranks.run(world(recipe), dtypes_of, recipe, inputs) == ({"torch.float32"}, True)
 
 
 def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(inputs, tmp_path):
-    import json
 
     recipe = recipe_for(inputs, "full", "none", **{"model.dtype": "bfloat16", "training.learning_rate": 1e-5})
     result = ranks.run(1, fit, recipe, inputs, tmp_path / "trained")
@@ -221,12 +223,18 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert not (tmp_path / "killed").exists()
     resumed = ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps[2:]]
+    assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps]
     assert resumed.heldout_loss == undisturbed.heldout_loss
+    # The killed process's data loader ends some seconds after it, and holds its folder until then.
+    end = time.monotonic() + 180
     clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
-    assert not list((tmp_path / "checkpoints").iterdir()), "no longer needed"
+    while list((tmp_path / "checkpoints").iterdir()) and time.monotonic() < end:
+        time.sleep(0.5)
+        clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
+    assert not list((tmp_path / "checkpoints").rglob("*")), "no longer needed"
 
 
+@pytest.mark.slow
 def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
     method = {"name": "lora", "r": 1, "lora_dropout": 0.0}
     alone = recipe_for(inputs, method, "none", **{"training.max_steps": 4})
@@ -237,7 +245,7 @@ def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
         ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 3)
     resumed = ranks.run(2, fit, recipe, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == pytest.approx(losses[2:], abs=SAME)
+    assert [step.loss for step in resumed.steps] == pytest.approx(losses, abs=SAME)
 
 
 def waiting_gradients(recipe, inputs):
@@ -265,7 +273,7 @@ def is_waiting(param):
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp_path):
-    recipe = recipe_for(inputs, method, "fsdp", **{"training.max_steps": 1})
+    recipe = recipe_for(inputs, method, "fsdp", **{"training.max_steps": 1, "training.warmup_steps": 0})
     found = ranks.run(2, waiting_gradients, recipe, inputs)
     # An adapter's gradients are small, and are reduced once a step.
     assert bool(found) == (method == "lora")
@@ -285,7 +293,7 @@ def test_fsdp_resumes_without_reading_the_base_model_again(offload, inputs, tmp_
     assert resumed.resumed_from_step == 2
     undisturbed = recipe_for(inputs, "full", "fsdp", **{"training.max_steps": 4})
     losses = [step.loss for step in ranks.run(2, fit, undisturbed, inputs, tmp_path / "undisturbed").steps]
-    assert [step.loss for step in resumed.steps] == losses[2:]
+    assert [step.loss for step in resumed.steps] == losses
 
 
 def test_large_exports_are_written_file_by_file(inputs, tmp_path):
@@ -331,8 +339,8 @@ def unsharded(recipe, inputs, out):
         strategy.arguments = SHARDINGS["ddp"].arguments
     # Without the switch, and without our own `shard`, accelerate wraps the model in DDP.
     strategy.before_load = lambda self, device_type: None
-    strategy.reads_slices = lambda self, recipe: False
-    strategy.shard = strategy.ready = lambda self, trainer, recipe: None
+    strategy.reads_slices = False
+    strategy.shard = strategy.ready = lambda self, trainer: None
     fit(recipe, inputs, out)
 
 
@@ -379,9 +387,9 @@ def fit_noting_deepspeed(recipe, inputs, out):
     return fit(recipe, inputs, out), noted
 
 
+@pytest.mark.slow
 def test_a_deepspeed_configuration_of_ones_own_is_what_deepspeed_runs_with(inputs, runs, tmp_path):
-    (tmp_path / "my.json").write_text(json.dumps(OWN))
-    own = {"sharding": {"name": "zero3", "config": str(tmp_path / "my.json")}}
+    own = {"sharding": {"name": "zero3", "config": OWN}}
     recipe = Recipe.model_validate(recipe_for(inputs, "full", "zero3").model_dump() | own)
     result, noted = ranks.run(2, fit_noting_deepspeed, recipe, inputs, tmp_path / "trained")
     assert noted == {
@@ -403,6 +411,7 @@ def test_a_deepspeed_configuration_of_ones_own_is_what_deepspeed_runs_with(input
     assert gate.check_files(recipe, tmp_path / "trained", inputs / "dataset").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["fsdp", *slow("none", "ddp")])
 def test_bfloat16_masters_are_trained_and_exported(sharding, inputs, tmp_path):
     """Weights, gradients and moments in bfloat16: half the bytes of a checkpoint, and a model that learns."""

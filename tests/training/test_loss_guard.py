@@ -2,7 +2,7 @@ import pytest
 
 from flytune import data
 from flytune.data import Stream
-from flytune.errors import BadLoss
+from flytune.errors import BadLoss, TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe, Training
@@ -10,6 +10,7 @@ from flytune.training import attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
 from tests.support import ranks
+from tests.support.plans import plan_of
 from tests.support.ranks import ALONE
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -71,6 +72,30 @@ def test_skip_notes_the_data_since_the_last_checkpoint(tmp_path):
     assert attempt_notes.read(str(tmp_path)) == Notes(left_out=[3, 5, 6], rollbacks=2)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"rollbacks": 1, "rollbacks": 2}', "the key 'rollbacks' is there twice"),
+        ("{", "not JSON"),
+        ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: must be greater than 0"),
+        ('{"left_out": [-1]}', "must be 0 or greater"),
+        ('{"rollbacks": -1}', "rollbacks: must be 0 or greater"),
+    ],
+)
+def test_damaged_notes_are_refused(text, said, tmp_path):
+    (tmp_path / "notes.json").write_text(text)
+    with pytest.raises(TrainingError, match="notes.json: not the notes of an earlier attempt: ") as caught:
+        attempt_notes.read(str(tmp_path))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("size", "used"), [(None, 8), (9, 8), (8, 8), (4, 4), (3, 2), (1, 1)])
+def test_a_noted_micro_batch_keeps_the_global_batch(size, used):
+    plan = plan_of(training={"learning_rate": 1e-4, "global_batch_size": 8, "per_device_train_batch_size": 8})
+    made = Notes(per_device_train_batch_size=size).applied(plan)
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (used, 8 // used)
+
+
 def test_the_fourth_rollback_is_refused(tmp_path):
     guard = guarded(tmp_path, notes=Notes(rollbacks=3), on_bad_loss="skip")
     with pytest.raises(BadLoss, match="data was skipped 3 times already, and the run does not continue") as caught:
@@ -121,13 +146,14 @@ def fit(inputs, out, bad_step=None, left_out=None):
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
+@pytest.mark.slow
 def test_a_run_goes_back_and_skips_the_data_of_the_bad_step(inputs, tmp_path):
     with pytest.raises(ranks.RankFailed, match="BadLoss: step 3: the loss is nan; the next attempt goes back to step 2 and"):
         ranks.run(2, fit, inputs, tmp_path / "bad", 3)
     resumed = ranks.run(2, fit, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
     without = ranks.run(2, fit, inputs, tmp_path / "without", None, [2])
-    assert [step.loss for step in resumed.steps] == [step.loss for step in without.steps[2:]]
+    assert [step.loss for step in resumed.steps[2:]] == [step.loss for step in without.steps[2:]]
     with_all = ranks.run(2, fit, inputs, tmp_path / "again", None, [9])
     assert with_all.steps[2].loss != without.steps[2].loss
     (note,) = tmp_path.glob("kept/*/notes.json")

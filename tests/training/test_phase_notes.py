@@ -14,7 +14,7 @@ from flytune.hardware import pod_memory
 from flytune.records import Need, Plan
 from flytune.records.plan import EXPORT
 from flytune.training import PhaseNotes, attempt_notes, phase_notes
-from tasks.runtime import directories, retries
+from tasks.runtime import orchestrator, retries
 from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
 
 GIB = 2**30
@@ -186,14 +186,14 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
 
 
 def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
-    monkeypatch.setattr(directories, "shared_address", lambda name: f"s3://bucket/flytune-{name}")
+    monkeypatch.setattr(orchestrator.Flyte, "shared_address", lambda self, name: f"s3://bucket/flytune-{name}")
     command = ["pyflyte-execute", "--inputs", "s3://bucket/metadata/n3/data/inputs.pb", "--output-prefix"]
     places = []
     for output, index in (("0", ""), ("1", ""), ("0", "1")):
         monkeypatch.setattr(sys, "argv", [*command, f"s3://bucket/metadata/n3/data/{output}"])
         monkeypatch.setenv("BATCH_JOB_ARRAY_INDEX_VAR_NAME", "FLYTE_K8S_ARRAY_INDEX")
         monkeypatch.setenv("FLYTE_K8S_ARRAY_INDEX", index)
-        places.append(directories.attempt_notes_address())
+        places.append(orchestrator.attempt_notes_address())
     first, retry, part = places
     assert first == retry != part
     assert first.startswith("s3://bucket/flytune-phases/abc/")

@@ -109,6 +109,34 @@ def test_a_last_checkpoint_that_was_not_stored_is_not_called_saved(clock):
     assert "its last checkpoint was not stored in time; steps 31 to 33 are lost" in message
 
 
+def test_ctrl_c_saves_the_step_however_long_it_takes_and_a_second_one_ends_at_once(clock, capfd):
+    saver = Saver(clock, seconds=50.0, saved_step=20)
+    stopper = stopper_of(saver, 10)
+    before = signal.getsignal(signal.SIGINT)
+    with stopper.listening():
+        assert signal.getsignal(signal.SIGINT) == before, "until the steps begin"
+        stopper.begin(20)
+        saver.save(stopper, 30)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # as torch's launcher sends it again
+        clock[0] += 100.0
+        assert stopper.end_step(31, ALONE) == (True, True)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            stopper.end()
+        assert signal.getsignal(signal.SIGINT) == before
+    assert capfd.readouterr().err.strip() == "Ctrl-C: this step is completed and saved; press Ctrl-C again to end without"
+
+
+def test_ctrl_c_ends_at_once_where_no_checkpoints_are_written():
+    stopper = stopper_of(Saver([0.0], 0.0), None)
+    with stopper.listening():
+        stopper.begin(0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_sigterm_before_the_first_step_ends_at_once():
     stopper = stopper_of(Saver([0.0], 0.0), 10)
     with stopper.listening(), pytest.raises(Preempted, match="there is nothing to save; no step is lost"):

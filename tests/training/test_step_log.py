@@ -38,7 +38,7 @@ def recipe_for(inputs, sharding, folder, **changes):
 
 def fit(recipe, inputs, out):
     plan = planner.make(recipe)
-    share = recipe.training.global_batch_size // plan.world_size
+    share = plan.degrees.samples(recipe.training.global_batch_size)
     plan = plan.model_copy(update={"per_device_train_batch_size": 2, "gradient_accumulation_steps": share // 2})
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
@@ -66,6 +66,7 @@ def scored(inputs, tmp_path_factory):
     return run_once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "ddp", "zero3", "fsdp"])
 def test_the_parts_of_a_step_are_all_there_and_add_up(sharding, scored):
     result, _ = scored(sharding)
@@ -159,6 +160,7 @@ def fit_and_note(recipe, inputs, out):
     return noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "zero3"])
 def test_each_part_measures_its_work(sharding, inputs, tmp_path):
     recipe = recipe_for(inputs, sharding, tmp_path, **{"evaluation.eval_steps": 3, "evaluation.max_samples": 2})
@@ -224,6 +226,20 @@ def fit_and_die(recipe, inputs, out):
     fit(recipe, inputs, out)
 
 
+def fit_and_count(recipe, inputs, out):
+    """Fit, and write what trackers get as the number of tokens so far, by step, beside `out`."""
+    record, seen = step_log.Recorder.record, {}
+
+    def record_and_note(self, step, epoch, logs):
+        record(self, step, epoch, logs)
+        seen[step] = logs["num_tokens"]
+
+    step_log.Recorder.record = record_and_note
+    result = fit(recipe, inputs, out)
+    (out.parent / "num_tokens.json").write_text(json.dumps(seen))
+    return result
+
+
 def test_the_log_survives_a_killed_run_and_the_next_attempt_continues_it(inputs, tmp_path):
     recipe = recipe_for(inputs, "none", tmp_path / "runs", **{"checkpoints.save_steps": 2, "training.max_steps": 4})
     with pytest.raises(ranks.RankFailed, match="signal 9"):
@@ -234,11 +250,13 @@ def test_the_log_survives_a_killed_run_and_the_next_attempt_continues_it(inputs,
     assert [step.step for step in killed] == [1, 2, 3]
     with log.open("a") as file:
         file.write('{"step": 4, "epo')
-    resumed = run(recipe, inputs, tmp_path / "resumed")
+    resumed = run(recipe, inputs, tmp_path / "resumed", fit_and_count)
     complete = lines(tmp_path / "resumed" / "steps.jsonl")
-    assert complete == killed[:2] + resumed.steps
+    assert complete == killed[:2] + resumed.steps[2:] == resumed.steps
     assert [step.step for step in complete] == [1, 2, 3, 4]
     assert not log.exists()
+    tokens = [step.tokens for step in complete]
+    assert json.loads((tmp_path / "num_tokens.json").read_text()) == {"3": sum(tokens[:3]), "4": sum(tokens)}
 
 
 def test_a_run_that_starts_from_the_beginning_starts_a_new_log(tmp_path):

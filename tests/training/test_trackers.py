@@ -116,6 +116,7 @@ def wandb_fit(recipe, inputs, folder, environment):
     return result, wandb.run is None
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_each_step_and_no_secret(inputs, tmp_path):
     pytest.importorskip("wandb")
     environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": SECRET, "HF_TOKEN": f"hf_{SECRET}"}

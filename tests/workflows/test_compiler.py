@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from flyteidl.core import types_pb2
-from flytekit import LaunchPlan, dynamic, map_task, task, workflow
+from flytekit import FlyteContextManager, LaunchPlan, dynamic, map_task, task, workflow
+from flytekit.core.context_manager import ExecutionState
 from flytekit.core.workflow import WorkflowBase
 from flytekit.models.admin.workflow import WorkflowSpec
 from flytekit.models.task import TaskSpec
@@ -17,14 +18,17 @@ from flytekit.types.file import FlyteFile
 
 import workflows
 from flytune.evaluation.harness.run import Job
-from flytune.sweeps import Run, Running
+from flytune.stages.planned import Run, Running
+from flytune.training.reference import ReferenceRequest
 from tests.support import compiler
-from tests.support.dynamics import errors, future
+from tests.support.execution import errors
 from tests.support.plans import recipe_of
 from tests.support.registration import SETTINGS
 from tests.support.reports import metrics
 from tests.support.stages import plan_for
-from workflows.sweep import evaluate_points, prepare_points, store_points, train_points
+from workflows.sweep import PHASES
+
+prepare_points, train_points, evaluate_points, store_points = PHASES
 
 MODULES = [import_module(f"workflows.{module.name}") for module in pkgutil.iter_modules(workflows.__path__)]
 ENTITIES = {
@@ -80,7 +84,9 @@ def running():
             "dataset": "s3://b/d",
             "base_files": "s3://b/m",
             "trained": f"s3://b/{number}",
-            "scratch_folder": "s3://b/k",
+            "harness_data": "s3://b/f",
+            "reference_folders": [],
+            "export_only": False,
         }
         runs.append(
             Run(
@@ -91,10 +97,22 @@ def running():
                 request=request,
                 base={"name_or_path": f"base-{number % 2}"},
                 jobs=jobs,
-                **addresses,
+                scratch_folder="s3://b/k",
+                made=addresses,
             )
         )
     return Running(runs=runs, least=2, concurrency=3, notes="s3://b/notes")
+
+
+def future(task, **inputs):
+    """Return the job that a dynamic task's pod returns to propeller."""
+    context = FlyteContextManager.current_context().with_serialization_settings(SETTINGS)
+    state = context.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
+    with FlyteContextManager.with_context(context.with_execution_state(state)) as inner:
+        try:
+            return task.compile_into_workflow(inner, task.task_function, **inputs).to_flyte_idl()
+        finally:
+            task._wf = None  # cached by flytekit; here one process stands for many pods
 
 
 def nodes_by_task(job):
@@ -121,8 +139,8 @@ def check(stage, **inputs):
 def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
     made, _ = check(prepare_points, running=running)
     assert set(made) == {"prepare_data", "fetch_base_model"}
-    both = [[FOLDER, FOLDER], [FOLDER, FOLDER]]
-    made, job = check(train_points, running=running, datasets=both[0], bases=both[1])
+    both = [[FOLDER, FOLDER]]
+    made, job = check(train_points, running=running, dataset=both, base_files=both)
     assert list(made) == ["train_cpu_1", "train_cpu_2", "train_t4_8x3"]
     order = [list(node.upstream_node_ids) for node in made.values()]
     assert order == [[], ["dn0"], ["dn1"]], "at most three points of all routes at a time"
@@ -130,14 +148,48 @@ def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
     assert several.type == "pytorch"
     assert several.custom["elasticConfig"]["minReplicas"] == 3
     models = [[FOLDER], [FOLDER, FOLDER], [FOLDER]]
-    made, _ = check(evaluate_points, running=running, models=models, harness_data=FOLDER)
+    made, _ = check(evaluate_points, running=running, trained=models)
     assert set(made) == {f"evaluate_model_{name}" for name in ("cpu_1", "cpu_2", "t4_8x3")} | {"evaluate_tasks_cpu_2"}
     asked = {binding.var: binding.binding for binding in made["evaluate_tasks_cpu_2"].inputs}
     assert {len(binding.collection.bindings) for binding in asked.values()} == {2}, "both parts of one point"
     scores = [[metrics()], [metrics(), metrics()], [metrics()]]
     answers = [[FlyteFile("s3://b/1", remote_path=False), FlyteFile("s3://b/2", remote_path=False)]]
-    made, _ = check(store_points, running=running, metrics=scores, answers=answers, harness_data=FOLDER)
+    made, _ = check(store_points, running=running, metrics=scores, answers=answers)
     assert set(made) == {"store_artifact"}
+
+
+def with_references(running):
+    """Return the runs with the reference's log-probabilities as results of a task before training."""
+    runs = []
+    for number, run in enumerate(running.runs):
+        recipe = recipe_of(name=run.recipe.name, objective="dpo")
+        asked = ReferenceRequest(recipe=recipe, request=run.request, base=run.base, adapter_sha256=str(number % 3))
+        runs.append(run.model_copy(update={"references": [asked], "reference_shape": "cpu-1"}))
+    return running.model_copy(update={"runs": runs})
+
+
+def test_references_are_computed_before_training_and_points_that_are_equal_share_them(running):
+    asked = with_references(running)
+    data = [[FOLDER, FOLDER]]
+    made, job = check(train_points, running=asked, dataset=data, base_files=data)
+    assert list(made) == ["reference_log_probs_cpu_1", "train_points_after_reference"]
+    (lists,) = {len(one.binding.collection.bindings) for one in made["reference_log_probs_cpu_1"].inputs}
+    assert lists == 4, "each point has another data set or adapter"
+    equal = asked.model_copy(update={"runs": [asked.runs[0], asked.runs[0].model_copy(update={"recipe": recipe_of(name="x")})]})
+    job = future(train_points, running=equal, dataset=[[FOLDER]], base_files=[[FOLDER]])
+    assert errors(job, train_points.interface.to_flyte_idl().outputs) == []
+    assert not list(array_nodes(job)), "the cache is that of finetune"
+    folders, after_reference = [[FOLDER] * 4], vars(import_module("workflows.sweep"))["train_points_after_reference"]
+    made, job = check(after_reference, running=with_made(asked), reference_folders=folders)
+    assert list(made) == ["train_cpu_1", "train_cpu_2", "train_t4_8x3"]
+    given = [one.binding for one in made["train_cpu_2"].inputs if one.var == "references"]
+    assert [len(one.collection.bindings) for one in given[0].collection.bindings] == [1, 1]
+
+
+def with_made(running):
+    """Return the runs without the results that the task before has yet to give."""
+    kept = {name: value for name, value in running.runs[0].made.items() if name != "reference_folders"}
+    return running.model_copy(update={"runs": [run.model_copy(update={"made": kept}) for run in running.runs]})
 
 
 def test_points_that_share_data_and_base_prepare_them_by_the_task_itself(running):
@@ -152,7 +204,7 @@ def test_a_map_task_s_pods_are_those_of_its_task(running):
     from tasks.train import TRAIN
     from tests.support.registration import proto
 
-    job = future(train_points, running=running, datasets=[FOLDER, FOLDER], bases=[FOLDER, FOLDER])
+    job = future(train_points, running=running, dataset=[[FOLDER, FOLDER]], base_files=[[FOLDER, FOLDER]])
     for route in ("cpu-1", "t4-8x3"):
         (made,) = [one for one in job.tasks if f"_{TRAIN[route].name.rpartition('.')[2]}_" in one.id.name]
         own = proto(TRAIN[route])

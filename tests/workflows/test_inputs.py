@@ -5,8 +5,9 @@ import math
 import pytest
 
 from flytune.errors import FlytuneError, RecipeError
-from flytune.planning import uploads
+from flytune.planning import signed_uploads, uploads
 from flytune.recipe import Recipe
+from flytune.recipe import inputs as recipe_inputs
 from workflows import inputs
 
 TEXTS = {
@@ -32,7 +33,7 @@ FILES = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_json_of_the_command_line_is_read_strictly(text, kind):
     with pytest.raises(RecipeError, match="--grid: ") as error:
-        inputs._content(text, "--grid", kind)
+        recipe_inputs.content(text, "--grid", kind)
     assert "hunter22" not in str(error.value)
 
 
@@ -42,13 +43,13 @@ def test_files_of_other_encodings_and_damaged_ones_are_refused(content, suffix, 
     file = tmp_path / f"grid.{suffix}"
     file.write_bytes(content)
     with pytest.raises(RecipeError, match="grid"):
-        inputs._content(str(file), "--grid", dict)
+        recipe_inputs.content(str(file), "--grid", dict)
 
 
 @pytest.mark.parametrize("value", ["/dev/zero", "", "null", "x\0y", "\udcff", "nowhere.json", "/", "[1]"])
 def test_values_that_are_no_mapping_and_no_file_are_refused(value):
     with pytest.raises(FlytuneError):
-        inputs._content(value, "--grid", dict)
+        recipe_inputs.content(value, "--grid", dict)
 
 
 def test_json_and_files_of_json_and_yaml_are_one_value(tmp_path):
@@ -56,7 +57,7 @@ def test_json_and_files_of_json_and_yaml_are_one_value(tmp_path):
     (tmp_path / "grid.json").write_bytes(b'\xef\xbb\xbf{\t"training.seed": [1, 2]}')
     (tmp_path / "grid.yaml").write_text("training.seed: [1, 2]")
     for value in ('{"training.seed": [1, 2]}', str(tmp_path / "grid.json"), str(tmp_path / "grid.yaml")):
-        assert inputs._content(value, "--grid", dict) == wanted
+        assert recipe_inputs.content(value, "--grid", dict) == wanted
 
 
 def test_a_file_of_inputs_is_read_strictly(tmp_path):
@@ -70,13 +71,13 @@ def test_a_file_of_inputs_is_read_strictly(tmp_path):
 def test_a_bad_limit_of_uploads_is_refused_and_not_shown_where_it_is_a_secret(value, monkeypatch):
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, value)
     with pytest.raises(RecipeError, match=uploads.LIMIT_VARIABLE) as error:
-        inputs._limit()
+        signed_uploads.limit()
     assert "hf_a" not in str(error.value)
     assert "hunter22" not in str(error.value)
 
 
 def test_a_limit_of_uploads_is_a_number_of_gib(monkeypatch):
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "2.5")
-    assert inputs._limit() == 2.5
+    assert signed_uploads.limit() == 2.5
     monkeypatch.delenv(uploads.LIMIT_VARIABLE)
-    assert math.isfinite(inputs._limit())
+    assert math.isfinite(signed_uploads.limit())

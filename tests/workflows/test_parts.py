@@ -76,10 +76,9 @@ def test_planning_and_preparing_separately(recipe):
     assert folder_of(parts.prepare_only(recipe=recipe)) != dataset, "another tokenizer"
 
 
-def test_resume_is_refused_without_a_checkpoint(recipe, posted, caplog):
+def test_resume_is_refused_without_a_checkpoint(recipe, posted):
     with pytest.raises(TrainingError, match=r"recipe tiny: there is no complete checkpoint of this recipe and its data"):
         parts.resume(recipe=recipe)
-    assert "tiny: failed." in caplog.text
     (message,) = posted
     assert "there is no complete checkpoint of this recipe" in message
     assert "There is no complete checkpoint." in message
@@ -117,7 +116,7 @@ def test_an_interrupted_run_is_reported_exported_and_resumed(recipe, posted, mon
 
     artifact = parts.export_only(recipe=recipe)
     training = TrainingResult.read(folder_of(artifact) / "training.json")
-    assert (training.resumed_from_step, training.steps) == (2, [])
+    assert (training.resumed_from_step, len(training.steps)) == (2, 2)
     assert len((folder_of(artifact) / "steps.jsonl").read_text().splitlines()) == 2
     assert find.newest(recipe).checkpoint == found.checkpoint, "it stays"
     metrics = Metrics.read(folder_of(artifact) / "metrics.json")

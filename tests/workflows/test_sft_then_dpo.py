@@ -75,7 +75,7 @@ def test_preferences_are_tuned_on_the_supervised_model(method, tmp_path):
         merging.merge(first, model)
         assert Lineage.read(model / LINEAGE).runs == [run]
     assert weights_of(Path(recipe.model.name_or_path)) == weights_of(model), "its base is the model of the first run"
-    assert Metrics.read(second / "metrics.json").preference is not None
+    assert Metrics.read(second / "metrics.json").figures[0].name == "preference_loss"
 
 
 def test_two_recipes_that_cannot_follow_each_other_are_refused():

@@ -13,26 +13,26 @@ from flytekit import task
 from rich.console import Console
 
 from flytune.errors import DataError, RecipeError
-from flytune.hardware import Cluster
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.registry import history
-from flytune.sweeps import Outcome, Run, Running, results
+from flytune.stages.planned import Run, Running
+from flytune.stages.points import failure_reason
+from flytune.sweeps import Outcome, results
 from flytune.sweeps import grid as sweeps_grid
 from flytune.sweeps.results import Sweep
 from tasks.promote import rollback_accepted
-from tasks.runtime.mapping import failure_reason, map_points
+from tasks.runtime.mapping import map_points
+from tasks.runtime.orchestrator import FLYTE
 from tests.chaos.pods import fill_command, write_inputs
 from tests.support.decisions import decision
-from tests.support.dynamics import CompleteRun
-from tests.support.flyteadmin import flyteadmin
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
+from tests.support.preferences import write_preferences
 from tests.support.registration import SETTINGS
 from tests.support.stages import plan_for
-from tests.support.sweeps import drawn, score
+from tests.support.sweeps import check_table, drawn, score
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-from workflows.sweep import sweep
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_all_mistakes_of_all_points_are_reported_together():
         drawn({"training.learning_rat": [1, 2], "training.max_steps": [-1, 2], "training.seed.x": [0]})
     assert sorted(str(caught.value).splitlines()[1:]) == [
         "  training.learning_rat: unknown key; did you mean learning_rate?",
-        "  training.max_steps: input should be greater than 0; found -1 (points 1, 3)",
-        "  training.seed: input should be a valid integer; found {'x': 0}",
+        "  training.max_steps: must be greater than 0; found -1 (points 1, 3)",
+        "  training.seed: must be an integer; found {'x': 0}",
     ]
 
 
@@ -105,18 +105,23 @@ def test_invalid_settings_are_refused(concurrency, ratio, message):
 def test_points_that_cannot_run_count_as_failed(inputs):
     recipe = Recipe.model_validate(tiny_recipe(*inputs))
     points = drawn(changes=[{"training.seed": 1}, {"sharding": "device_map"}, {"training.seed": 2}], recipe=recipe)
-    found = results.plan_points(points, 0.5 / 3)
+    found = results.plan_points(points, 0.5 / 3, planner.make)
     assert [bool(one.refused) for one in found.points] == [False, True, False]
     assert "method full with sharding device_map" in found.points[1].refused
     assert results.least(points, 2 / 3) == 2
     with pytest.raises(RecipeError, match=r"2 of 3 points can run, 3 must succeed: 1 mistake\n  tiny-2: .*device_map"):
-        results.plan_points(points, 0.9)
+        results.plan_points(points, 0.9, planner.make)
+
+
+def test_the_lines_of_a_reason_are_one_sentence_each():
+    reason = "recipe a: 2 mistakes\n  training.seed: must be an integer\n  data.path: there is none.\n\n  last"
+    assert results._line(reason) == "recipe a: 2 mistakes; training.seed: must be an integer; data.path: there is none. last"
 
 
 def compared(losses, field="training.seed", reach=0.1, **reasons):
     points = drawn({field: list(range(1, len(losses) + 1))})
     done = {
-        one.recipe.name: Outcome(name=one.recipe.name, values=[number], tuned=score(loss, reach))
+        one.recipe.name: Outcome(name=one.recipe.name, values=[number], scored=score(loss, reach))
         for number, (one, loss) in enumerate(zip(points.points, losses, strict=True), 1)
         if loss is not None
     }
@@ -129,21 +134,16 @@ def test_the_best_has_the_lowest_loss_and_points_within_its_interval_are_named()
     assert found.best == f"{name}-2"
     assert found.as_good == [f"{name}-4"]
     assert f"Within chance of it, by their 95 % intervals: {name}-4. 1 of 5 failed." in results.verdict(found)
+    assert found.warnings[0].startswith(f"{name}-1, {name}-4: there are no scores of each sample to pair with the best point's")
     assert compared([1.5, 1.5]).best == f"{name}-1"
     assert compared([1.5, 1.8], reach=0.01).as_good == []
-    assert "No point has a held-out loss" in results.verdict(compared([None]))
+    assert "No point has a figure to be compared by." in results.verdict(compared([None]))
     assert found.outcomes[2].reason.startswith("no reason is known")
-
-
-def test_losses_on_different_samples_cause_a_warning():
-    assert compared([1.0, 2.0]).warnings == []
-    (warning,) = compared([1.0, 2.0], field="data.max_length").warnings
-    assert warning.startswith("data.max_length: points may be scored on different samples or tokens")
 
 
 def test_page_and_table_show_and_escape_every_point():
     points = drawn(changes=[{"description": "<b>1"}, {"training.learning_rate": 1e-3}])
-    done = {points.points[1].recipe.name: Outcome(name=points.points[1].recipe.name, values=["", 1e-3], tuned=score(2.0))}
+    done = {points.points[1].recipe.name: Outcome(name=points.points[1].recipe.name, values=["", 1e-3], scored=score(2.0))}
     found = results.compare(points, done, {points.points[0].recipe.name: "Out<i>OfMemory"})
     page = results.html(found)
     assert "<b>1" not in page
@@ -183,12 +183,12 @@ def run_of(name):
 def test_a_failed_point_leaves_its_reason_and_the_others_continue():
     first = Running(runs=[run_of(name) for name in ("p-1", "p-2", "p-3")], least=2, concurrency=2, notes="n")
     then = first.after({"p-1": {"trained": "x"}, "p-2": "train: it failed", "p-3": {"trained": "y"}})
-    assert [(run.recipe.name, run.trained) for run in then.runs] == [("p-1", "x"), ("p-3", "y")]
+    assert [(run.recipe.name, run.made.get("trained")) for run in then.runs] == [("p-1", "x"), ("p-3", "y")]
     assert (then.reasons, then.spare) == ({"p-2": "train: it failed"}, 0)
     assert then.stopped_if_too_few() is then
     last = then.after({"p-1": "it failed too", "p-3": {}}).stopped_if_too_few()
     assert last.runs == []
-    assert last.reasons["p-3"] == "not run: 1 points are left, and 2 must succeed (min_success_ratio)"
+    assert last.reasons["p-3"] == "not run: 1 point is left, and 2 must succeed (min_success_ratio)"
 
 
 @task
@@ -201,15 +201,15 @@ def halve(number: int) -> int:
 def test_a_mapped_task_may_fail_for_each_point_and_for_all(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
     assert map_points(halve, notes, allowed_failures=3)(number=[2, 3, 4]) == [1, None, 2]
-    assert [failure_reason(notes, index) for index in range(3)] == ["", "3 is odd", ""]
+    assert [failure_reason(FLYTE, notes, index) for index in range(3)] == ["", "3 is odd", ""]
     assert map_points(halve, str(tmp_path / "all" / "a"), allowed_failures=2)(number=[1, 3]) == [None, None]
 
 
 def test_points_are_refused_once_too_many_have_failed(tmp_path):
     notes = str(tmp_path / "notes" / "train" / "a")
     assert map_points(halve, notes, allowed_failures=1)(number=[1, 3, 4, 6]) == [None, None, None, None]
-    assert failure_reason(notes, 1) == "3 is odd"
-    assert failure_reason(notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
+    assert failure_reason(FLYTE, notes, 1) == "3 is odd"
+    assert failure_reason(FLYTE, notes, 2) == "not run: 2 points had failed, and 1 may (min_success_ratio)"
 
 
 @pytest.mark.parametrize(("address", "ended"), [("gone", "error.pb"), ("there", "outputs.pb")])
@@ -225,8 +225,8 @@ def test_a_pod_runs_the_element_of_its_index_and_stores_its_reason(address, ende
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert (tmp_path / ended).exists(), done.stderr[-3000:]
     left = "" if address == "there" else f"{tmp_path}/gone: "
-    assert failure_reason(str(tmp_path / "notes" / "all"), 1).startswith(left)
-    assert bool(failure_reason(str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
+    assert failure_reason(FLYTE, str(tmp_path / "notes" / "all"), 1).startswith(left)
+    assert bool(failure_reason(FLYTE, str(tmp_path / "notes" / "all"), 1)) is (address == "gone")
 
 
 def run(folder, recipe, *arguments):
@@ -247,16 +247,23 @@ def test_too_many_failures_end_the_sweep_with_the_reason(inputs, tmp_path):
     assert "train_loss" not in done.stdout + done.stderr  # the second point was not started
 
 
-def check_table(found):
-    """Check that each failed point has failed only its own row."""
-    assert found.best == "tiny-1"
-    assert [bool(one.tuned) for one in found.outcomes] == [True, False, False, True, False]
-    assert "method full with sharding device_map" in found.outcomes[2].reason
-    assert found.outcomes[1].reason.startswith("train: ")
-    assert "bad loss" in found.outcomes[1].reason.lower()
-    assert found.outcomes[4].reason.startswith("prepare: ")
-    assert "pairs.jsonl" in found.outcomes[4].reason
-    assert not [one for one in found.outcomes if "Error encountered" in one.reason or "Traceback" in one.reason]
+@pytest.mark.slow
+def test_points_with_a_precomputed_reference_are_trained_and_compared(inputs, tmp_path):
+    """Two points share the reference, one reads another one's, and one computes it in each step."""
+    rows = write_preferences(tmp_path / "rows.jsonl", 48)
+    objective = {"objective": {"name": "dpo", "precompute_ref_log_probs": True}, "training.max_steps": 2}
+    changes = [
+        {"training.learning_rate": 1e-3},
+        {"training.learning_rate": 2e-3},
+        {"data.seed": 7},
+        {"objective.precompute_ref_log_probs": False},
+    ]
+    done = run(tmp_path, tiny_recipe(inputs[0], rows, objective | {"method": "lora"}), "--changes", json.dumps(changes))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = Sweep.read(Path(done.stdout.strip().splitlines()[-1]) / "sweep.json")
+    assert [one.reason for one in found.outcomes] == [""] * 4
+    folders = {path.parent for path in (tmp_path / "tmp").rglob("reference.json")}
+    assert len(folders) == 2, "one for each data set"
 
 
 @pytest.mark.slow
@@ -266,27 +273,11 @@ def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, 
     assert done.returncode == 0, done.stderr[-3000:]
     folder = Path(done.stdout.strip().splitlines()[-1])
     found = Sweep.read(folder / "sweep.json")
-    check_table(found)
-    assert all(Path(one.artifact, "report.html").is_file() for one in found.outcomes if one.tuned)
+    check_table(found, "pairs.jsonl")
+    assert all(Path(one.artifact, "report.html").is_file() for one in found.outcomes if not one.has_failed)
     assert (folder / "report.html").read_text().count("<path") == 5
     assert "Best: tiny-1" in done.stderr
     assert len(list((tmp_path / "tmp").rglob("flytune-*/dataset/manifest.json"))) <= 1, "the data was prepared once"
     best = Recipe.from_yaml(folder / "best.yaml")
     assert best.name == "tiny-1"
     assert planner.make(best).shape == "cpu-1"
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_in_pods_as_flyte_runs_dynamic_and_array_nodes(inputs, changes, tmp_path, monkeypatch):
-    shared = {"name": "inputs", "host_path": str(inputs[0].parent), "mount_path": str(inputs[0].parent), "shared": True}
-    monkeypatch.setattr("tasks.plan.load_cluster", lambda: Cluster.model_validate({"volumes": [shared]}))
-    recipe = Recipe.model_validate(tiny_recipe(*inputs, {"training.max_steps": 2}))
-    with flyteadmin(tmp_path / "home") as (admin, storage):
-        given = {"recipe": recipe, "changes": changes, "min_success_ratio": 0.4}
-        whole = CompleteRun(admin, sweep, given, tmp_path / "run", storage)
-        made = whole.outputs()["o0"].scalar.blob.uri
-        check_table(Sweep.read(admin.fetch(made, tmp_path / "sweep") / "sweep.json"))
-    pods = sorted(pod.name for pod in (tmp_path / "run").iterdir())
-    assert sum(pod.startswith("train_cpu_1-") for pod in pods) == 3, "points that could not be prepared ask for no GPU"
-    assert sum(pod.startswith("evaluate_model_cpu_1-") for pod in pods) == 2
-    assert sum(pod.startswith("store_artifact-") for pod in pods) == 2

@@ -2,14 +2,13 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from flytune.artifacts.publish import folder, hub, hub_errors
 from flytune.errors import ExportError
-from flytune.evaluation import guards
 from flytune.recipe import Recipe
-from flytune.records import Metrics
-from flytune.records.contents import CONTENTS, verify
+from flytune.records.contents import CONTENTS, read_contents, verify
 from flytune.storage import Storage
 
 __all__ = ["attempt", "check", "checkpoints", "publish", "published_name"]
@@ -18,8 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def published_name(artifact: Path, recipe: Recipe) -> str:
-    """Return the recipe's name and 12 hex digits of the artifact's content, so that equal artifacts have equal names."""
-    return f"{recipe.name}-{hashlib.sha256((artifact / CONTENTS).read_bytes()).hexdigest()[:12]}"
+    """Return the recipe's name and 12 hex digits of the artifact's identity, so that equal runs have equal names.
+
+    Artifacts of version 0.1.0 have no identity; theirs is the hash of artifact.json.
+    """
+    content = (artifact / CONTENTS).read_bytes()
+    found = read_contents(content, artifact / CONTENTS).identity or hashlib.sha256(content).hexdigest()
+    return f"{recipe.name}-{found[:12]}"
 
 
 def check(recipe: Recipe) -> None:
@@ -32,22 +36,33 @@ def check(recipe: Recipe) -> None:
         hub_errors.check(str(recipe.publish.address))
 
 
-def attempt(artifact: Path, recipe: Recipe, metrics: Metrics, weights: Storage | None = None) -> str:
-    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard; `weights` as in `publish`.
+def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, weights: Storage | None = None) -> str:
+    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard, which is logged.
 
-    Returns: its address; on failure the reason, which is logged too, as a failure must not lose the artifact; empty if nothing
-        is published.
+    Args:
+        artifact: its folder.
+        broken: a sentence for each failed guard.
+        stored: the address of Flyte's copy.
+        weights: as in `publish`.
+
+    Returns: its address; empty if nothing is published.
+
+    Raises:
+        ExportError: it could not be published; names Flyte's copy, so that the artifact is not lost.
     """
     if not recipe.publish.address:
         return ""
-    if found := guards.broken(recipe, metrics):
-        log.error("%s: stored, but not published: %s", recipe.name, "; ".join(found))
+    if broken:
+        log.error("%s: stored, but not published: %s", recipe.name, "; ".join(broken))
         return ""
     try:
         return publish(artifact, recipe.publish.address, published_name(artifact, recipe), weights)
     except ExportError as error:
-        log.error("%s: stored, but not published: %s", recipe.name, error)
-        return f"(stored by Flyte, but not published: {error})"
+        again = ", which trains no step again" if recipe.checkpoints.save_steps else ""
+        raise ExportError(
+            f"{recipe.name}: not published: {error}. The artifact itself is stored, at {stored}: copy it from there, or run "
+            f"the recipe again{again}"
+        ) from error
 
 
 def publish(artifact: Path, address: str, name: str, weights: Storage | None = None) -> str:

@@ -5,19 +5,25 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from flytune.artifacts import identity
 from flytune.errors import ExportError
 from flytune.files import is_temporary
 from flytune.records import Contents
 from flytune.records.contents import CONTENTS
+from flytune.schema import RecordError
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
+
+PARTIAL = "artifact.partial.json"
+"""File of a publication that is not complete: its artifact.json to be. An equal run completes it."""
 
 
 def publish(artifact: Path, contents: Contents, address: str, name: str, weights: Storage | None = None) -> str:
     """Copy an artifact to `address`/`name` and return that address; artifact.json comes last. Nothing is overwritten.
 
-    Files that the folder `artifact` lacks are copied from the storage `weights`.
+    Files that the folder `artifact` lacks are copied from the storage `weights`. The artifact of an equal run is left as it is.
+    Where publishing fails, a folder of this machine is as before; an address keeps what was uploaded, without artifact.json.
 
     Raises:
         ExportError: another artifact or other files are there, or the address cannot be written to.
@@ -26,22 +32,71 @@ def publish(artifact: Path, contents: Contents, address: str, name: str, weights
     storage = Storage(address, "publish.address", error=ExportError, failed="cannot be written to", retry=False)
     present = [file for file in storage.files(name) if not is_temporary(file)]
     if CONTENTS in present:
-        if storage.read(f"{name}/{CONTENTS}") != (artifact / CONTENTS).read_bytes():
+        content = storage.read(f"{name}/{CONTENTS}")
+        if content != (artifact / CONTENTS).read_bytes() and not _is_equal(content, contents):
             raise _taken(target, "another artifact")
         log.info("%s: already published", target)
         return target
-    wanted = {stored.file: stored.sha256 for stored in contents.files}
-    for file in sorted(present):
-        if storage.get(f"{name}/{file}") != wanted.get(file):
+    completes = PARTIAL in present and _is_equal(storage.read(f"{name}/{PARTIAL}"), contents)
+    wanted, old = {stored.file: stored.sha256 for stored in contents.files}, [PARTIAL] if completes else []
+    for file in sorted({*present} - {*old}):
+        if storage.get(f"{name}/{file}") == wanted.get(file):
+            continue
+        if not (completes and identity.is_record(file)):
             raise _taken(target, f"{file}, which is not this artifact's")
-    missing = [file for file in wanted if file not in present]
-    if weights is not None:
-        elsewhere = [file for file in missing if not (artifact / file).is_file()]
-        storage.copy_from(weights, {f"{name}/{file}": file for file in elsewhere}, "publishing the weights")
-        missing = [file for file in missing if file not in elsewhere]
-    for file in tqdm([*missing, CONTENTS], desc="publishing", unit=" files", delay=2):
-        storage.copy(artifact / file, f"{name}/{file}")
+        old.append(file)
+    missing = [file for file in wanted if file not in present or file in old]
+    try:
+        storage.write(f"{name}/{PARTIAL}", (artifact / CONTENTS).read_bytes())
+        _copy(artifact, storage, name, missing, weights)
+        for file in ({*old} - {*wanted}) | {PARTIAL}:
+            storage.remove(f"{name}/{file}")
+        _check_sizes(storage, name, contents)
+        storage.copy(artifact / CONTENTS, f"{name}/{CONTENTS}")
+    except ExportError as error:
+        if not storage.is_local:
+            raise ExportError(f"{error}; what was uploaded stays there, and is not sent again") from error
+        _remove(storage, name, {PARTIAL, *wanted} - {*present})
+        raise
     return target
+
+
+def _copy(artifact: Path, storage: Storage, name: str, files: list[str], weights: Storage | None) -> None:
+    elsewhere = [file for file in files if weights is not None and not (artifact / file).is_file()]
+    if weights is not None:
+        storage.copy_from(weights, {f"{name}/{file}": file for file in elsewhere}, "publishing the weights")
+    for file in tqdm([file for file in files if file not in elsewhere], desc="publishing", unit=" files", delay=2):
+        storage.copy(artifact / file, f"{name}/{file}")
+
+
+def _check_sizes(storage: Storage, name: str, contents: Contents) -> None:
+    """Compare the sizes of all files there: a storage may accept a file, and keep a part of it."""
+    sizes = storage.sizes(name)
+    for file in contents.files:
+        if (size := sizes.get(file.file)) != file.size:
+            found = "is missing" if size is None else f"has {size:,} bytes"
+            raise ExportError(f"{storage.where}: {name}/{file.file} {found} there, {file.size:,} were written; run it again")
+
+
+def _remove(storage: Storage, name: str, files: set[str]) -> None:
+    """Remove files that were published, and the folder if nothing else is in it."""
+    try:
+        for file in files:
+            storage.remove(f"{name}/{file}")
+        if not storage.files(name):
+            storage.remove(name)
+    except ExportError as error:
+        log.warning("%s: a part of the artifact is left there: %s", name, error)
+
+
+def _is_equal(content: bytes, contents: Contents) -> bool:
+    """Return whether an artifact.json is of an equal run: the same identity, and the same files of the model."""
+    try:
+        found = Contents.parse(content)
+    except RecordError:
+        return False
+    models = [[file for file in one.files if not identity.is_record(file.file)] for one in (found, contents)]
+    return bool(contents.identity) and found.identity == contents.identity and models[0] == models[1]
 
 
 def _taken(target: str, found: str) -> ExportError:

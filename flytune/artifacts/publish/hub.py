@@ -17,9 +17,10 @@ from flytune import json_core, names
 from flytune.artifacts.publish import hub_errors
 from flytune.errors import ExportError
 from flytune.evaluation import guards
+from flytune.models.library_errors import named
 from flytune.recipe import Recipe
 from flytune.records import Contents, Manifest, Metrics, Plan, TrainingResult
-from flytune.records.contents import CONTENTS, StoredFile, stored_file
+from flytune.records.contents import CONTENTS, StoredFile, record, stored_file
 from flytune.records.lineage import LINEAGE, Lineage
 from flytune.report import model_card
 from flytune.storage import Storage
@@ -58,15 +59,18 @@ def publish(artifact: Path, contents: Contents, address: str, name: str, weights
     return f"{address}@{name}"
 
 
-def with_contents(files: Mapping[str, Path], made: Path, known: Sequence[StoredFile] = ()) -> dict[str, Path]:
+def with_contents(
+    files: Mapping[str, Path], made: Path, known: Sequence[StoredFile] = (), identity: str = ""
+) -> dict[str, Path]:
     """Return `files` and an artifact.json that lists them by their names in the repository, written into the folder `made`.
 
-    `known` are files with known hashes: these are not read, and those that are not in `files` are listed too.
+    `known` are files with known hashes: these are not read, and those that are not in `files` are listed too; `identity` is
+    the artifact's.
     """
     hashes = {file.file: file for file in known}
     entries = [hashes.get(name) or stored_file(path, name) for name, path in files.items()]
     entries += [file for name, file in hashes.items() if name not in files]
-    Contents(files=sorted(entries, key=lambda entry: entry.file)).write(made / CONTENTS)
+    Contents(files=sorted(entries, key=lambda entry: entry.file), identity=identity).write(made / CONTENTS)
     return {**files, CONTENTS: made / CONTENTS}
 
 
@@ -160,20 +164,27 @@ def _files(
     artifact: Path, contents: Contents, recipe: Recipe, repository: Repository, revision: str, made: Path
 ) -> dict[str, Path]:
     """Return the artifact's files by their names in the repository, with a card that loads them from there."""
-    metrics = Metrics.read(artifact / "metrics.json")
-    text = model_card.render(
-        recipe,
-        Plan.read(artifact / "plan.json"),
-        Manifest.read(artifact / "manifest.json"),
-        TrainingResult.read(artifact / "training.json"),
-        metrics,
-        broken=guards.broken(recipe, metrics),
-        lineage=Lineage.read(artifact / LINEAGE) if (artifact / LINEAGE).is_file() else None,
-        published=model_card.Published(repository.name, revision, base_license(repository.api, recipe)),
-    )
+    metrics = record(Metrics, artifact / "metrics.json")
+    plan = record(Plan, artifact / "plan.json")
+    manifest = record(Manifest, artifact / "manifest.json")
+    training = record(TrainingResult, artifact / "training.json")
+    lineage = record(Lineage, artifact / LINEAGE) if (artifact / LINEAGE).is_file() else None
+    published = model_card.Published(repository.name, revision, base_license(repository.api, recipe))
+    with named(f"{artifact}: its records do not fit together, so that no card can be written", ExportError):
+        text = model_card.render(
+            recipe,
+            plan,
+            manifest,
+            training,
+            metrics,
+            broken=guards.broken(recipe, metrics),
+            lineage=lineage,
+            published=published,
+        )
     (made / CARD).write_text(text, encoding="utf-8")
     here = {file.file: artifact / file.file for file in contents.files if (artifact / file.file).is_file()}
-    return with_contents({**here, CARD: made / CARD}, made, [file for file in contents.files if file.file != CARD])
+    known = [file for file in contents.files if file.file != CARD]
+    return with_contents({**here, CARD: made / CARD}, made, known, contents.identity)
 
 
 def base_license(api: Any, recipe: Recipe) -> dict[str, str]:

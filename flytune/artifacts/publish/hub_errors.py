@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from flytune import patches
 from flytune.errors import ExportError
 from flytune.recipe.sections import HUB_ADDRESS
 
@@ -55,24 +56,22 @@ def open_api(address: str) -> Iterator[Any]:
         ExportError: the address is invalid, there is no token, or the hub refuses something, and what to do.
     """
     repository(address)
-    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub import HfApi, get_token
 
     token = get_token()
     if not token:
         raise ExportError(f"publish.address: {address}: there is no token: {_NO_TOKEN}")
     api = HfApi(token=token)
     # Publishing needs the hub even in pods that must not load models from it (HF_HUB_OFFLINE).
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
-        yield api
+        with patches.huggingface_hub.OFFLINE.replaced(False):
+            yield api
     except ExportError:
         raise
     except Exception as error:  # noqa: BLE001 (HTTP errors of two libraries, OSErrors and ValueErrors: _reason distinguishes them)
         reason = _reason(error, api, repository(address)).replace(token, "***")
         # Without its cause, whose text may contain signed addresses and headers.
         raise ExportError(f"publish.address: {address}: {reason}") from None
-    finally:
-        constants.HF_HUB_OFFLINE = offline
 
 
 def is_passing(error: BaseException) -> bool:

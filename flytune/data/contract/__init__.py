@@ -7,14 +7,16 @@ from typing import Any
 
 from pydantic import Field
 
+from flytune.data.check import Check, Verdict
 from flytune.data.contract import checks as contract_checks
-from flytune.data.contract.checks import Check, Verdict
-from flytune.data.contract.statistics import Statistics, is_chat
-from flytune.data.stored_samples import Part
+from flytune.data.contract.statistics import Statistics
+from flytune.data.rows import row_kind
+from flytune.data.stored_samples import StoredSamples
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest
 from flytune.schema import Record
+from flytune.sentences import counted
 
 logger = logging.getLogger(__name__)
 CONTRACT = "contract.json"
@@ -42,21 +44,21 @@ class WrittenSamples:
 
     def __init__(self, tokenizer: Any, request: DataRequest, rows: int | None, formats: Callable[[], set[str]]) -> None:
         """`formats` returns the formats of the rows so far; `rows` as in `Statistics`."""
-        self._arguments = tokenizer, request.data.max_length, formats, request.pairs, request.labels, rows
+        self._arguments = tokenizer, request.data.max_length, formats, row_kind(request.row_kind), rows
         self._statistics: Statistics | None = None
 
-    def add(self, split: str, part: Part) -> None:
+    def add(self, split: str, part: StoredSamples) -> None:
         """Count samples of a split, in stored order."""
         if self._statistics is None:
-            tokenizer, max_length, formats, pairs, labels, rows = self._arguments
-            self._statistics = Statistics(tokenizer, max_length, formats(), pairs, labels, rows)
+            tokenizer, max_length, formats, kind, rows = self._arguments
+            self._statistics = Statistics(tokenizer, max_length, formats(), kind, rows)
         self._statistics.add(split, part)
 
     def statistics(self, folder: Path, manifest: Manifest) -> Statistics:
         """Return the statistics of all samples, which are read from `folder` if chats came after other rows only."""
-        tokenizer, _, _, pairs, labels, rows = self._arguments
+        tokenizer, _, _, kind, rows = self._arguments
         counted = self._statistics
-        if counted is None or counted.is_chat != is_chat(set(manifest.format.split(", ")), pairs or labels, tokenizer):
+        if counted is None or counted.is_chat != kind.has_template(set(manifest.format.split(", ")), tokenizer):
             return Statistics.read(folder, manifest, tokenizer, rows)
         counted.packed = manifest.train.blocks is not None
         return counted
@@ -73,10 +75,12 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
     warnings, stops = ([str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop"))
     for line in warnings:
         logger.warning("%s", line)
+    if manifest.left_out and not any(one.name == "left out" and one.verdict != "ok" for one in contract.checks):
+        logger.info("columns not used: %s", ", ".join(manifest.left_out))
     if stops and (data.contract == "stop" or contract.has_unknown_tokens):
         lines = "\n  ".join(stops)
         raise DataError(
-            f"{manifest.source}: the prepared data fails {len(stops)} of {len(contract.checks)} checks:\n  {lines}\n"
+            f"{manifest.source}: the prepared data fails {len(stops)} of {counted(len(contract.checks), 'check')}:\n  {lines}\n"
             + (
                 "Tokens without a row in the embedding end training, whatever data.contract says"
                 if contract.has_unknown_tokens
@@ -100,7 +104,9 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
             *contract_checks.tokens(statistics, manifest, data),
             *contract_checks.round_trip(statistics),
             *contract_checks.shares(statistics, manifest, data),
+            *contract_checks.left_out(manifest),
             *contract_checks.duplicates(statistics, manifest),
-            *(contract_checks.labels(manifest) if manifest.labels else ()),
+            *contract_checks.contradictions(statistics, row_kind(manifest.row_kind)),
+            *row_kind(manifest.row_kind).checks(manifest),
         ]
     )

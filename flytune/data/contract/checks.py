@@ -1,45 +1,22 @@
 """The checks of the data contract: counts, limits and advice."""
 
 from collections.abc import Iterator
-from typing import Literal
 
+from flytune.data import left_out as content
+from flytune.data.check import Check, judged
 from flytune.data.contract.statistics import Statistics
 from flytune.data.formats import CHATS
+from flytune.data.rows.base import RowKind
 from flytune.recipe import Data
 from flytune.records import Manifest
-from flytune.schema import Strict
+from flytune.sentences import counted, counted_of
 
 SYSTEMATIC = 0.01
 """Share of samples from which on a fault is one of the recipe, not of single rows."""
 _WARNING_SHARE = 0.05
 """Share of cut, dropped or near-duplicate samples from which on there is a warning, if the recipe has no limit."""
-Verdict = Literal["ok", "warning", "stop"]
-
-
-class Check(Strict):
-    """The result of one check."""
-
-    name: str
-    verdict: Verdict
-    count: int
-    """Number of faults that `found` describes; for shares, the part of `of`."""
-    of: int
-    found: str
-    """Result with its counts, as a sentence."""
-    limit: str
-    """Condition that stops the run."""
-    example: str = ""
-    """Location of the first fault, and an excerpt."""
-    advice: str = ""
-    """Action to take; empty if none is needed."""
-
-    @property
-    def share(self) -> float:
-        return self.count / self.of if self.of else 0.0
-
-    def __str__(self) -> str:
-        example = f" ({self.example})" if self.example else ""
-        return f"{self.name}: {self.found}{example}; {self.advice}"
+_SHOWN = 12
+"""Names of columns that are listed."""
 
 
 def _is_systematic(count: int, of: int) -> bool:
@@ -50,11 +27,11 @@ def _is_systematic(count: int, of: int) -> bool:
 def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[Check]:
     """Check the answers, and their ends."""
     samples, answers = statistics.samples, statistics.answers
-    yield _judged(
+    yield judged(
         "trained tokens", statistics.untrained, samples,
-        f"{statistics.untrained:,} of {samples:,} samples have no trained token",
+        f"{counted_of(statistics.untrained, samples, 'sample', 'has', 'have')} no trained token",
         "any such sample", stops=statistics.untrained > 0,
-        fine=f"each of {samples:,} samples has one, and so each batch on each rank",
+        fine=f"each of {counted(samples, 'sample')} has one, and so each batch on each rank",
         advice="remove these samples: a batch of such samples alone has no loss",
         example=statistics.examples.get("untrained", ""),
     )  # fmt: skip
@@ -69,33 +46,34 @@ def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[
     if not data.add_eos_token:
         advice = "data.add_eos_token is false: the model does not learn to stop, unless the rows end with a special token"
     ends = ", ".join(f"{count:,} × {mark!r}" for mark, count in statistics.ends.most_common(3)) or "none"
-    yield _judged(
+    yield judged(
         "end marker", unended, complete,
-        f"{unended:,} of {complete:,} samples do not end with a trained end marker (found: {ends})",
+        f"{counted_of(unended, complete, 'sample', 'does', 'do')} not end with a trained end marker (found: {ends})",
         # A piece of a long sample may end anywhere; rows of tokens, such as blocks of a corpus, are used unchanged.
         "more than 1 % of uncut samples", stops=_is_systematic(unended, complete) and may_stop,
-        fine=f"each of {complete:,} uncut samples ends with a trained one; of all answers: {ends}",
+        fine=f"each of {counted(complete, 'uncut sample')} ends with a trained one; of all answers: {ends}",
         advice=advice,
         example=statistics.examples.get("unended", ""),
     )  # fmt: skip
     inner = statistics.unended_inside
-    yield _judged(
+    yield judged(
         "end of each answer", inner, answers,
-        f"{inner:,} of {answers:,} answers, not the last of their samples, have no end marker",
-        "only warns", fine=f"all of {answers:,} answers have an end marker",
+        f"{inner:,} of {counted(answers, 'answer')}, not the last of their samples, have no end marker",
+        "only warns", fine=f"all of {counted(answers, 'answer')} have an end marker",
         advice="in a conversation the model would continue as the user; use a template with an end token after each turn",
         example=statistics.examples.get("unended_inside", ""),
     )  # fmt: skip
     other, ended = statistics.ends.total() - statistics.ends[statistics.eos], statistics.ends.total()
     marks = " or ".join(repr(mark) for mark in statistics.ends if mark != statistics.eos)
-    yield _judged(
-        "end marker is EOS", other, ended, f"{other:,} of {ended:,} end markers are {marks}, not EOS ({statistics.eos!r})",
+    yield judged(
+        "end marker is EOS", other, ended, f"{counted_of(other, ended, 'end marker', 'is', 'are')} {marks}, "
+        f"not EOS ({statistics.eos!r})",
         "only warns", fine=f"answers end with {statistics.eos!r}, at which generation stops",
         advice=f"by default generation stops only at EOS: make {marks} the eos_token, or pass it as eos_token_id",
     )  # fmt: skip
-    yield _judged(
+    yield judged(
         "pad token", statistics.masked, answers,
-        f"{statistics.masked:,} of {answers:,} answers are followed by an end marker without a label"
+        f"{counted_of(statistics.masked, answers, 'answer', 'is', 'are')} followed by an end marker without a label"
         + (f", which is also the pad token {statistics.pad!r}" if statistics.pad == statistics.eos else ""),
         "more than 1 %", stops=_is_systematic(statistics.masked, answers),
         fine=f"{statistics.pad!r} is "
@@ -109,16 +87,18 @@ def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     """Check the tokens."""
     samples = statistics.samples
     switched = "" if data.add_bos_token is None else f" (data.add_bos_token is {str(data.add_bos_token).lower()})"
-    yield _judged(
-        "BOS", statistics.double_bos, samples, f"{statistics.double_bos:,} of {samples:,} samples begin with BOS twice",
+    yield judged(
+        "BOS", statistics.double_bos, samples,
+        f"{counted_of(statistics.double_bos, samples, 'sample', 'begins', 'begin')} with BOS twice",
         "more than 1 %", stops=_is_systematic(statistics.double_bos, samples),
-        fine=f"{statistics.with_bos:,} of {samples:,} samples begin with {statistics.bos!r}, none of them twice{switched}"
+        fine=f"{counted_of(statistics.with_bos, samples, 'sample', 'begins', 'begin')} with "
+        f"{statistics.bos!r}, none of them twice{switched}"
         if statistics.bos else "the tokenizer has none",
         advice="the text has one and the tokenizer adds another: remove it from the rows or from the template",
         example=statistics.examples.get("double_bos", ""),
     )  # fmt: skip
     pieces = statistics.in_pieces
-    yield _judged(
+    yield judged(
         "special tokens", len(pieces), statistics.special, f"split into several tokens: {', '.join(pieces)}",
         "BOS or EOS is split", stops=bool(statistics.written & set(pieces)),
         fine=f"each of {statistics.special} is a single token",
@@ -126,26 +106,27 @@ def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     )  # fmt: skip
     undecided, written = data.split_special_tokens is None, manifest.control_tokens
     became = "became control tokens" if data.split_special_tokens is False else "stay text"
-    yield _judged(
+    yield judged(
         "control tokens", written, manifest.rows,
-        f"{written:,} of {manifest.rows:,} rows have special tokens in their own text, which {became}",
+        f"{counted_of(written, manifest.rows, 'row', 'has', 'have')} special tokens in their own text, which {became}",
         "more than 1 %, unless data.split_special_tokens is set",
         stops=undecided and _is_systematic(written, manifest.rows), is_fine=not undecided or not written,
-        fine="" if written else f"none of {manifest.rows:,} rows has special tokens in its own text",
+        fine="" if written else f"none of {counted(manifest.rows, 'row')} has special tokens in its own text",
         advice="set data.split_special_tokens: false if the rows mean these tokens (they were rendered elsewhere), true if not",
     )  # fmt: skip
-    yield _judged(
+    yield judged(
         "vocabulary", statistics.unknown + statistics.outside, statistics.tokens,
-        f"{statistics.unknown:,} of {statistics.tokens:,} tokens are the unknown token, "
+        f"{counted_of(statistics.unknown, statistics.tokens, 'token', 'is', 'are')} the unknown token, "
         f"{statistics.outside:,} are not in the vocabulary, or have no row in the model's embedding",
-        "any outside the vocabulary", stops=statistics.outside > 0, fine=f"all of {statistics.tokens:,} tokens are in it",
+        "any outside the vocabulary", stops=statistics.outside > 0, fine="all of "
+        f"{counted(statistics.tokens, 'token')} are in it",
         advice="the data was tokenized for another tokenizer, or it has characters that this one cannot encode; list tokens "
         "that the tokenizer has and the model has not in model.extra_special_tokens",
         example=statistics.examples.get("outside", "") or statistics.examples.get("unknown", ""),
     )  # fmt: skip
-    yield _judged(
+    yield judged(
         "sample boundaries", statistics.inconsistent, statistics.samples,
-        f"{statistics.inconsistent:,} blocks have seq_lengths that do not add up to their tokens",
+        f"{counted(statistics.inconsistent, 'block has', 'blocks have')} seq_lengths that do not add up to their tokens",
         "any such block", stops=statistics.inconsistent > 0,
         fine="the seq_lengths of each block add up to its tokens" if statistics.packed else "each row is one sample",
         advice="prepare the data again",
@@ -156,12 +137,13 @@ def round_trip(statistics: Statistics) -> Iterator[Check]:
     """Check that the decoded text gives the same tokens again."""
     trip = statistics.round_trip()
     comparison = "token for token" if trip.by_tokens else "word for word (this tokenizer alters plain text)"
-    yield _judged(
+    yield judged(
         "round trip", trip.failed, trip.tried,
-        f"{trip.failed:,} of {trip.tried:,} samples, decoded and tokenized again, differ",
+        f"{trip.failed:,} of {counted(trip.tried, 'sample')}, decoded and tokenized again, differ",
         "more than half; warns over 1 %", stops=trip.failed > trip.tried / 2,
         is_fine=trip.failed <= SYSTEMATIC * trip.tried,
-        fine=f"{trip.tried - trip.failed:,} of {trip.tried:,} samples, decoded and tokenized again, agree {comparison}",
+        fine=f"{trip.tried - trip.failed:,} of {counted(trip.tried, 'sample')}, decoded and tokenized again, "
+        f"agree {comparison}",
         advice="they were tokenized differently from inference, or their text contains special tokens",
         example=trip.example,
     )  # fmt: skip
@@ -171,57 +153,68 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     """Compare the trained, cut and dropped shares with the recipe's limits."""
     trained, tokens = statistics.trained, statistics.tokens
     least = data.min_trained_fraction
-    yield _judged(
-        "trained share", trained, tokens, f"{_percent(trained, tokens)} of {tokens:,} tokens",
+    yield judged(
+        "trained share", trained, tokens, f"{_percent(trained, tokens)} of {counted(tokens, 'token')}",
         f"less than {least:.3g} (data.min_trained_fraction)" if least else "data.min_trained_fraction, unset; warns under 1 %",
         stops=least is not None and trained < least * tokens, is_fine=trained >= (least or 0.01) * tokens,
         advice="prompts are long and answers short: shorten the prompts, or check that the answers are labelled",
     )  # fmt: skip
-    lost = manifest.tokens_read - tokens
-    total = f"; in all, {_percent(lost, manifest.tokens_read)} of the tokens read are lost" if lost > 0 else ""
+    longest = f"raise data.max_length (the longest has {counted(manifest.longest, 'token')})"
+    rows, read = manifest.rows, manifest.tokens_read
     dropped = manifest.dropped_too_long + manifest.dropped_untrained
-    for name, count, found, field, most, advice in (
-        ("truncated", manifest.truncated, f"cut at {manifest.max_length:,} tokens", "max_truncated_fraction",
-         data.max_truncated_fraction, f"raise data.max_length (the longest has {manifest.longest:,} tokens)"),
-        ("dropped", dropped,
-         f"dropped ({manifest.dropped_too_long:,} too long, {manifest.dropped_untrained:,} without an answer)",
+    for name, count, of, found, field, most, advice in (
+        ("truncated", manifest.truncated, rows, f"samples were cut at {counted(manifest.max_length, 'token')}",
+         "max_truncated_fraction", data.max_truncated_fraction, longest),
+        ("truncated tokens", manifest.truncated_tokens, read, "tokens were cut off",
+         "max_truncated_fraction", data.max_truncated_fraction, longest),
+        ("dropped", dropped, rows,
+         f"samples were dropped ({manifest.dropped_too_long:,} too long, {manifest.dropped_untrained:,} without an answer)",
+         "max_dropped_fraction", data.max_dropped_fraction, "raise data.max_length, or correct the rows without an answer"),
+        ("dropped tokens", manifest.dropped_tokens, read, "tokens were in dropped samples",
          "max_dropped_fraction", data.max_dropped_fraction, "raise data.max_length, or correct the rows without an answer"),
     ):  # fmt: skip
-        yield _judged(
-            name, count, manifest.rows, f"{count:,} of {manifest.rows:,} samples were {found}{total if count else ''}",
+        yield judged(
+            name, count, of, f"{count:,} of {of:,} {found} ({_percent(count, of)})",
             f"data.{field}, unset; warns over 5 %" if most is None else f"more than {most:.3g} (data.{field})",
-            stops=most is not None and count > most * manifest.rows,
-            is_fine=count <= (_WARNING_SHARE if most is None else most) * manifest.rows, advice=advice,
+            stops=most is not None and count > most * of,
+            is_fine=count <= (_WARNING_SHARE if most is None else most) * of, advice=advice,
         )  # fmt: skip
 
 
-def labels(manifest: Manifest) -> Iterator[Check]:
-    """Check that answers with labels have both; the advice on their weights is Ethayarajh et al. 2024, eq. 8."""
-    counts = {"train": manifest.train, "held-out": manifest.heldout}
-    for name, split in counts.items():
-        desirable, samples = split.desirable or 0, split.samples
-        found = f"{desirable:,} of {samples:,} {name} answers are desirable"
-        one_sided = desirable in (0, samples)
-        advice = (
-            "raise data.heldout_fraction, or set data.heldout_path: without both labels the evaluation compares nothing"
-            if name == "held-out"
-            else "all labels are equal, so nothing is compared; add answers with the other label, or train with objective: sft"
-        )
-        yield _judged(
-            f"labels, {name}", samples * one_sided, samples, found,
-            "all labels are equal" if name == "train" else "only warns", stops=one_sided and name == "train",
-            fine=found + (f"; {weight_advice(desirable, samples - desirable)}" if name == "train" and not one_sided else ""),
-            advice=advice,
-        )  # fmt: skip
+def left_out(manifest: Manifest) -> Iterator[Check]:
+    """Check what the rows have, and no sample has."""
+    meanings = {name: content.meaning(name) for name in manifest.left_out}
+    names = sorted(manifest.left_out.items(), key=lambda one: not meanings[one[0]])
+    meant = [name for name, meaning in meanings.items() if meaning]
+    shown = ", ".join(f"{name} ({counted(rows, 'row')})" if rows < manifest.rows else name for name, rows in names[:_SHOWN])
+    more = f" and {len(meanings) - _SHOWN} more" if len(meanings) > _SHOWN else ""
+    advice = [f"{', '.join(names)}: {meaning}" for meaning, names in _by_meaning(meanings).items() if meaning]
+    yield judged(
+        "left out", max((manifest.left_out[name] for name in meant), default=0), manifest.rows,
+        f"columns not used: {shown}{more}", "only warns", is_fine=not meant,
+        fine="" if meanings else "all columns of the rows, and all keys of their messages, are used",
+        advice="; ".join(advice),
+    )  # fmt: skip
 
 
-def weight_advice(desirable: int, undesirable: int) -> str:
-    """Return the weights of KTO's losses for which desirable answers weigh 1 to 4/3 times as much as undesirable ones."""
-    ratio = undesirable / desirable
-    return (
-        f"KTO's paper takes objective.desirable_weight from {ratio:.3g} to {4 / 3 * ratio:.3g}, or "
-        f"objective.undesirable_weight from {0.75 / ratio:.3g} to {1 / ratio:.3g}"
-    )
+def _by_meaning(meanings: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, meaning in meanings.items():
+        found.setdefault(meaning, []).append(name)
+    return found
+
+
+def contradictions(statistics: Statistics, kind: RowKind) -> Iterator[Check]:
+    """Check that rows of a kind do not contradict each other."""
+    if not kind.contradiction:
+        return
+    count, rows = statistics.contradictions(), statistics.samples // kind.sequences
+    found = f"{kind.title.lower()}s {kind.contradiction}"
+    yield judged(
+        "contradictions", count, rows, f"{count:,} of {rows:,} {found}", "only warns",
+        fine=f"none of {rows:,} {found.replace('equal', 'equals', 1)}",
+        advice="each undoes what the other teaches; keep one (data.deduplicate keeps both)",
+    )  # fmt: skip
 
 
 def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
@@ -251,25 +244,11 @@ def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
         stops = name == "overlap" and _is_systematic(count, of)
         faults = count - intended if name == "duplicates" else count
         note = " (of a random part)" if name in found.drawn else ""
-        yield _judged(
+        yield judged(
             name, count, of, f"{count:,} of {of:,} {what}{note}",
             "more than 1 %" if name == "overlap" else f"only warns, over {100 * most:.0f} %",
             stops=stops, is_fine=faults <= most * of, advice=advice, example=found.examples.get(name, ""),
         )  # fmt: skip
-
-
-def _judged(
-    name: str, count: int, of: int, found: str, limit: str, *, stops: bool = False, is_fine: bool | None = None,
-    fine: str = "", advice: str, example: str = "",
-) -> Check:  # fmt: skip
-    """Return the result of a check, which passes if `is_fine`; by default, if `count` is 0."""
-    fault = stops or not (count == 0 if is_fine is None else is_fine)
-    verdict: Verdict = "stop" if stops else "warning" if fault else "ok"
-    text = found if fault or not fine else fine
-    return Check(
-        name=name, verdict=verdict, count=count, of=of, found=text, limit=limit,
-        example=example if fault else "", advice=advice if fault else "",
-    )  # fmt: skip
 
 
 def _percent(part: int, whole: int) -> str:

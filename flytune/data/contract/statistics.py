@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from flytune.data.contract.duplicates import Draw, Hashes, earlier, signatures
-from flytune.data.formats import CHATS
 from flytune.data.render import ChatTemplate
-from flytune.data.stored_samples import Part, parts
+from flytune.data.rows import RowKind, row_kind
+from flytune.data.stored_samples import StoredSamples, parts
 from flytune.records import Manifest
 
 HASHES = 5_000_000
@@ -20,7 +20,7 @@ TRIP_SAMPLES, TRIP_TOKENS = 256, 200_000
 """Approximate numbers of samples and tokens that are decoded and tokenized again."""
 _EXCERPT = 60
 _SECOND = 0x9E3779B97F4A7C15
-"""Odd factor that joins the hashes of a pair's sequences, in their order; by the golden ratio (Knuth, TAOCP 3, §6.4)."""
+"""Odd factor that joins the hashes of a row's sequences, in their order; by the golden ratio (Knuth, TAOCP 3, §6.4)."""
 _MARKER = re.compile(r"<\|[A-Za-z_]+\|>")
 _PROBES = ("The quick brown fox\n\tjumps  over 12 lazy dogs, doesn't it?", "{eos}\nHello {eos} there")
 
@@ -53,15 +53,6 @@ class Duplicates:
     examples: dict[str, str] = field(default_factory=dict)
 
 
-def is_chat(formats: set[str], compared: bool, tokenizer: Any) -> bool:
-    """Return True if rows of these formats are rendered with the chat template.
-
-    Answers to compare (pairs or labelled ones) are of messages or of text; the marks of a template are a superset of those of
-    text.
-    """
-    return bool(formats & set(CHATS)) or (compared and bool(tokenizer.chat_template))
-
-
 @dataclass
 class _Split:
     """Counts and kept samples of one split."""
@@ -86,12 +77,11 @@ class Statistics:
         tokenizer: Any,
         max_length: int,
         formats: set[str],
-        pairs: bool = False,
-        labels: bool = False,
+        kind: RowKind,
         rows: int | None = None,
     ) -> None:
-        """Begin to count samples of these formats, pairs or labelled answers; `rows` are the embedding's, where known."""
-        self._tokenizer, self._max_length, self._pairs = tokenizer, max_length, pairs
+        """Begin to count samples of these formats; `rows` are the embedding's, where known."""
+        self._tokenizer, self._max_length, self._kind = tokenizer, max_length, kind
         self._rows = min(len(tokenizer), rows or len(tokenizer))
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -99,7 +89,7 @@ class Statistics:
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is only used by its number.
         self.written = {token for token in (self.bos, self.eos) if token}
-        self.is_chat = is_chat(formats, pairs or labels, tokenizer)
+        self.is_chat = kind.has_template(formats, tokenizer)
         """True if answers end with the marks of the chat template."""
         marks = ChatTemplate(tokenizer).marks if self.is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
@@ -117,11 +107,13 @@ class Statistics:
         self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = self.with_bos = 0
         self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = self.outside = 0
         self.packed = False
+        self._sides = Hashes(HASHES), Hashes(HASHES)
+        """Hashes of rows that may contradict each other, by their side (RowKind.sides)."""
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> Self:
         """Return the statistics of the shards in `folder`, each read once, one row group at a time."""
-        read = cls(tokenizer, manifest.max_length, set(manifest.format.split(", ")), manifest.pairs, manifest.labels, rows)
+        read = cls(tokenizer, manifest.max_length, set(manifest.format.split(", ")), row_kind(manifest.row_kind), rows)
         for split, counts in (("train", manifest.train), ("heldout", manifest.heldout)):
             for part in parts(folder, counts):
                 read.add(split, part)
@@ -138,13 +130,13 @@ class Statistics:
         """Number of answers by the special token that ends them."""
         return self._splits["train"].ends + self._splits["heldout"].ends
 
-    def add(self, split: str, part: Part) -> None:
+    def add(self, split: str, part: StoredSamples) -> None:
         """Count more samples of a split, in stored order."""
         self._split = self._splits[split]
         self._count(part)
         self._draw(part)
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: StoredSamples) -> None:
         import numpy
 
         trained, ids, starts = part.trained, part.ids, part.starts
@@ -169,7 +161,7 @@ class Statistics:
             self.unknown += self._note("unknown", part, owners[ids == unknown])
         self._count_ends(part, owners)
 
-    def _count_ends(self, part: Part, owners: Any) -> None:
+    def _count_ends(self, part: StoredSamples, owners: Any) -> None:
         """Count the ends of answers, which are runs of trained tokens; white space after an end marker is ignored."""
         import numpy
 
@@ -209,19 +201,19 @@ class Statistics:
                 self._blank[number] = not self._decode([number]).strip()
         return numpy.asarray([self._blank[number] for number in values.tolist()], bool)[places]
 
-    def _note(self, name: str, part: Part, samples: Any) -> int:
+    def _note(self, name: str, part: StoredSamples, samples: Any) -> int:
         """Return the number of samples, and keep the first as an example."""
         if len(samples) and name not in self._split.examples:
             self._split.examples[name] = self._example(part, int(samples[0]))
         return len(samples)
 
-    def _example(self, part: Part, sample: int) -> str:
+    def _example(self, part: StoredSamples, sample: int) -> str:
         """Describe a sample by its location and its end."""
         ids = part.tokens(sample)[-_EXCERPT:].tolist()
         text = self._decode([number for number in ids if 0 <= number < len(self._tokenizer)])
         return f"{part.where(sample)}: {'...' if len(text) > _EXCERPT else ''}{text[-_EXCERPT:]!r}"
 
-    def _draw(self, part: Part) -> None:
+    def _draw(self, part: StoredSamples) -> None:
         """Keep samples for the later checks, drawn by content so that the same samples are drawn each time.
 
         The shares are of the samples so far, and fall with each part: the samples that are left in the end are those that the
@@ -231,18 +223,36 @@ class Statistics:
 
         hashes, split = part.hashes, self._split
         split.tokens += len(part.ids)
-        # Pairs equal each other if both of their sequences do.
-        rows = hashes[::2] * numpy.uint64(_SECOND) + hashes[1::2] if self._pairs else hashes
+        # Rows equal each other if all of their sequences do.
+        each = self._kind.sequences
+        rows = hashes[::each].copy()
+        for place in range(1, each):
+            rows = rows * numpy.uint64(_SECOND) + hashes[place::each]
         split.samples += len(rows)
         split.hashes.add(rows, self._hashed_share)
+        self._add_sides(part)
         for sample in split.trip.new(hashes, self._trip_share):
             # A sample that was cut may give other tokens.
             is_cut = part.lengths[sample] >= self._max_length
             split.trip.kept[int(hashes[sample])] = None if is_cut else (part.where(sample), part.tokens(sample).copy())
-        # Equal samples are already counted. The two sequences of a pair share their prompt: the chosen one is compared.
-        step = 2 if self._pairs else 1
-        for sample in split.near.new(hashes[::step], self._near_share(split)):
-            split.near.kept[int(hashes[step * sample])] = part.tokens(step * sample).copy()
+        # Equal samples are already counted. The sequences of a row share their prompt: the first one is compared.
+        for sample in split.near.new(hashes[::each], self._near_share(split)):
+            split.near.kept[int(hashes[each * sample])] = part.tokens(each * sample).copy()
+
+    def _add_sides(self, part: StoredSamples) -> None:
+        if (found := self._kind.sides(part)) is None:
+            return
+        hashes, side = found
+        for one, which in zip(self._sides, (side, ~side), strict=True):
+            one.add(hashes[which], self._hashed_share)
+
+    def contradictions(self) -> int:
+        """Return the number of rows that contradict another one (RowKind.sides)."""
+        for side in self._sides:
+            side.keep(self._hashed_share)
+        (values, counts), (others, other_counts) = (side.counts() for side in self._sides)
+        first, second = self._sides
+        return int(counts[second.contains(values)].sum() + other_counts[first.contains(others)].sum())
 
     @property
     def _hashed_share(self) -> float:

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 
 from flytune.evaluation import score
 from flytune.evaluation.harness import tasks as harness_tasks
-from flytune.models import loading
+from flytune.models import loading, tokenizers
 from flytune.recipe import HarnessTask, Recipe
 from flytune.records import TaskScore
 from flytune.schema import Record, Strict
@@ -85,15 +85,14 @@ def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> Jo
         RecipeError: the task cannot be loaded.
     """
     loading.import_libraries()
-    from transformers import AutoTokenizer
 
     with harness_tasks.quiet(f"{job.task.name}: data"), harness_tasks.data_in(data):
         tasks = harness_tasks.load(recipe, job.task)["tasks"]
     folder = str(loading.weights_folder(trained))
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=recipe.model.trust_remote_code)
+    tokenizer = tokenizers.load(folder, trust_remote_code=recipe.model.trust_remote_code)
 
     def answers(model: Any, side: str) -> dict[str, list[Any]]:
-        with harness_tasks.quiet_model(f"{job.task.name}: {side} model"):
+        with harness_tasks.quiet(f"{job.task.name}: {side} model"):
             return _answers(recipe, job, tasks, model, tokenizer)
 
     if recipe.method.name == "full":

@@ -10,10 +10,9 @@ from contextlib import contextmanager, redirect_stdout
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from tqdm import tqdm
-
+from flytune import patches
+from flytune.console import output
 from flytune.data import harness_tasks
 from flytune.errors import RecipeError
 from flytune.recipe import Evaluation, HarnessTask, Recipe
@@ -81,9 +80,7 @@ def data_in(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    import datasets
-
-    with patch.object(datasets.config, "HF_DATASETS_CACHE", folder):
+    with patches.datasets.CACHE.replaced(folder):
         yield
 
 
@@ -112,33 +109,18 @@ def requests(tasks: dict[str, Any], wanted: HarnessTask, lm: Any, as_chat: bool)
 def quiet(label: str) -> Iterator[None]:
     """Silence the harness's notices and prints, and name its progress bars `label`; they appear after two seconds."""
     import datasets
-    import lm_eval.api.task
 
     logger = logging.getLogger("lm_eval")
     level, had_bars = logger.level, datasets.are_progress_bars_disabled()
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     try:
-        with redirect_stdout(io.StringIO()), patch.object(lm_eval.api.task, "tqdm", partial(_bar, label)):
+        with redirect_stdout(io.StringIO()), output.named(label, delay=2):
             yield
     finally:
         logger.setLevel(level)
         if not had_bars:
             datasets.enable_progress_bars()
-
-
-@contextmanager
-def quiet_model(label: str) -> Iterator[None]:
-    """Do the same as `quiet`, for the bars of the model's answers too."""
-    import lm_eval.models.huggingface
-
-    bar = partial(_bar, label)
-    with quiet(label), patch.object(lm_eval.models.huggingface, "tqdm", bar), patch.object(lm_eval.api.model, "tqdm", bar):
-        yield
-
-
-def _bar(label: str, *arguments: Any, **settings: Any) -> Any:
-    return tqdm(*arguments, **settings | {"desc": label, "delay": 2})
 
 
 def _seed() -> None:
@@ -162,18 +144,19 @@ def _manager(evaluation: Evaluation) -> Any:
 def _indexed(folder: Path | None, include_defaults: bool) -> Any:
     if importlib.util.find_spec("lm_eval") is None:
         raise RecipeError("evaluation.tasks: lm-evaluation-harness is not installed here: pip install 'flytune[harness]'")
-    from lm_eval.tasks import TaskManager, _yaml_loader
+    from lm_eval.tasks import TaskManager
 
     # The user's tasks are read by YAML 1.2, as recipes are; the harness's own tasks as the harness reads them.
-    if not isinstance(upstream := _yaml_loader._make_loader, partial):
-        _yaml_loader._make_loader = partial(harness_tasks.loader, upstream)
+    patches.lm_eval.YAML_LOADER.install(partial(harness_tasks.loader, patches.lm_eval.YAML_LOADER.original()))
     with quiet("tasks"):
         manager = TaskManager(include_path=folder, include_defaults=include_defaults)
     read = manager._factory._load_full_config
+
+    def with_data(entry: Any, overrides: Any = None) -> Any:
+        return harness_tasks.with_data(read(entry, overrides), entry.yaml_path)
+
     # The harness looks for local data in the working directory only.
-    manager._factory._load_full_config = lambda entry, overrides=None: harness_tasks.with_data(
-        read(entry, overrides), entry.yaml_path
-    )
+    patches.lm_eval.TASK_CONFIG.on(manager._factory, with_data)
     return manager
 
 
@@ -196,10 +179,11 @@ def _leaves(name: str, index: Any) -> Iterator[str]:
 def _unknown(name: str, index: Any, evaluation: Evaluation) -> str:
     close = difflib.get_close_matches(name, index, n=3)
     text = f"{name}: unknown to the harness" + (f"; did you mean {' or '.join(close)}?" if close else "")
-    folder = harness_tasks.folder(evaluation)
-    unread = (
-        [f"{path.name} ({reason})" for path in sorted(folder.rglob("*.yaml")) if (reason := _fault(path))] if folder else []
-    )
+    if (folder := harness_tasks.folder(evaluation)) is None:
+        return text
+    if not (found := sorted(folder.rglob("*.yaml"))):
+        return f"{text}; {evaluation.include_path} has no YAML file here{harness_tasks.NOT_UPLOADED}"
+    unread = [f"{path.name} ({reason})" for path in found if (reason := _fault(path))]
     return text + (f"; in {evaluation.include_path}, not read: {', '.join(unread)}" if unread else "")
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
+from flytune import patches
 from flytune.errors import StorageError
 
 
@@ -20,7 +20,6 @@ class AsyncSave:
     def saving(self) -> Iterator[None]:
         """Make torch.distributed.checkpoint.save copy its arguments, and a thread write the copy."""
         import torch
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -33,7 +32,7 @@ class AsyncSave:
             where = {"storage_writer": storage_writer, "planner": planner, "process_group": self._groups[number]}
             self._writing.append(async_save(state_dict, async_stager=BlockingAsyncStager(), **where))
 
-        with mock.patch.object(dcp, "save", save):  # accelerate looks it up in the module at each save
+        with patches.torch.CHECKPOINT_SAVE.replaced(save):  # accelerate looks it up in the module at each save
             yield
 
     def wait(self) -> None:

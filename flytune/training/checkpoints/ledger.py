@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"(\d+)-((\d{4,})-[0-9a-f]{6})")
 
 
-class Part(Record):
+class NodeFiles(Record):
     """Content of part-NODE.json."""
 
     files: list[StoredFile]
@@ -181,7 +181,7 @@ class Ledger:
 
     def put_part(self, checkpoint: Checkpoint, node: int, files: Iterable[StoredFile]) -> None:
         """Record that all files of a node are stored."""
-        text = Part(files=list(files)).model_dump_json()
+        text = NodeFiles(files=list(files)).model_dump_json()
         self.storage.write(f"{checkpoint.folder}/part-{node}.json", text.encode())
 
     def parts(self, checkpoint: Checkpoint, nodes: int) -> list[StoredFile] | None:
@@ -189,7 +189,7 @@ class Ledger:
         files: list[StoredFile] = []
         for node in range(nodes):
             try:
-                files += Part.parse(self.storage.read(f"{checkpoint.folder}/part-{node}.json")).files
+                files += NodeFiles.parse(self.storage.read(f"{checkpoint.folder}/part-{node}.json")).files
             except FileNotFoundError:
                 return None
         return files

@@ -6,7 +6,7 @@ from pathlib import Path
 from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
 from flytune.storage import Storage
-from flytune.training import attempt_notes, phase_notes
+from flytune.training import attempt_notes, attempt_records, phase_notes
 from flytune.training.checkpoints import staging
 from flytune.training.checkpoints.ledger import Ledger
 
@@ -34,13 +34,18 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     Until then they are needed: an attempt that follows a pod lost in the upload resumes from them. The next run of the recipe
     is meant to train from the start, unless a budget stopped this one: then it is meant to resume, and they are kept.
     """
-    if not (recipe.checkpoints.save_steps and training.attempt) or training.stopped_early:
+    if not training.attempt or training.stopped_early:
         return
     ledger = ledger_of(recipe, run_key(recipe, manifest.content_sha256))
+    if not recipe.checkpoints.save_steps:
+        if any(attempt.execution for attempt in training.attempts):
+            attempt_records.clear(ledger.storage.address)
+        return
     ledger.begin(training.attempt)
     ledger.clear()
     attempt_notes.clear(ledger.storage.address)
     phase_notes.clear(ledger.storage.address)
+    attempt_records.clear(ledger.storage.address)
     if ledger.storage.is_local:
         # Folders of attempts that were killed after the last sweep.
         staging.sweep(Path(ledger.storage.address))

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from flytune import __version__
 from flytune.errors import StorageError, TrainingError
+from flytune.records import Degrees
+from flytune.sentences import counted
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger, by_loss
 
 log = logging.getLogger(__name__)
@@ -127,7 +129,7 @@ def _fault(ledger: Ledger, args: Any, checkpoint: Checkpoint, into: Path) -> str
             ledger.link(checkpoint, into / checkpoint.folder)
         # Files are never written twice, so that the linked ones stay as they are.
         reason, problem = capture_storage_error(
-            lambda: ledger.fault(checkpoint, share=slice(args.process_index, None, args.world_size))
+            lambda: ledger.fault(checkpoint, share=Degrees(args.world_size).part(args.process_index))
         )
     else:
         local = slice(args.local_process_index, None, local_processes(args))
@@ -159,9 +161,9 @@ def check(checkpoint: Checkpoint, decisions: str, sharding: str, world_size: int
         )
     if checkpoint.world_size != world_size and not resizes:
         raise TrainingError(
-            f"{where}: written by {checkpoint.world_size} processes, and this run has {world_size}; DeepSpeed cannot "
-            f"repartition its states, and the run does not continue. Choose a shape of {checkpoint.world_size} "
-            "processes, or another checkpoints.name to start over"
+            f"{where}: written by {counted(checkpoint.world_size, 'process', 'processes')}, and this run has "
+            f"{world_size}; DeepSpeed cannot repartition its states, and the run does not continue. Choose a shape of "
+            f"{counted(checkpoint.world_size, 'process', 'processes')}, or another checkpoints.name to start over"
         )
     if checkpoint.decisions != decisions:
         log.warning(

@@ -15,6 +15,7 @@ from flytune import __version__
 from flytune.errors import StorageError
 from flytune.recipe import Recipe
 from flytune.records.training import STEPS
+from flytune.sentences import counted
 from flytune.sharding import sharding_of
 from flytune.storage import failure
 from flytune.training import trackers
@@ -207,7 +208,8 @@ class Saver:
             self._failed(lacking[0])
         if self._failures >= FAILURES:
             raise StorageError(
-                f"{self._failures} checkpoints in a row were not stored: {self._reason}; the run stops, and resumes from "
+                f"{counted(self._failures, 'checkpoint')} in a row were not stored: {self._reason}; the run "
+                "stops, and resumes from "
                 f"step {self.saved_step} when it is started again"
             )
         return not lacking

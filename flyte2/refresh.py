@@ -1,0 +1,42 @@
+"""Scheduled fine-tuning on new data; only a better model replaces the champion. See docs/schedules.md.
+
+flyte run --local flyte2/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02:00:00 --accepted ADDRESS --days 1
+"""
+
+from datetime import datetime
+from typing import Any
+
+from flyte2 import wiring
+from flyte2.driver import driver
+from flyte2.runtime.face import call
+from flytune.recipe import Recipe
+from flytune.stages.table import COMPARE_MODELS, DECIDE, PROMOTE, ROLLBACK, SKIP
+
+
+async def _challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion: str, fingerprint: str) -> str:
+    """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under `recipe`."""
+    async with wiring.reported(challenger):
+        made = await wiring.wire(await wiring.planned(challenger))
+    inputs: dict[str, Any] = {name: made[name] for name in ("artifact", "dataset")} | {"base": made["base_files"]}
+    comparison = await call(COMPARE_MODELS, made["shape"])(recipe=challenger, champion=champion, **inputs)
+    decision = {"recipe": recipe, "accepted": accepted, "champion": champion, "fingerprint": fingerprint}
+    outcome: str = await call(PROMOTE)(challenger=challenger, artifact=made["artifact"], comparison=comparison, **decision)
+    return outcome
+
+
+@driver.task
+async def refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int = 1) -> str:
+    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is better."""
+    asked = {"recipe": recipe, "kickoff": kickoff, "accepted": accepted, "days": days}
+    action, challenger, champion, fingerprint, reason = await call(DECIDE)(**asked)
+    if action == "train":
+        return await _challenge(recipe, challenger, accepted, champion, fingerprint)
+    outcome: str = await call(SKIP)(reason=reason)
+    return outcome
+
+
+@driver.task
+async def rollback(accepted: str, reason: str = "rolled back by hand") -> str:
+    """Accept the previously accepted model again; return its artifact's address."""
+    back: str = await call(ROLLBACK)(accepted=accepted, reason=reason)
+    return back

@@ -1,0 +1,81 @@
+"""Inputs of `flyte run`: recipes and a sweep's changes are read as Flytune reads them; files of this machine are uploaded."""
+
+import logging
+import sys
+from typing import Any
+
+import click
+
+from flyte2.runtime.uploads import DataProxy
+from flytune import patches
+from flytune.errors import FlytuneError
+from flytune.planning import signed_uploads
+from flytune.recipe import Recipe, inputs, named_files
+
+_CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the task's signature
+"""Types of a sweep's grid and changes."""
+
+
+def install() -> None:
+    """Make `flyte run` read its inputs so, and show errors as they are; do nothing in other processes, and again."""
+    if "flyte.cli._run" not in sys.modules or patches.flyte.JSON_INPUT.is_installed:
+        return
+    patches.flyte.JSON_INPUT.install(_parsing(patches.flyte.JSON_INPUT.original()))
+    patches.flyte.DIRECTORY_INPUT.install(_converting(patches.flyte.DIRECTORY_INPUT.original()))
+    upstream = patches.flyte.ERROR_PANEL.original()
+
+    def panel(title: str, content: Any, output_format: Any = "table") -> Any:
+        """Print an error's text as it is, and return nothing more to print; leave all other panels to the SDK."""
+        if title != "Exception":
+            return upstream(title, content, output_format)
+        click.echo(content.removeprefix(_FAILED), err=True)
+        return ""
+
+    patches.flyte.ERROR_PANEL.install(panel)
+    logger = logging.getLogger("flyte")
+    # Each enclosing task writes the traceback of an error, which is shown at the end; `flyte -v run` shows them.
+    logger.addFilter(lambda record: logger.isEnabledFor(logging.INFO) or not record.getMessage().startswith(_LOGGED))
+
+
+_LOGGED = ("Task failed with error", "Task '")
+_FAILED = "[red]✕ Execution failed:[/red] "
+
+
+def _parsing(upstream: Any) -> Any:
+    def parse(self: Any, value: Any, param: Any) -> Any:
+        kind = self._python_type
+        try:
+            read = inputs.content(value, f"--{param.name}", kind) if isinstance(value, str) else upstream(self, value, param)
+            if kind is not Recipe and kind not in _CHANGES:
+                return read
+            read = named_files.with_contents(read)
+            if kind is Recipe:
+                # Its files are uploaded when it is converted (schema.py).
+                Recipe.model_validate(read)
+            elif not _is_local():
+                read = signed_uploads.of_content(DataProxy(), read)
+        except FlytuneError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from None
+        return read
+
+    return parse
+
+
+def _converting(upstream: Any) -> Any:
+    def convert(self: Any, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            value = value if _is_local() else signed_uploads.of_path(DataProxy(), value, param.name)
+        except FlytuneError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from None
+        return upstream(self, value, param, ctx)
+
+    return convert
+
+
+def _is_local() -> bool:
+    context = click.get_current_context(silent=True)
+    while context is not None:
+        if (given := getattr(context.command, "run_args", None)) is not None:
+            return bool(given.local)
+        context = context.parent
+    return True

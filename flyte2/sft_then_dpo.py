@@ -1,0 +1,28 @@
+"""Supervised fine-tuning, then preference tuning of the model that it made, with one lineage. See docs/objectives.md.
+
+flyte run --local flyte2/sft_then_dpo.py sft_then_dpo --recipe SFT_RECIPE --preference DPO_RECIPE
+"""
+
+from flyte.io import Dir
+
+from flyte2 import wiring
+from flyte2.driver import driver
+from flyte2.finetune import finetune
+from flyte2.runtime.face import call
+from flytune.recipe import Recipe
+from flytune.stages.merge import UNMERGED
+from flytune.stages.table import BASE_MODEL, CHECK_STAGES, CONTINUE, MERGE, PASS_GUARDS
+
+
+@driver.task
+async def sft_then_dpo(recipe: Recipe, preference: Recipe) -> Dir:
+    """Fine-tune `recipe`; if its guards hold, tune the model by `preference`, whose reference it also is."""
+    # Preference tuning that does not fit is refused before the first run begins.
+    planned = await wiring.planned(preference)
+    checked, _ = await call(CHECK_STAGES)(recipe=recipe, preference=preference, plan=planned["plan"])
+    supervised = await finetune(recipe=checked)
+    shape = await call(PASS_GUARDS)(recipe=recipe, artifact=supervised)
+    base = await call(BASE_MODEL)(base=planned["base"])
+    merge = call(CONTINUE) if shape == UNMERGED else call(MERGE, shape)
+    continued = await merge(recipe=recipe, preference=preference, artifact=supervised, base=base)
+    return await finetune(recipe=continued)

@@ -1,0 +1,101 @@
+"""Sweep over variants of one recipe: a complete fine-tune for each point, then a table, a chart and the best recipe.
+
+flyte run --local flyte2/sweep.py sweep --recipe recipes/demo-qlora.yaml --grid '{"training.learning_rate": [5e-4, 1e-3, 2e-3]}'
+
+Points that share prepared data or a base model wait for it together; after that each goes on by itself, so that one trains
+while another is evaluated. A failed point fails alone.
+"""
+
+import asyncio
+from typing import Any
+
+from flyte.io import Dir, File
+from pydantic import BaseModel
+
+from flyte2 import wiring
+from flyte2.driver import driver
+from flyte2.runtime.face import call
+from flytune.console import step_lines
+from flytune.recipe import Recipe
+from flytune.stages import points
+from flytune.stages.planned import Planned, Run, Running
+from flytune.stages.table import COMPARE_POINTS, DRAW, RUN, STORE, Stage
+
+_SHARED, *_OWN = RUN
+
+
+@driver.task
+async def sweep(
+    recipe: Recipe,
+    grid: dict = {},  # type: ignore[type-arg]  # noqa: B006 (Flyte's type for any JSON object; the default is only read)
+    changes: list[dict] = [],  # type: ignore[type-arg]  # noqa: B006
+    concurrency: int = 2,
+    min_success_ratio: float = 0.5,
+    max_points: int = 24,
+) -> Dir:
+    """Fine-tune every combination of `grid` ({dotted field: values}), or every one of `changes` ([{dotted field: value}])."""
+    asked = {"recipe": recipe, "grid": grid, "changes": changes, "max_points": max_points}
+    drawn, running = await call(DRAW)(concurrency=concurrency, min_success_ratio=min_success_ratio, **asked)
+    made = await _Sweep(running).run()
+    going = running.after({name: str(one) if isinstance(one, BaseException) else _kept(one) for name, one in made.items()})
+    artifacts = [made[run.recipe.name][STORE.makes] for run in going.runs]
+    compared: Dir = await call(COMPARE_POINTS)(points=drawn, running=going, artifact=[artifacts] if artifacts else [])
+    return compared
+
+
+def _kept(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what the stages of a point have made as its state has it: addresses, and contents of records."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, list):
+            return [kept(one) for one in value]
+        if isinstance(value, Dir | File):
+            return value.path
+        return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+    return {stage.makes: kept(values[stage.makes]) for phase in RUN for stage in phase.stages if stage is not STORE}
+
+
+class _Sweep:
+    """Points that run beside each other."""
+
+    def __init__(self, running: Running) -> None:
+        self._running, self._failed = running, 0
+        self._turn = asyncio.Semaphore(running.concurrency or max(1, len(running.runs)))
+        self._shared: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
+
+    async def run(self) -> dict[str, Any]:
+        """Return each point's values, or its error, by the recipe's name."""
+        self._share()
+        runs = self._running.runs
+        made = await asyncio.gather(*(self._point(run) for run in runs), return_exceptions=True)
+        return {run.recipe.name: one for run, one in zip(runs, made, strict=True)}
+
+    def _share(self) -> None:
+        """Start the stages that points share, once for equal inputs."""
+        for stage in _SHARED.stages:
+            for group, elements in points.elements(stage, self._running.runs).items():
+                for element in elements:
+                    task = asyncio.ensure_future(_element(stage, group, element.inputs))
+                    self._shared |= {(stage.makes, group, name): task for name in element.runs}
+
+    async def _point(self, run: Run) -> dict[str, Any]:
+        try:
+            values = {name: getattr(run, name) for name in Planned.model_fields} | run.made
+            values["harness_data"] = Dir(path=values["harness_data"])
+            for stage in _SHARED.stages:
+                group = run.value(stage.on) if stage.on else points.ALL
+                values[stage.makes] = await self._shared[stage.makes, group, run.recipe.name]
+            async with self._turn:
+                points.refuse(self._failed, self._running.spare)
+                step_lines.show(self._running.titles([run])[0])
+                for phase in _OWN:
+                    values = await wiring.run_phase(phase, values)
+            return values
+        except Exception:
+            self._failed += 1
+            raise
+
+
+async def _element(stage: Stage, group: str, inputs: dict[str, Any]) -> Any:
+    return await call(stage, group if stage.on else "")(**inputs)

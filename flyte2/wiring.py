@@ -1,0 +1,89 @@
+"""Stages of a run, called in the order of the table: each one takes the results that its row names."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from flyte.errors import OOMError
+
+from flyte2 import stages
+from flyte2.runtime import pods
+from flyte2.runtime.face import call
+from flytune.console import step_lines
+from flytune.hardware import shape_named
+from flytune.planning import next_candidate
+from flytune.recipe import Recipe
+from flytune.stages.planned import Planned
+from flytune.stages.table import PLAN, REPORT, RUN, TRAIN, Phase, Stage
+
+assert stages, "it declares the tasks"
+
+
+async def planned(recipe: Recipe, export_only: bool = False) -> dict[str, Any]:
+    """Plan a recipe; return the values that a run begins with."""
+    made, harness_data = await call(PLAN)(recipe=recipe)
+    own = {name: getattr(made, name) for name in Planned.model_fields}
+    return own | {"harness_data": harness_data, "recipe": recipe, "export_only": export_only}
+
+
+async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Run the phases of RUN with these names, all of them if none is named; return the values with their results."""
+    for phase in RUN:
+        if phase.name in names or not names:
+            values = await run_phase(phase, values)
+    return values
+
+
+async def run_phase(phase: Phase, values: dict[str, Any]) -> dict[str, Any]:
+    """Run the stages of a phase; return the values with their results."""
+    for wave in phase.waves:
+        for made in await asyncio.gather(*(_stage(stage, values) for stage in wave)):
+            values = values | made
+    return values
+
+
+async def _stage(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
+    if stage is TRAIN:
+        return await _train(values)
+    inputs = _inputs(stage, values)
+    task = call(stage, values[stage.on] if stage.on else "")
+    if not stage.over:
+        return {stage.makes: await task(**inputs)}
+    items = inputs.pop(stage.over)
+    return {stage.makes: list(await asyncio.gather(*(task(**inputs, **{stage.over: item}) for item in items)))}
+
+
+async def _train(values: dict[str, Any]) -> dict[str, Any]:
+    """Train; where GPU memory does not suffice, once more on the plan's next candidate."""
+    try:
+        return await _train_once(values)
+    except OOMError:
+        recipe, plan = values["recipe"], values["plan"]
+        other = next_candidate.after(recipe, plan)
+        if other is None:
+            raise
+        found = await planned(other, values["export_only"])
+        instead = {name: found[name] for name in ("route", "shape")}
+        instead["plan"] = next_candidate.adopted(recipe, plan, found["plan"])
+        step_lines.show(f"{recipe.name}: {instead['plan'].reasons[-1]}")
+        return instead | await _train_once(values | instead)
+
+
+async def _train_once(values: dict[str, Any]) -> dict[str, Any]:
+    bound = pods.deadline(values["recipe"], shape_named(values["plan"].shape))
+    return {TRAIN.makes: await call(TRAIN, values["route"], timeout=bound)(**_inputs(TRAIN, values))}
+
+
+def _inputs(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[source] for name, source in stage.inputs.items()}
+
+
+@asynccontextmanager
+async def reported(recipe: Recipe) -> AsyncIterator[None]:
+    """Report the failure of the block's run, and raise it again."""
+    try:
+        yield
+    except Exception as error:
+        await call(REPORT)(recipe=recipe, err=str(error))
+        raise

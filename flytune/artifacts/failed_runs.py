@@ -1,0 +1,94 @@
+"""Report on an execution that has not succeeded: its failure, checkpoints, decks and stored artifacts."""
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from flytune.addresses import reason, redact
+from flytune.artifacts import executions
+from flytune.artifacts.executions import Execution
+from flytune.doctor import control_plane
+from flytune.doctor.control_plane import ControlPlane
+from flytune.errors import ExportError, RecipeError
+from flytune.files import new_output
+from flytune.recipe import Recipe
+
+REPORT = "tasks.report.report_failure"
+"""The task that reports a failure, in its deck."""
+TEXT = "failure.txt"
+_PRE = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
+
+
+def fetch_report(execution: Execution, out: Path) -> list[str]:
+    """Write the report of an execution's failure and the decks of its tasks to the new folder `out`; return the files' names.
+
+    Raises:
+        ExportError: flyteadmin does not know the execution, or it has not failed; `out` is not empty.
+        StorageError: the disk is full.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ExportError(f"{out}: not empty; give a new folder")
+    with control_plane.connected(execution) as plane:
+        of = execution.identifier
+        phase, closure = plane.closure(of)
+        if phase not in executions.FAILED:
+            raise ExportError(f"{execution}: the execution is {phase}, and has not failed; leave out --failed")
+        found = list(plane.nodes(of))
+        lines, reports, decks = [f"{execution}: {phase}"], list[str](), dict[str, str]()
+        for node, tasks in found:
+            if address := node.closure.deck_uri:
+                name = re.sub(r"[^\w.-]", "-", f"{node.id.node_id}-{(tasks or ['deck'])[-1].rpartition('.')[2]}.html")
+                try:
+                    decks[name] = plane.content(address).decode(errors="replace")
+                except OSError as error:
+                    lines.append(f"{name}: cannot be read: {reason(error)}")
+                    continue
+                reports += map(html.unescape, _PRE.findall(decks[name]) if REPORT in tasks else [])
+        lines += reports or [*_errors(closure), _checkpoints(plane, of, found)]
+        lines += [f"stored before: flyte://v1/{path}/o" for path, _ in executions.stored_artifacts(plane, found)]
+    with new_output(out) as folder:
+        folder.mkdir()
+        (folder / TEXT).write_text(redact("\n".join(lines)) + "\n", encoding="utf-8")
+        for name, page in decks.items():
+            (folder / name).write_text(page, encoding="utf-8")
+    return [TEXT, *decks]
+
+
+def _errors(closure: Any) -> list[str]:
+    """Return the error of an execution without a report, and the reason why it was aborted."""
+    found = [closure.error.message] if closure.error is not None else []
+    if closure.abort_metadata is not None:
+        found.append(f"aborted by {closure.abort_metadata.principal or 'somebody'}: {closure.abort_metadata.cause}")
+    return found
+
+
+def _checkpoints(plane: ControlPlane, of: Any, found: list[tuple[Any, list[str]]]) -> str:
+    """Return a sentence on the address of a recipe's checkpoints, by the recipe and the addresses that tasks wrote to."""
+    inputs = plane.client.get_execution_data(of).full_inputs.literals
+    records = executions.records({"recipe": inputs["recipe"]} if "recipe" in inputs else {})
+    try:
+        recipe = Recipe.model_validate(records["recipe"])
+    except (KeyError, RecipeError):
+        return "checkpoints: the execution has no recipe of its own"
+    settings = recipe.checkpoints
+    if not settings.save_steps:
+        return "checkpoints: none are written (checkpoints.save_steps is not set)"
+    where = settings.folder
+    if where is None and (location := _location(plane, of.name, found)) is not None:
+        where = f"{location}/flytune-checkpoints"
+    if where is None:
+        return "checkpoints: none, because no task has stored anything"
+    names = settings.name or f"{recipe.name}-..."
+    return f"checkpoints: {where}/{names}, if training has saved any; the same recipe resumes from the newest complete one"
+
+
+def _location(plane: ControlPlane, execution: str, found: list[tuple[Any, list[str]]]) -> str | None:
+    """Return the cluster's raw output location, from an address LOCATION/SHARD/EXECUTION-NODE-ATTEMPT/... of an output."""
+    pattern = re.compile(rf"(.+://.+)/[^/]+/{re.escape(execution)}-[^/]+(?:/.*)?")
+    for node, _ in found:
+        for literal in plane.client.get_node_execution_data(node.id).full_outputs.literals.values():
+            blob = literal.scalar.blob if literal.scalar is not None else None
+            if blob is not None and (match := pattern.fullmatch(blob.uri)):
+                return match[1]
+    return None

@@ -1,0 +1,93 @@
+"""Results of a run of Flyte 2, or the report of its failure, through the SDK.
+
+Flyte 2 signs no addresses of results: their files are read with this machine's own access to the storage.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from flytune.artifacts.executions import FAILED, Execution, Made
+from flytune.doctor import flyte2
+from flytune.errors import ExportError
+from flytune.files import new_output
+from flytune.sentences import counted
+
+_CONSOLE = re.compile(r"https?://.*/v2/domain/(?P<domain>[^/]+)/project/(?P<project>[^/]+)/runs/(?P<name>[^/?#]+)")
+_ROOT = "a0"
+"""Name of a run's first action."""
+TEXT = "failure.txt"
+
+
+def parse(text: str) -> Execution | None:
+    """Return the run of an address of Flyte 2's console; None for any other address."""
+    found = _CONSOLE.match(text.strip())
+    return Execution(**found.groupdict()) if found else None
+
+
+def find(config: Path, run: Execution) -> Made:
+    """Return the folder or the records that a run has returned.
+
+    Raises:
+        ExportError: the control plane does not know it, or it has returned nothing.
+    """
+    with flyte2.connected(config, run.project, run.domain, run.name):
+        from flyte.remote import ActionDetails
+        from flyte.syncify import syncify
+
+        details = ActionDetails.get(run_name=run.name, name=_ROOT)
+        phase = details.phase.name
+        literals = syncify(details.output_literals)() if phase == "SUCCEEDED" else {}
+        folders = [one.scalar.blob.uri for one in literals.values() if one.scalar.HasField("blob")]
+        records = {name: one for name, one in literals.items() if one.scalar.HasField("binary")}
+    if folders:
+        return Made(folders[0].rstrip("/"))
+    if records:
+        import msgpack
+
+        return Made(
+            records={name: msgpack.unpackb(one.scalar.binary.value, strict_map_key=False) for name, one in records.items()}
+        )
+    said = [one.scalar.primitive.string_value for one in literals.values() if one.scalar.HasField("primitive")]
+    if said:
+        raise ExportError(f"{run}: the run is {phase}, and has stored no files; it says: {'; '.join(said)}")
+    todo = "; --failed fetches the report of the failure" * (phase in FAILED)
+    raise ExportError(f"{run}: the run is {phase}, and returns nothing{' yet' * (phase not in FAILED)}{todo}")
+
+
+def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
+    """Write the errors of a failed run's actions and their reports to the new folder `out`; return the files' names.
+
+    Raises:
+        ExportError: the control plane does not know the run, or it has not failed; `out` is not empty.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ExportError(f"{out}: not empty; give a new folder")
+    with flyte2.connected(config, run.project, run.domain, run.name):
+        from flyte.remote import Action, ActionDetails
+
+        phase = ActionDetails.get(run_name=run.name, name=_ROOT).phase.name
+        if phase not in FAILED:
+            raise ExportError(f"{run}: the run is {phase}, and has not failed; leave out --failed")
+        lines, reports = [f"{run}: {phase}"], dict[str, str]()
+        for action in Action.listall(for_run_name=run.name):
+            details = ActionDetails.get(run_name=run.name, name=action.name)
+            task = (details.task_name or action.name).rpartition(".")[2]
+            if details.phase.name in FAILED and action.name != _ROOT:
+                lines += ["", f"{task}, {details.phase.name}, {counted(details.attempts, 'attempt')}:", details.error_message]
+            if (page := _report(action)) is not None:
+                reports[f"{task}-{action.name}.html"] = page
+    with new_output(out) as folder:
+        folder.mkdir()
+        (folder / TEXT).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for name, page in reports.items():
+            (folder / name).write_text(page, encoding="utf-8")
+        return sorted(file.name for file in folder.iterdir())
+
+
+def _report(action: Any) -> str | None:
+    """Return the report of an action's last attempt; None if it has none."""
+    try:
+        return str(action.get_report())
+    except Exception:  # noqa: BLE001 (most tasks have no report, and each backend says so in its own way)
+        return None

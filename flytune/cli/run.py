@@ -1,0 +1,115 @@
+"""`flytune run RECIPE`, on Flyte 1 or 2."""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from flytune import files
+from flytune.console import step_lines
+from flytune.errors import RecipeError
+from flytune.recipe import read_recipe
+
+_OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
+"""pyflyte's options that are handed on as they are."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the command of pyflyte, or of Flyte 2's flyte, that runs a recipe or a sweep of it, and become that command."""
+    read_recipe(options.recipe)  # its mistakes are known at once; pyflyte takes seconds to start
+    arguments = command_of_flyte_2(options) if options.flyte2 else command(options)
+    program = _program_of_flyte_2() if options.flyte2 else _program()
+    step_lines.show(f"$ {shlex.join([Path(program).name, *arguments])}")
+    sys.stdout.flush()
+    # In place of this process: it has the terminal, its signals and its exit code.
+    os.execv(program, [program, *arguments])
+
+
+def command(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of pyflyte.
+
+    Raises:
+        RecipeError: an option needs --remote; or there is no clone with the workflows.
+    """
+    # The code travels with a run on a cluster: --copy all, as images have none.
+    where = [*(["--remote", "--copy", "all"] if options.remote else []), *_where(options)]
+    workflow, given = _inputs(options)
+    return ["run", *where, str(_workflows() / f"{workflow}.py"), workflow, "--recipe", options.recipe, *given]
+
+
+def command_of_flyte_2(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of Flyte 2's `flyte`.
+
+    Raises:
+        RecipeError: an option needs --remote; or there is no clone with the tasks.
+    """
+    # The code travels with a run on a cluster, as images have none.
+    where = [*(["--copy-style", "all", "--follow"] if options.remote else ["--local"]), *_where(options)]
+    task, inputs = _inputs(options)
+    folder = _workflows("flyte2")
+    if folder.is_absolute():
+        # `flyte run` takes absolute paths below the working directory only, and imports from there.
+        where += ["--root-dir", str(folder.parent)]
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return ["run", *where, os.path.relpath(folder / f"{task}.py"), task, "--recipe", options.recipe, *inputs]
+
+
+def _where(options: argparse.Namespace) -> list[str]:
+    """Return the options that say where on a cluster to run, and with which images.
+
+    Raises:
+        RecipeError: there are some, and --remote is not given.
+    """
+    named = [(flag, getattr(options, name)) for name, flag in _OPTIONS.items()]
+    named += [("--image", image) for image in options.image or []]
+    where = [part for flag, value in named if value is not None for part in (flag, value)]
+    if where and not options.remote:
+        raise RecipeError(f"{where[0]}: says where on a cluster to run; give --remote too, or leave it out")
+    return where
+
+
+def _inputs(options: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the name of the workflow, and its inputs beside the recipe."""
+    inputs = {name: value for name in ("grid", "changes") if (value := getattr(options, name)) is not None}
+    return "sweep" if inputs else "finetune", [part for name, value in inputs.items() for part in (f"--{name}", value)]
+
+
+def _workflows(folder: str = "workflows") -> Path:
+    """Return the folder of the workflows in the clone."""
+    if (root := files.clone()) is None:
+        raise RecipeError(
+            f"workflows/finetune.py: neither in {Path.cwd()} nor beside the package ({Path(files.__file__).parents[1]}): a run "
+            "needs a clone of Flytune with workflows/, tasks/ and images/; clone its repository, `make install` there, and run "
+            "this in it"
+        )
+    return Path(folder) if root == Path.cwd() else root / folder
+
+
+def _program_of_flyte_2() -> str:
+    beside = Path(sys.executable).with_name("flyte")
+    found = str(beside) if beside.is_file() else shutil.which("flyte")
+    if found is None:
+        raise RecipeError(
+            f"flyte: Flyte 2's command is not installed beside {sys.executable}, nor on PATH; pip install -e '.[flyte2]' in "
+            "the clone installs it"
+        )
+    # Crash reports to its makers are on by default.
+    os.environ.setdefault("FLYTE_DISABLE_TELEMETRY", "1")
+    return found
+
+
+def _program() -> str:
+    beside = Path(sys.executable).with_name("pyflyte")
+    found = str(beside) if beside.is_file() else shutil.which("pyflyte")
+    if found is None and sys.version_info >= (3, 13):
+        raise RecipeError(
+            "pyflyte: flytekit 1.16 cannot be installed on Python 3.13 or later: use 3.11 or 3.12 for runs; plan, xray and "
+            "convert need no flytekit"
+        )
+    if found is None:
+        raise RecipeError(
+            f"pyflyte: not installed beside {sys.executable}, nor on PATH; `make install` in the clone installs it"
+        )
+    return found

@@ -1,0 +1,194 @@
+"""Configurations of axolotl."""
+
+from typing import Any
+
+from flytune.conversion import axolotl_data, sharding, training
+from flytune.conversion.draft import Draft
+
+_OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto"}
+_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "kernels", "swanlab", "dense_mixer")
+"""Words in the names of plugins that do not change what is learned."""
+_LIGER = ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_glu_activation", "liger_swiglu", "liger_layer_norm",
+          "flash_attn_rms_norm", "flash_attn_fuse_mlp", "unsloth_rms_norm", "unsloth_rope", "use_kernels")  # fmt: skip
+_REFUSED = (
+    "process_reward_model", "gptq", "model_quantization_config", "peft_layer_replication", "relora", "relora_steps",
+    "lisa_n_layers", "unfrozen_parameters", "spectrum_top_fraction", "random_init_weights", "reinit_weights",
+    "overrides_of_model_config", "rope_scaling", "s2_attention", "noisy_attention", "landmark_attention",
+    "use_pose", "kd_trainer", "llmcompressor", "diffusion", "qat", "processor_type", "loraplus_lr_ratio", "lr_groups",
+    "embedding_lr", "embedding_lr_scale", "lora_target_parameters", "dpo_use_weighting", "lr_quadratic_warmup",
+    "peft_layers_to_transform", "layer_offloading", "use_eaft",
+)  # fmt: skip
+"""Keys that change what is learned, and have no counterpart."""
+_PARALLEL = ("sequence_parallel_degree", "context_parallel_size", "tensor_parallel_size", "expert_parallel_size")
+
+
+def convert(draft: Draft, gpus: int | None) -> None:
+    """Convert a configuration of axolotl."""
+    draft.refuse_keys(*_REFUSED)
+    for key in _PARALLEL:
+        if (degree := draft.take(key)) not in (None, 1, False):
+            draft.refuse(f"{key}: {degree}: sequences, layers and experts are not divided among GPUs")
+    _model_config(draft)
+    _plugins(draft)
+    draft.same(("base_model", "model.name_or_path"), ("revision_of_model", "model.revision"))
+    _model(draft)
+    _objective(draft)
+    count = sharding.put(draft, gpus or _gpus(draft))
+    _method(draft)
+    axolotl_data.put_data(draft)
+    _training(draft, count)
+    _records(draft)
+
+
+def _gpus(draft: Draft) -> int | None:
+    """Return the number of GPUs by the keys of Ray and of data parallelism; None if the file does not say it."""
+    draft.leave("use_ray")
+    workers = training.number(draft, "ray_num_workers")
+    shard, replicas = (training.number(draft, f"dp_{part}_size") for part in ("shard", "replicate"))
+    return int(workers or (shard or 1) * (replicas or 1)) if workers or shard or replicas else None
+
+
+def _model_config(draft: Draft) -> None:
+    """Refuse changes to config.json other than the balance loss of experts, which is not trained."""
+    changes = draft.take("model_config")
+    if changes and set(changes) - {"output_router_logits"}:
+        draft.refuse(f"model_config: {', '.join(map(str, changes))}: config.json is used as it is")
+    if changes:
+        draft.note("model_config: output_router_logits", "the balance loss of experts is not trained")
+
+
+def _plugins(draft: Draft) -> None:
+    names = draft.take("plugins") or []
+    for name in [names] if isinstance(names, str) else names:
+        if not any(word in str(name).lower() for word in _PLUGINS):
+            draft.refuse(f"plugins: {name}: what it changes is not offered")
+    if [key for key in _LIGER if draft.take(key)]:
+        draft.put("training.use_liger_kernel", True, "norms, rotation and MLP; the loss is computed in chunks in any case")
+    training.put_compile(draft)
+
+
+def _model(draft: Draft) -> None:
+    training.put_model(draft)
+    pure = next((name for name in ("bfloat16", "float16", "float32") if draft.take(name)), None)
+    if pure:
+        draft.put("model.dtype", pure)
+        draft.take("bf16"), draft.take("fp16")
+    else:
+        training.put_dtype(draft, "bfloat16")
+    for key in ("attn_implementation", "attention"):
+        if value := draft.take(key):
+            training.put_attention(draft, key, value)
+    for key in ("flash_attention", "xformers_attention", "sdp_attention", "flex_attention", "sage_attention"):
+        if draft.take(key) and key != "sdp_attention":
+            training.put_attention(draft, key, True)
+    if draft.take("eager_attention"):
+        training.put_attention(draft, "eager_attention", "eager")
+
+
+def _objective(draft: Draft) -> None:
+    name, beta = draft.take("rl"), draft.take("rl_beta") or draft.take("dpo_beta")
+    if draft.take("reward_model"):
+        draft.put("objective.name", "reward")
+        draft.same(("center_rewards_coefficient", "objective.center_rewards_coefficient"))
+        return
+    if not name:
+        return
+    if name not in _OBJECTIVES:
+        draft.refuse(f"rl: {name}: the objectives are sft, dpo (ipo among its losses), kto and reward")
+    draft.put("objective.name", _OBJECTIVES[name])
+    draft.put("objective.beta", beta)
+    losses = draft.take("dpo_loss_type") or (["ipo"] if name == "ipo" else None)
+    if draft.take("dpo_norm_loss"):
+        losses = ["sigmoid_norm"]
+    alpha = draft.take("rpo_alpha")
+    if alpha:
+        losses = [*([losses] if isinstance(losses, str) else losses or ["sigmoid"]), "sft"]
+        draft.put("objective.loss_weights", [1.0, float(alpha)], "rpo_alpha")
+    draft.put("objective.loss_type", losses)
+    draft.same(
+        ("dpo_label_smoothing", "objective.label_smoothing"),
+        ("kto_desirable_weight", "objective.desirable_weight"),
+        ("kto_undesirable_weight", "objective.undesirable_weight"),
+        ("precompute_ref_log_probs", "objective.precompute_ref_log_probs"),
+    )
+
+
+def _method(draft: Draft) -> None:
+    adapter, in_4, in_8 = draft.take("adapter"), draft.take("load_in_4bit"), draft.take("load_in_8bit")
+    if adapter and adapter not in ("lora", "qlora"):
+        draft.refuse(f"adapter: {adapter}: the adapters are lora and qlora")
+    if not adapter:
+        _full(draft)
+        return
+    draft.put("method.name", "qlora" if in_4 or in_8 or adapter == "qlora" else "lora")
+    if in_8 and not in_4:
+        draft.put("method.load_in_8bit", True)
+    draft.same(("lora_r", "method.r"), ("lora_alpha", "method.lora_alpha"), ("lora_model_dir", "method.adapter"))
+    draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.0))
+    targets, is_all = draft.take("lora_target_modules"), bool(draft.take("lora_target_linear"))
+    training.put_targets(draft, targets, is_all)
+    training.put_tables(draft, draft.take("lora_modules_to_save"), "lora_modules_to_save")
+    if draft.take("peft_use_dora"):
+        draft.put("method.use_dora", True)
+    if draft.take("peft_use_rslora"):
+        draft.put("method.use_rslora", True)
+    start = draft.take("peft_init_lora_weights")
+    draft.put("method.init_lora_weights", start if start is not True else None)
+    draft.same(("peft_trainable_token_indices", "method.trainable_token_indices"))
+    kinds = draft.take("bnb_config_kwargs") or {}
+    for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "llm_int8_threshold"):
+        draft.put(f"method.{key}", kinds.get(key) if isinstance(kinds, dict) else None)
+    peft = draft.take("peft") or {}
+    if isinstance(peft, dict) and [key for key in peft if peft[key]]:
+        draft.refuse(f"peft: {', '.join(map(str, peft))}: quantized starts of LoftQ and torchao are not offered")
+
+
+def _full(draft: Draft) -> None:
+    draft.put("method.name", "full")
+    for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save"):
+        draft.leave(key, "without adapter, all weights are trained")
+    if not sharding.has_parts(draft) and draft.get("model.dtype") == "bfloat16":
+        draft.put("training.master_dtype", "bfloat16", "as axolotl trains the weights; float32 loses no update")
+
+
+def _training(draft: Draft, gpus: int) -> None:
+    draft.put("training.learning_rate", training.number(draft, "learning_rate"))
+    micro = training.number(draft, "micro_batch_size", 1)
+    accumulation = training.number(draft, "gradient_accumulation_steps")
+    if accumulation is None and (batch := training.number(draft, "batch_size")):
+        accumulation = max(1, batch // micro)
+    training.put_batch(draft, micro, accumulation or 1, gpus, "micro_batch_size x gradient_accumulation_steps")
+    training.put_length(draft, "num_epochs", 1.0)
+    training.put_optimizer(draft, str(draft.take("optimizer", "adamw_torch_fused")))
+    schedule, arguments = draft.take("lr_scheduler", "cosine"), draft.take("lr_scheduler_kwargs")
+    if (least := draft.take("cosine_min_lr_ratio")) is not None and schedule == "cosine":
+        schedule, arguments = "cosine_with_min_lr", {"min_lr_rate": least}
+    training.put_schedule(draft, str(schedule), arguments)
+    training.put_warmup(draft, 0.03, "axolotl's default, there at most 100 steps")
+    training.put_numbers(draft)
+    if (noise := draft.take("noisy_embedding_alpha")) and draft.get("training.neftune_noise_alpha") is None:
+        draft.put("training.neftune_noise_alpha", noise)
+    checkpointing = draft.take("gradient_checkpointing") or bool(draft.get("training.activation_checkpointing"))
+    note = f"gradient_checkpointing: {checkpointing}; recomputed" if isinstance(checkpointing, str) else ""
+    draft.put("training.activation_checkpointing", bool(checkpointing), note)
+    training.put_times(draft, "checkpoints", "epoch", "axolotl's default")
+    draft.same(("save_total_limit", "checkpoints.save_total_limit"))
+
+
+def _records(draft: Draft) -> None:
+    if draft.get("data.heldout_fraction") == 0:
+        for key in ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy"):
+            draft.leave(key, "without held-out data there is nothing to evaluate")
+    each = "epoch" if draft.get("data.heldout_fraction") != 0 else None
+    training.put_times(draft, "evaluation", each, "axolotl's default")
+    training.put_best(draft)
+    draft.same(("eval_batch_size", "evaluation.batch_size"), ("eval_max_new_tokens", "evaluation.max_new_tokens"))
+    if isinstance(tasks := draft.take("lm_eval_tasks"), list) and tasks:
+        draft.put("evaluation.tasks", tasks)
+    names: list[str] = []
+    project: Any = draft.take("wandb_project")
+    for tool, key in (("wandb", "use_wandb"), ("mlflow", "use_mlflow"), ("tensorboard", "use_tensorboard")):
+        if draft.take(key) or (tool == "wandb" and project):
+            names.append(tool)
+    training.put_tracking(draft, names, project or draft.take("mlflow_experiment_name"))
+    training.put_publishing(draft, draft.take("hub_model_id"))

@@ -1,0 +1,170 @@
+"""Recipe in the making: fields with comments, and the keys of the other tool that have no counterpart."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flytune import yaml_core
+from flytune.errors import RecipeError
+from flytune.planning import candidates
+from flytune.recipe import Recipe, peers
+from flytune.schema import alternatives, is_model
+
+_WIDTH = 128
+_SECTIONS = {
+    section: list(
+        dict.fromkeys(name for kind in filter(is_model, alternatives(field.annotation)) for name in kind.model_fields)
+    )
+    for section, field in Recipe.model_fields.items()
+}
+"""Names of the fields of each section; none of a field that is no section."""
+_SHORT = ("method", "sharding", "objective")
+"""Sections of which a name alone may be written."""
+
+
+class Draft:
+    """A recipe in the making."""
+
+    def __init__(self, tool: str, path: Path, content: Mapping[str, Any]) -> None:
+        self.tool, self.path = tool, path
+        self._left = {str(key): value for key, value in content.items() if value is not None and value != ""}
+        self._empty = {str(key) for key, value in content.items() if value is None}
+        self._values: dict[str, Any] = {}
+        self._notes: dict[str, str] = {}
+        self._without: dict[str, str] = {}
+        """Keys without a counterpart, with the reason."""
+        self.last = ""
+        """Key that was taken last."""
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the value of the tool's key, which is then done; a key without a value has the default."""
+        self.last = key if key in self._left else self.last
+        return self._left.pop(key, default)
+
+    def has(self, key: str) -> bool:
+        """Return whether a key of the tool has a value that is not done yet."""
+        return key in self._left
+
+    def peek(self, key: str) -> Any:
+        """Return the value of a key that is not done yet, and stays so; None if there is none."""
+        return self._left.get(key)
+
+    def is_empty(self, key: str) -> bool:
+        """Return whether the file has a key without a value, which is not the tool's default."""
+        return key in self._empty
+
+    def put(self, field: str, value: Any, note: str = "") -> None:
+        """Set a dotted field of the recipe; None leaves it out."""
+        if value is not None:
+            self._values[field] = value
+            self._notes[field] = note
+
+    def get(self, field: str) -> Any:
+        """Return the value of a field, None if it is not set."""
+        return self._values.get(field)
+
+    def remove(self, field: str) -> None:
+        """Leave a field out."""
+        self._values.pop(field, None)
+
+    def same(self, *pairs: tuple[str, str]) -> None:
+        """Set fields to the values of the tool's keys: (key, field) each."""
+        for key, field in pairs:
+            self.put(field, self.take(key))
+
+    def leave(self, key: str, reason: str = "") -> None:
+        """Note that a key has no counterpart, by default with the reason that the table of names has."""
+        if key in self._left:
+            del self._left[key]
+            self._without[key] = reason or self._reason(key)
+
+    def note(self, label: str, reason: str) -> None:
+        """Note something of the file that has no counterpart, and is no key of its own."""
+        self._without[label] = reason
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise the error of a file that no recipe can stand for."""
+        raise RecipeError(f"{self.path}: cannot be converted: {reason}")
+
+    def refuse_keys(self, *keys: str) -> None:
+        """Refuse the file if one of the keys has a value that switches it on."""
+        for key in keys:
+            if (value := self.take(key)) not in (None, False, 0, [], {}, "none", "no"):
+                shown = yaml_core.dump(value, in_one_line=True) if isinstance(value, str | int | float) else "..."
+                self.refuse(f"{key}: {shown}: {self._reason(key)}")
+
+    def _reason(self, key: str) -> str:
+        known = peers.counterpart(self.tool, key)
+        return known.advice if known else f"not known as a key of {self.tool}; nothing of it is in this recipe"
+
+    def text(self) -> str:
+        """Return the recipe as a YAML file with comments.
+
+        Raises:
+            RecipeError: it is no recipe; with its first mistake.
+        """
+        for key in list(self._left):
+            self.leave(key)
+        lines = [
+            "# yaml-language-server: $schema=recipe.schema.json",
+            f"# Made of {self.tool}'s {_in_a_line(self.path.name)} by flytune convert; a comment says what is not the same "
+            "there.",
+            "# Next: flytune plan FILE, then flytune xray FILE, which shows the samples as they are trained.",
+        ]
+        for section, names in _SECTIONS.items():
+            lines += self._section(section, names)
+        if self._without:
+            lines += ["", f"# Keys of {self.tool} without a counterpart here:"]
+            lines += [line for key, reason in self._without.items() for line in _comment(f"{key}: {reason}")]
+        text = "\n".join(lines) + "\n"
+        try:
+            recipe = Recipe.from_content(yaml_core.load(text), self.path)
+        except RecipeError as error:
+            problems = [line.strip() for line in str(error).splitlines() if line.startswith("  ")]
+            self.refuse(problems[0] if problems else str(error))
+        if wrong := candidates.contradictions(recipe):
+            self.refuse(wrong[0])
+        return text
+
+    def _section(self, section: str, names: list[str]) -> list[str]:
+        if not names:
+            return self._line(section, section, "") if section in self._values else []
+        order = sorted(names, key=lambda name: name != "name")
+        fields = [name for name in order if f"{section}.{name}" in self._values]
+        if section in _SHORT and fields == ["name"]:
+            return self._line(f"{section}.name", section, "")
+        lines = [line for name in fields for line in self._line(f"{section}.{name}", name, "  ")]
+        return [f"{section}:", *lines] if lines else []
+
+    def _line(self, field: str, name: str, indent: str) -> list[str]:
+        value, note = self._values[field], _in_a_line(self._notes[field])
+        if field == "data.sources":
+            rows = [f"{indent}  - {yaml_core.dump(row, in_one_line=True)}" for row in value]
+            return [*(_comment(note, indent) if note else ()), f"{indent}{name}:", *rows]
+        line = f"{indent}{name}: {yaml_core.dump(value, in_one_line=True)}"
+        if note and len(line) + len(note) + 4 <= _WIDTH:
+            return [f"{line}  # {note}"]
+        return [*(_comment(note, indent) if note else ()), line]
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    """Return the lines of a comment."""
+    words, lines = _in_a_line(text).split(" "), [""]
+    for word in words:
+        if len(indent) + len(lines[-1]) + len(word) + 3 > _WIDTH:
+            lines.append("  ")
+        lines[-1] += f" {word}"
+    return [f"{indent}#{line}" for line in lines]
+
+
+def _in_a_line(text: str) -> str:
+    """Return a text that ends no comment, and shows its unprintable characters as escapes."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(text.split()))
+
+
+def run_name(path: Path) -> str:
+    """Return a recipe's name for a file; that of its folder too, where files are called config."""
+    generic = path.stem.lower() in ("config", "train", "sft", "dpo", "lora", "qlora", "full", "fft", "run", "axolotl")
+    text = f"{path.absolute().parent.name}-{path.stem}" if generic else path.stem
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-") or "converted"

@@ -1,0 +1,203 @@
+"""Arguments of TRL, of its command lines and YAML files."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from flytune.conversion import sharding, training
+from flytune.conversion.command import OBJECTIVES
+from flytune.conversion.draft import Draft
+
+_LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
+_REFUSED = ("ld_alpha", "use_weighting", "sync_ref_model", "label_smoothing_factor", "reference_free", "lora_target_parameters")
+
+
+def convert(draft: Draft, gpus: int | None, objective: str | None) -> None:
+    """Convert TRL's arguments; the objective is one of the recipe's, or None if the file does not name it."""
+    objective = objective or _objective_of(draft)
+    draft.refuse_keys(*_REFUSED)
+    _model(draft)
+    if objective != "sft":
+        _objective(draft, objective)
+    elif (loss := draft.take("loss_type")) not in (None, "nll", "chunked_nll"):
+        draft.refuse(f"loss_type: {loss}: sft has the cross entropy of each token")
+    count = sharding.put(draft, gpus)
+    _method(draft)
+    _data(draft, objective)
+    _training(draft, objective, count)
+    _records(draft)
+
+
+def _objective_of(draft: Draft) -> str:
+    """Return the objective by the name of the file, or by keys that only one has."""
+    name = draft.path.stem.lower()
+    for part, objective in OBJECTIVES.items():
+        if re.search(rf"(?<![a-z]){part}(?![a-z])", name):
+            return objective
+    if draft.has("desirable_weight") or draft.has("undesirable_weight"):
+        return "kto"
+    if draft.has("center_rewards_coefficient"):
+        return "reward"
+    if draft.has("beta") or draft.has("precompute_ref_log_probs"):
+        return "dpo"
+    draft.note("(the trainer)", "sft: the file does not name it; flytune convert --objective NAME")
+    return "sft"
+
+
+def _model(draft: Draft) -> None:
+    draft.same(("model_name_or_path", "model.name_or_path"))
+    if (revision := draft.take("model_revision")) not in (None, "main"):
+        draft.put("model.revision", revision)
+    training.put_model(draft)
+    dtype = draft.take("dtype") or draft.take("torch_dtype")
+    training.put_dtype(draft, "bfloat16")
+    if dtype in ("bfloat16", "float16"):
+        draft.put("model.dtype", dtype)
+        draft.put("training.master_dtype", "bfloat16" if dtype == "bfloat16" else None, f"dtype: {dtype}")
+    if value := draft.take("attn_implementation"):
+        training.put_attention(draft, "attn_implementation", value)
+
+
+def _objective(draft: Draft, objective: str) -> None:
+    draft.put("objective.name", objective)
+    if objective == "reward":
+        draft.same(("center_rewards_coefficient", "objective.center_rewards_coefficient"))
+        return
+    draft.put("objective.beta", training.number(draft, "beta"))
+    losses = draft.take("loss_type")
+    draft.put("objective.loss_type", [losses] if isinstance(losses, str) else losses)
+    if objective == "dpo":
+        weights, alpha = draft.take("loss_weights"), training.number(draft, "rpo_alpha")
+        if alpha:
+            draft.put("objective.loss_type", [*(draft.get("objective.loss_type") or ["sigmoid"]), "sft"])
+            weights = [*([1.0] * (len(draft.get("objective.loss_type")) - 1)), alpha]
+        draft.put("objective.loss_weights", weights)
+        draft.put("objective.label_smoothing", training.number(draft, "label_smoothing"))
+        draft.same(("precompute_ref_log_probs", "objective.precompute_ref_log_probs"))
+    else:
+        draft.same(("desirable_weight", "objective.desirable_weight"), ("undesirable_weight", "objective.undesirable_weight"))
+    draft.same(("disable_dropout", "objective.disable_dropout"))
+
+
+def _method(draft: Draft) -> None:
+    in_4, in_8 = draft.take("load_in_4bit"), draft.take("load_in_8bit")
+    if not draft.take("use_peft"):
+        if in_4 or in_8:
+            draft.refuse("load_in_4bit and load_in_8bit without use_peft: a quantized base has no gradients")
+        draft.put("method.name", "full")
+        if sharding.keeps_masters(draft):
+            draft.remove("training.master_dtype")
+        for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"):
+            draft.leave(key, "without use_peft, all weights are trained")
+        return
+    draft.remove("training.master_dtype")
+    draft.put("method.name", "qlora" if in_4 or in_8 else "lora")
+    if in_8 and not in_4:
+        draft.put("method.load_in_8bit", True)
+    elif in_4:
+        draft.same(("bnb_4bit_quant_type", "method.bnb_4bit_quant_type"))
+        draft.put("method.bnb_4bit_use_double_quant", bool(draft.take("use_bnb_nested_quant")))
+    draft.put("method.r", int(training.number(draft, "lora_r", 16)))
+    draft.put("method.lora_alpha", int(training.number(draft, "lora_alpha", 32)))
+    draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.05))
+    training.put_targets(draft, draft.take("lora_target_modules"), is_all=False)
+    training.put_tables(draft, draft.take("lora_modules_to_save"), "lora_modules_to_save")
+    for key in ("use_rslora", "use_dora"):
+        if draft.take(key):
+            draft.put(f"method.{key}", True)
+
+
+def _data(draft: Draft, objective: str) -> None:
+    form = {"dpo": "preference", "reward": "preference", "kto": "unpaired"}.get(objective, "auto")
+    mixture = draft.take("datasets") or draft.take("mixture")
+    split, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
+    if isinstance(mixture, list):
+        rows = [row for one in mixture if isinstance(one, dict) for row in _sources(draft, one)]
+        training.put_sources(draft, [row | ({"format": form} if form != "auto" else {}) for row in rows])
+    else:
+        name = draft.take("dataset_name")
+        if not name:
+            draft.refuse("dataset_name is missing")
+        is_file = _is_file(str(name))
+        draft.put("data.path" if is_file else "data.dataset_name", str(name))
+        if not is_file:
+            draft.same(("dataset_config", "data.dataset_config"))
+            draft.put("data.dataset_split", split if split != "train" else None)
+        draft.put("data.format", form if form != "auto" else None)
+        if (column := draft.take("dataset_text_field")) not in (None, "text"):
+            draft.put("data.columns", {"text": str(column)})
+    share = training.number(draft, "test_split_size")
+    if share:
+        training.put_share(draft, "test_split_size", share)
+    elif not _evaluates(draft):
+        draft.put("data.heldout_fraction", 0, "0.02 would show whether tuning helped")
+    elif draft.get("data.dataset_name") and not isinstance(mixture, list):
+        draft.put("data.eval_split", str(test), "dataset_test_split")
+    length = training.number(draft, "max_length") or training.number(draft, "max_seq_length") or 1024
+    unlimited = draft.is_empty("max_length")
+    draft.put(
+        "data.max_length",
+        int(length),
+        "max_length: None there, which cuts nothing; here this is the limit" if unlimited else "",
+    )
+    if draft.take("packing") and objective == "sft":
+        draft.put("data.packing", True)
+        if draft.take("packing_strategy") == "wrapped":
+            draft.put("data.too_long", "split", "packing_strategy: wrapped; attention never crosses samples here")
+    draft.same(("pad_token", "data.pad_token"), ("eos_token", "data.eos_token"), ("chat_template_path", "data.chat_template"))
+    only, answers = draft.take("completion_only_loss"), draft.take("assistant_only_loss")
+    if objective == "sft" and only is False and not answers:
+        draft.put("data.completion_only_loss", False)
+    elif objective == "sft" and not answers:
+        draft.put("data.completion_only_loss", True, "of chats, TRL trains every token where assistant_only_loss is not set")
+
+
+def _is_file(name: str) -> bool:
+    return bool(re.search(r"^[./~]|\.(jsonl?|csv|parquet)$|://", name)) or Path(name).exists()
+
+
+def _evaluates(draft: Draft) -> bool:
+    """Return whether TRL evaluates during training, which eval_steps alone does not make it do."""
+    return any(draft.peek(key) not in (None, False, "no") for key in ("eval_strategy", "evaluation_strategy"))
+
+
+def _sources(draft: Draft, one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sources of an entry of TRL's mixture, which is one for each of its files."""
+    split = str(one.get("split") or "train")
+    files, path = one.get("data_files"), str(one.get("path") or "")
+    if isinstance(files, dict):
+        files = files.get(split)
+    for key in set(one) - {"path", "name", "split", "data_files"}:
+        draft.note(f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here"))
+    if path in ("json", "csv", "parquet", "text", "arrow"):
+        names = [files] if isinstance(files, str) else list(files or ())
+        return [{"path": str(name)} for name in names] or draft.refuse(f"datasets: path: {path} without data_files")
+    if _is_file(path):
+        return [{"path": path}]
+    if files:
+        draft.note("datasets: data_files", f"of {path}, all files of the split are read")
+    made = {"dataset_name": path, "dataset_config": one.get("name"), "dataset_split": split if split != "train" else None}
+    return [{key: value for key, value in made.items() if value is not None}]
+
+
+_REASONS = {"columns": "columns that no sample has are not read", "data_dir": "all files of the split are read"}
+"""Keys of an entry of a mixture without a counterpart, and why."""
+
+
+def _training(draft: Draft, objective: str, gpus: int) -> None:
+    draft.put("training.activation_checkpointing", draft.take("gradient_checkpointing") is not False)
+    if draft.take("use_liger_kernel") or draft.take("use_liger"):
+        draft.put("training.use_liger_kernel", True)
+    training.put_defaults_of_transformers(draft, _LEARNING_RATES[objective], "adamw_torch_fused", gpus)
+
+
+def _records(draft: Draft) -> None:
+    if not _evaluates(draft):
+        draft.leave("eval_steps", "without eval_strategy TRL does not evaluate")
+    training.put_times(draft, "evaluation", None)
+    training.put_best(draft)
+    draft.same(("per_device_eval_batch_size", "evaluation.batch_size"))
+    reports = draft.take("report_to") or []
+    training.put_tracking(draft, reports.split(",") if isinstance(reports, str) else list(reports))
+    if draft.take("push_to_hub"):
+        training.put_publishing(draft, draft.take("hub_model_id", "?"))

@@ -1,0 +1,153 @@
+"""Content of rows that no sample has: columns, and keys of messages, with what each would mean."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from flytune.data.formats import MASKS, PROMPTED_CHAT, Chat, Sample, prompt_of, with_other_names
+from flytune.data.messages import IN_TEMPLATES
+
+MOST_NAMES = 50
+"""Number of different names that are counted; those after them are counted as OTHERS."""
+OTHERS = "others"
+_EMPTY_TURN = "messages without content"
+_OF_MESSAGES = " of messages"
+_COLUMNS = {
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "prompt_completion": ("prompt", "completion"),
+    PROMPTED_CHAT: ("prompt", "completion"),
+    "instruction": ("instruction", "input", "output", "history"),
+    "text": ("text",),
+    # What else such rows have was made from the same text.
+    "tokens": ("input_ids", "labels", *MASKS, "text", "messages", "prompt", "completion", "special_tokens_mask",
+               "token_type_ids", "position_ids", "seq_lengths", "cu_seqlens", "sequence_ids", "length"),
+    "preference": ("prompt", "chosen", "rejected"),
+    "unpaired": ("prompt", "completion", "label"),
+}  # fmt: skip
+"""Columns that each format reads, in addition to `system` and `tools` of chats."""
+_PROMPTS = ("messages", "conversations", "instruction", "input", "history")
+"""Columns of compared answers that stand for the column prompt."""
+_TEXTS = ("messages", "conversations", "prompt", "completion", "instruction", "output", "text", "chosen", "rejected",
+          "question", "input")  # fmt: skip
+"""Columns of a row's own text; one that is part of the sample's text too (a prompt beside messages) is not left out."""
+
+
+class _Meaning(NamedTuple):
+    pattern: re.Pattern[str]
+    meaning: str
+
+
+def _meaning(pattern: str, meaning: str) -> _Meaning:
+    return _Meaning(re.compile(pattern, re.IGNORECASE), meaning)
+
+
+_MEANINGS = (
+    _meaning(r"messages without content", "an empty answer is not trained"),
+    _meaning(r"(?:.*_)?margins?(?:_.*)?", "TRL's RewardTrainer would subtract it; here a pair has no margin"),
+    _meaning(
+        r"(?:.*_)?(?:scores?|ratings?|rewards?|ranks?|preferences?|votes?|winners?|better)(?:_.*)?",
+        "no loss uses it: chosen is the better answer, whatever it says, and all rows weigh the same",
+    ),
+    _meaning(
+        r"(?:.*_)?labels?(?:_.*)?",
+        "only objective: kto reads a label, beside prompt and completion; of a pair chosen is the better answer in any case",
+    ),
+    _meaning(r"(?:.*_)?weights?(?:_.*)?", "all rows weigh the same; data.sources have weights"),
+    _meaning(
+        r"(?:.*_)?masks?|(?:.*_)?(?:train|trainable|train_on.*|loss)",
+        "it does not change what is trained; a message may have train: false",
+    ),
+    _meaning(r"rejected|chosen", "preferences, which objective: dpo, reward and kto train"),
+    _meaning(r"(?:ref|reference)_.*log_?p(?:rob)?s?", "the reference's log-probabilities are computed by the run"),
+    _meaning(r"(?:messages|conversations|prompt|completion|instruction|output|text|input_ids)",
+             "a format of its own, which data.format names"),
+    _meaning(r"system|tools", "only chats have it: raw text has no chat template, and an own system message comes first"),
+    _meaning(
+        r"input|context|history|functions|documents|chat_template_kwargs|query|question|answers?|response",
+        "no part of this format; data.columns names a column that has another name there",
+    ),
+    _meaning(
+        r"(?:name|refusal) of messages|(?:reasoning|thinking|thoughts?|rationale|chain_of_thought|cot)(?:_.*)?",
+        "the model is not trained with it",
+    ),
+    _meaning(r"(?:image|video|audio|pixel)s?_.*", "images, video and audio cannot be trained on"),
+)  # fmt: skip
+
+
+def meaning(name: str) -> str:
+    """Return the meaning that a left-out column or key would have for training; "" for one that only describes the row."""
+    forms = (name, name.removesuffix(_OF_MESSAGES))
+    return next((one.meaning for one in _MEANINGS if any(one.pattern.fullmatch(form) for form in forms)), "")
+
+
+def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequence[Sample], text: str) -> Iterator[str]:
+    """Yield the names of the columns of a row, and of the keys of its messages, that have content and are in no sample.
+
+    `samples` were made of the row as format `form`; `text` is the text of them.
+    """
+    chats = [sample for sample in samples if isinstance(sample, Chat)]
+    form = "preference" if form == "unpaired" and len(samples) > 1 else form  # made from a pair
+    if form in ("preference", "unpaired"):
+        columns = with_other_names(row, columns)
+    read = {columns.get(name, name) for name in _COLUMNS[form]}
+    if form in ("preference", "unpaired") and prompt_of(row, columns) is None:
+        read |= {columns.get(name, name) for name in _PROMPTS}
+    if chats and form != "instruction":
+        read.add(columns.get("tools", "tools"))
+    system = columns.get("system", "system")
+    if any(message["content"] == row.get(system) for chat in chats for message in chat.messages):
+        read.add(system)
+    if row.keys() - read:
+        for name, value in row.items():
+            if name not in read and has_content(value) and not (name in _TEXTS and _is_in(value, text)):
+                yield name
+    if any(len(message) > 2 or not message["content"].strip() for chat in chats for message in chat.messages):
+        yield from _of_messages(chats, text)
+
+
+def _of_messages(chats: list[Chat], text: str) -> Iterator[str]:
+    found = dict[str, None]()
+    for message in (message for chat in chats for message in chat.messages):
+        if not message["content"].strip() and not message.get("tool_calls"):
+            found[_EMPTY_TURN] = None
+        for key, value in message.items():
+            if key not in IN_TEMPLATES and has_content(value) and not _is_in(value, text):
+                found[f"{key}{_OF_MESSAGES}"] = None
+    yield from found
+
+
+def has_content(value: Any) -> bool:
+    """Return whether a value says anything."""
+    return value is not None and not (isinstance(value, str | list | dict) and not value)
+
+
+def _is_in(value: Any, text: str) -> bool:
+    """Return whether the texts of a value are part of `text`; what has none is not."""
+    if isinstance(value, str):
+        return value.strip() in text
+    if isinstance(value, list) and value:
+        parts = [one.get("content", one.get("value")) if isinstance(one, dict) else one for one in value]
+        return all(isinstance(part, str) and part.strip() in text for part in parts)
+    return False
+
+
+def contradicts(row: dict[str, Any]) -> bool:
+    """Return whether a pair's own figures say that the rejected answer is the better one."""
+    for chosen, rejected in (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"),
+                             ("chosen_rating", "rejected_rating"), ("chosen_reward", "rejected_reward")):  # fmt: skip
+        if _is_number(row.get(chosen)) and _is_number(row.get(rejected)) and row[chosen] < row[rejected]:
+            return True
+    return _is_number(row.get("margin")) and bool(row["margin"] < 0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def count(found: Iterator[str], counts: Counter[str]) -> None:
+    """Add one row's names to `counts`, which never has more than MOST_NAMES different ones and OTHERS."""
+    shown = dict.fromkeys(name[:60] for name in found)
+    for name in dict.fromkeys(name if name in counts or len(counts) < MOST_NAMES else OTHERS for name in shown):
+        counts[name] += 1

@@ -1,0 +1,90 @@
+"""The check of rewards with the reference answers of prepared prompts, before a GPU is asked for."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune import json_core
+from flytune.data.rows.prompts import PROMPT, REFERENCE, prompt_length
+from flytune.errors import DataError, RewardError
+from flytune.recipe import DataRequest
+from flytune.records import SplitCounts
+from flytune.rewards import Judged, RewardProcess, total
+
+log = logging.getLogger(__name__)
+
+MOST = 5_000
+"""Rows of each split that are checked."""
+_AT_ONCE = 200
+
+
+def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tokenizer: Any) -> None:
+    """Check that rewards judge each reference answer higher than an empty one, and each text of a prompt as it is tokenized.
+
+    Raises:
+        RewardError: a reward fails, or an empty answer has as much; says for which row.
+        DataError: the end of a prompt is a part of a token of its answer.
+    """
+    section = request.judged_by
+    if section is None:
+        return
+    with RewardProcess(section) as process:
+        for found in counts:
+            for rows in _batches(_rows(folder, found)):
+                items = [_item(row, where, tokenizer) for row, where in rows]
+                values = process.values([*items, *(item._replace(completion="") for item in items)])
+                rewards = [total(section, one) for one in values]
+                for item, full, empty in zip(items, rewards[: len(items)], rewards[len(items) :], strict=True):
+                    if full <= empty:
+                        raise RewardError(
+                            f"{item.where}: the rewards give the reference answer {item.completion!r:.80} {full:g}, and an "
+                            f"empty one {empty:g}, so that they would teach nothing, or the wrong; look at "
+                            "objective.rewards and at the columns that they read"
+                        )
+    log.info("rewards: checked with the reference answers")
+
+
+def _item(row: dict[str, Any], where: str, tokenizer: Any) -> Judged:
+    fields = json_core.load_object(row["fields"])
+    prompt, reference = fields.pop(PROMPT), fields[REFERENCE]
+    shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    place = f"{where} (prompt {shown!r:.80})"
+    if isinstance(prompt, str):
+        tokens = row["input_ids"][: prompt_length(row)]
+        read = tokenizer.decode(tokens, skip_special_tokens=True)
+        # Space at the end may be a part of the answer's first token.
+        if "".join(read.split()) != "".join(prompt.split()):
+            raise DataError(
+                f"{place}: the end of the prompt and the begin of its answer are one token, so that the model would be asked "
+                f"{read[-40:]!r}; end the prompt with a line break, or write it as messages"
+            )
+    return Judged(prompt, reference, fields, place)
+
+
+def _rows(folder: Path, counts: SplitCounts) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the first stored rows of a split, each with its place."""
+    from pyarrow.parquet import ParquetFile
+
+    left = MOST
+    for shard in counts.shards:
+        with ParquetFile(folder / shard.file) as file:
+            number = 0
+            for table in file.iter_batches(min(left, _AT_ONCE) or 1):
+                for row in table.to_pylist()[:left]:
+                    yield row, f"{shard.file} row {number}"
+                    number += 1
+                    left -= 1
+                if not left:
+                    return
+
+
+def _batches(rows: Iterator[tuple[dict[str, Any], str]]) -> Iterator[list[tuple[dict[str, Any], str]]]:
+    batch: list[tuple[dict[str, Any], str]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,221 @@
+"""Preferences: rows with a chosen and a rejected answer to one prompt, as two samples that are stored side by side.
+
+The columns are TRL's: prompt, chosen and rejected, as text or as messages; or, in place of prompt, those of other tools: turns
+(messages, conversations) or a question (instruction). Without a prompt, or with the prompt in both answers too, the prompt is
+what chosen and rejected have in common, as in TRL's extract_prompt. A stored pair has the tokens and labels
+of the chosen sequence and then of the rejected one, and both lengths (seq_lengths): the prompt is stored twice, so that nothing
+is joined or cut when training reads it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, ClassVar
+
+from flytune.data.check import Check, judged
+from flytune.data.formats import (
+    SEPARATOR,
+    Chat,
+    Plain,
+    column,
+    optional_column,
+    prompt_of,
+    question_of,
+    refuse_media,
+    turns_of,
+    with_other_names,
+    with_renamed_keys,
+    with_system,
+)
+from flytune.data.labels import Encoded
+from flytune.data.messages import Message, conversation_of, is_answer, messages_of, text_of, tools_of
+from flytune.data.rows.base import ComparedRows, Content
+from flytune.errors import DataError
+from flytune.recipe import Source
+from flytune.records import Manifest
+from flytune.row_names import PAIRS
+from flytune.sentences import counted_of
+
+PREFERENCE = "preference"
+"""Format of pairs in recipes and manifests."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two answers to one prompt, each as a complete sample of which only the answer is trained."""
+
+    chosen: Chat | Plain
+    rejected: Chat | Plain
+    prompt: str
+    """Identity of the prompt: pairs of equal prompts are always in the same split."""
+
+
+def pair_of(
+    row: dict[str, Any],
+    columns: dict[str, str],
+    where: str,
+    system_prompt: str | None = None,
+    separator: str = SEPARATOR,
+) -> PreferencePair:
+    """Return a row as a pair; `columns` maps our names to those in the data, `system_prompt` is for chats without one.
+
+    `separator` is the text between instruction and input.
+
+    Raises:
+        DataError: a column is missing, its content does not fit, or both answers are equal.
+    """
+    refuse_media(row, columns, where)
+    columns = with_other_names(row, columns)
+    chosen, rejected = column(row, "chosen", columns, where), column(row, "rejected", columns, where)
+    prompt = prompt_of(row, columns)
+    if prompt is None and _is_answer_alone(chosen):
+        prompt = other_prompt(row, columns, where, separator)
+    if chosen == rejected:
+        raise DataError(f"{where}: chosen and rejected are equal, so there is nothing to prefer; remove the row")
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise DataError(
+            f"{where}: chosen is {_kind(chosen)}, but rejected is {_kind(rejected)}; both must be text, or both messages"
+        )
+    if isinstance(chosen, str) and not isinstance(prompt, list):
+        return _plain(chosen, rejected, prompt, columns, where)
+    before, first, second = _messages(chosen, rejected, prompt, columns, where)
+    context, tools, identity = context_of(before, row, columns, where, system_prompt)
+    return PreferencePair(Chat([*context, *first], tools), Chat([*context, *second], tools), identity)
+
+
+def other_prompt(row: dict[str, Any], columns: dict[str, str], where: str, separator: str) -> list[Message] | None:
+    """Return the prompt of a row without the column prompt: its turns, or its question; None if it has neither."""
+    for name in ("conversations", "messages"):
+        if turns := optional_column(row, name, columns):
+            return turns_of(turns, name, columns, where)
+    # A column that the recipe names and the row lacks is an error of question_of, not a row without a question.
+    has_question = "instruction" in columns or optional_column(row, "instruction", columns) is not None
+    return question_of(row, columns, where, separator) if has_question else None
+
+
+def _is_answer_alone(chosen: Any) -> bool:
+    """Return whether an answer has no turns before it: its text, one turn, or turns of the assistant and of tools."""
+    turns = chosen if isinstance(chosen, list) else []
+    return not any(isinstance(turn, dict) and {turn.get("role"), turn.get("from")} & {"user", "human"} for turn in turns)
+
+
+def context_of(
+    before: list[Message], row: dict[str, Any], columns: dict[str, str], where: str, system_prompt: str | None
+) -> tuple[list[Message], list[dict[str, Any]] | None, str]:
+    """Return the messages of a prompt with its system message and without trained answers, the row's tools, and the prompt's
+    identity."""
+    tools = tools_of(optional_column(row, "tools", columns), where)
+    before = with_system(before, row, columns, where, system_prompt)
+    identity = json.dumps([before, tools], sort_keys=True, default=str)
+    return [message | {"train": False} if is_answer(message) else message for message in before], tools, identity
+
+
+def _plain(chosen: str, rejected: Any, prompt: Any, columns: dict[str, str], where: str) -> PreferencePair:
+    first, second = (text_of(text, name, where) for text, name in ((chosen, "chosen"), (rejected, "rejected")))
+    if prompt is None:
+        # TRL's extract_prompt: a space before the first difference belongs to the answers.
+        at = len(_common(first, second))
+        at -= at > 0 and first[at - 1] == " "
+        prompt, first, second = first[:at], first[at:], second[at:]
+    prompt = text_of(prompt, columns.get("prompt", "prompt"), where)
+    return PreferencePair(Plain(prompt, first), Plain(prompt, second), prompt)
+
+
+def _messages(
+    chosen: Any, rejected: Any, prompt: Any, columns: dict[str, str], where: str
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Return the messages of the prompt, and those of both answers after it."""
+    first, second = conversation(chosen, "chosen", columns, where), conversation(rejected, "rejected", columns, where)
+    if prompt is None:
+        count = len(_common(first, second))
+    elif isinstance(prompt, str):
+        text = text_of(prompt, columns.get("prompt", "prompt"), where)
+        count = len(_common(first, second)) if any(message["role"] == "user" for message in first) else 0
+        if not count:
+            before: list[Message] = [{"role": "user", "content": text}]
+            first, second, count = before + first, before + second, 1
+        elif not any(message["content"] == text for message in first[:count]):
+            raise DataError(
+                f"{where}: the prompt is none of the messages that chosen and rejected begin with; remove the column prompt "
+                "(data.columns), or the prompt from both answers"
+            )
+    else:
+        before = conversation(prompt, "prompt", columns, where)
+        count = len(before)
+        if first[:count] != before or second[:count] != before:
+            first, second = before + first, before + second
+    for name, messages in (("chosen", first), ("rejected", second)):
+        rest = messages[count:]
+        if not rest or rest[0]["role"] != "assistant":
+            found = f"a message of {rest[0]['role']!r:.40}" if rest else "nothing"
+            raise DataError(
+                f"{where}: after the prompt, which chosen and rejected have in common, {name} has {found}; it must be an "
+                "answer of the assistant: the prompts must be equal"
+            )
+    return first[:count], first[count:], second[count:]
+
+
+def conversation(value: Any, name: str, columns: dict[str, str], where: str) -> list[Message]:
+    """Return the messages of a column, whose text is an answer; also ShareGPT's turns, and one turn alone."""
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": text_of(value, name, where)}]
+    value = with_renamed_keys([value] if isinstance(value, dict) else value, columns)
+    is_sharegpt = isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "from" in value[0]
+    return (conversation_of if is_sharegpt else messages_of)(value, f"{where}: {name}")
+
+
+def _common(first: Any, second: Any) -> list[Any]:
+    """Return the longest common beginning of two sequences, as a list."""
+    return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))]
+
+
+def _kind(value: Any) -> str:
+    return "text" if isinstance(value, str) else f"{type(value).__name__} {value!r:.40}"
+
+
+class Pairs(ComparedRows):
+    """A stored row has both sequences; `seq_lengths` are their lengths."""
+
+    name = PAIRS
+    meaning = "pairs of a chosen and a rejected answer"
+    title = "Pair"
+    sequence_names = ("chosen", "rejected")
+    columns: ClassVar[Mapping[str, str]] = {"seq_lengths": "list"}
+    contradiction = "equal one in the other order (a > b and b > a)"
+
+    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+        return PREFERENCE
+
+    def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
+        pair = pair_of(row, source.columns, where, system_prompt, source.input_separator)
+        return Content([pair.chosen, pair.rejected], pair.prompt)
+
+    def is_trained(self, sequences: Sequence[Encoded]) -> bool:
+        (chosen, _), (rejected, _) = sequences
+        return super().is_trained(sequences) and chosen != rejected
+
+    def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
+        return (lengths,)
+
+    def sides(self, part: Any) -> tuple[Any, Any] | None:
+        chosen, rejected = part.hashes[::2], part.hashes[1::2]
+        return chosen + rejected, chosen < rejected
+
+    def checks(self, manifest: Manifest) -> Iterator[Check]:
+        yield scores_of_pairs(manifest)
+
+    def longest(self, dataset: Any) -> Any:
+        import numpy
+
+        return numpy.asarray([max(both) for both in dataset.data.column("seq_lengths").to_pylist()])
+
+
+def scores_of_pairs(manifest: Manifest) -> Check:
+    """Check that the rows' own scores and margins agree with their order."""
+    found = counted_of(manifest.contradicted, manifest.rows, "pair", "has", "have")
+    return judged(
+        "scores of pairs", manifest.contradicted, manifest.rows, f"{found} a score or margin for the rejected answer",
+        "only warns", fine="no score or margin says that the rejected answer is better",
+        advice="chosen is trained as the better one in any case: exchange both answers, or remove the pair",
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Input and result of a dry run."""
+
+from typing import Literal
+
+from flytune.recipe import Recipe
+from flytune.records import Degrees
+from flytune.schema import Record, Strict
+
+
+class Profile(Strict):
+    """Differences between frameworks in a step; the defaults are Flytune's."""
+
+    kernels: Literal["cuda", "cpu"] = "cuda"
+    """Device whose memory is predicted: CUDA with its kernels and allocator, or a CPU, to the byte."""
+    loss: Literal["chunked", "full"] = "chunked"
+    """TRL's, which never builds all logits, or the one of transformers, which does."""
+    weight_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype in which the base model is loaded; the sharding's if not set."""
+    autocast: bool = True
+    """True if the forward pass runs under autocast where model.dtype is a 16-bit type."""
+    fixed_length: bool = True
+    """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
+    expandable_segments: bool = True
+    """True if torch's allocator has segments that grow, as flytune.hardware.devices configures it."""
+
+
+class Case(Strict):
+    """Input of one dry run."""
+
+    recipe: Recipe
+    config: str
+    """Folder with the base model's config.json."""
+    degrees: Degrees
+    micro_batch: int
+    profile: Profile = Profile()
+
+
+class PeakStorage(Strict):
+    """A storage at the peak."""
+
+    bytes: int
+    kind: str
+    module: str
+    """Path of the module that ran when it was allocated."""
+    operation: str
+
+
+class DryRun(Record):
+    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL; without fragmentation unless stated."""
+
+    phases: dict[str, int]
+    """Peak of each phase: load (its remaining bytes); forward, backward and optimizer of the first and of a steady step."""
+    kinds: dict[str, int]
+    """Bytes at the peak, by kind."""
+    peak_bytes: int
+    peak_phase: str
+    peak_module: str
+    largest: list[PeakStorage]
+    """The ten largest at the peak."""
+    reserved_bytes: int = 0
+    """Peak that CUDA's caching allocator reserves (allocator.py); 0 where a CPU is predicted."""
+    least_bytes: int = 0
+    """Least that it must be able to reserve for the run not to fail; it gives back to CUDA what it can before."""
+    host_bytes: int
+    """Bytes of offloaded parameters, gradients and optimizer states."""
+    seconds: float

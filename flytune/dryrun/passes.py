@@ -1,0 +1,101 @@
+"""Forward passes of a step: batch, reference model and loss of each objective, as TRL's trainers have them."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from flytune.data import Collator, row_kind
+from flytune.dryrun.allocations import FORWARD, AllocationLedger
+from flytune.dryrun.case import Case
+from flytune.models import host_memory, own_logits
+from flytune.objectives import objective_of
+from flytune.sharding import sharding_of
+
+REFERENCE = "reference"
+"""Stage of the passes without gradients, of which one is traced."""
+
+
+def is_flash(case: Case) -> bool:
+    return case.recipe.model.attn_implementation.startswith("flash")
+
+
+def prepare(case: Case, model: Any) -> None:
+    """Give a language model the head of its loss, and switch dropout off where the objective does."""
+    objective = objective_of(case.recipe)
+    objective.set_dropout(case.recipe, model)
+    if case.profile.loss == "chunked" and objective.head_outputs:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        own_logits.add_head(base, case.recipe.model.trust_remote_code, outputs=objective.head_outputs)
+        if case.profile.kernels == "cpu":
+            host_memory.use_small_loss_tiles()
+
+
+def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) -> Any:
+    """Run the forward passes of a micro batch, and return the loss.
+
+    Args:
+        reference: the frozen model beside `model`; None where there is none.
+    """
+    batch = _batch(case)
+
+    def trained() -> Any:
+        ledger.stage(FORWARD)
+        return _loss(case, _outputs(case, model, batch))
+
+    def frozen() -> Any:
+        ledger.stage(REFERENCE)
+        return _reference(case, model, reference, batch)
+
+    loss, known = objective_of(case.recipe).run_passes(case.recipe, trained, frozen)
+    # What the losses of preferences do with a number of each row has no size.
+    return (loss if known is None else loss - known).mean()
+
+
+def _reference(case: Case, model: Any, reference: Any, batch: dict[str, Any]) -> Any:
+    """Return a number of each row from a pass without gradients: of the reference, or of the model without its adapter.
+
+    Such a pass leaves nothing behind, so that one stands for several.
+    """
+    import torch
+    from trl.models.utils import disable_gradient_checkpointing
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    without: AbstractContextManager[Any] = nullcontext() if reference is not None else model.disable_adapter()
+    with torch.no_grad(), disable_gradient_checkpointing(base), without:
+        return _loss(case, _outputs(case, model if reference is None else reference, batch))
+
+
+def _batch(case: Case) -> dict[str, Any]:
+    """Return a micro batch of rows of data.max_length tokens, of pairs of such answers; all tokens are trained."""
+    data, flash, length = case.recipe.data, is_flash(case), case.recipe.data.max_length
+    objective = objective_of(case.recipe)
+    row = row_kind(case.recipe.objective.row_kind).traced(length, data.packing)
+    collate = objective.collator(0) or Collator(0, length, flatten=flash)
+    batch = objective.model_inputs(collate([row] * case.micro_batch))
+    if flash or (case.profile.fixed_length and not data.packing):
+        kept = {"input_ids", "labels"}
+        return {key: value for key, value in batch.items() if key in kept}
+    return batch
+
+
+def _outputs(case: Case, model: Any, batch: dict[str, Any]) -> Any:
+    import torch
+    from accelerate.utils.operations import convert_to_fp32
+
+    dtype, fused = case.recipe.model.dtype, case.profile.loss == "chunked" and objective_of(case.recipe).head_outputs
+    autocast = case.profile.autocast and dtype != "float32" and sharding_of(case.recipe).precision != "pure"
+    with torch.autocast("cpu", dtype=getattr(torch, dtype)) if autocast else nullcontext():
+        outputs = model(**batch, use_cache=False, **({"fused_lm_head": True} if fused else {}))
+    return convert_to_fp32(outputs) if autocast else outputs
+
+
+def _loss(case: Case, outputs: Any) -> Any:
+    """Return the loss as TRL's compute_loss or the model has it; of preferences and rewards a number of each row."""
+    if (numbers := objective_of(case.recipe).row_numbers(outputs)) is not None:
+        return numbers
+    if case.profile.loss != "chunked":
+        return outputs.loss
+    loss = (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
+    for name in ("entropy", "is_top1"):
+        if (found := getattr(outputs, name, None)) is not None:
+            found.detach().sum()
+    return loss

@@ -1,0 +1,63 @@
+"""Sizes of a model: from its config.json, from the headers of its files, or as transformers builds it.
+
+A plan pod and a laptop have no torch: config.json alone is enough for Llama's layout, and headers for others; transformers'
+own code is exact for all that it knows. Where two of them are at hand, they must agree.
+"""
+
+from typing import Any
+
+from flytune.errors import RecipeError
+from flytune.estimates import meta_model, tensor_counts
+from flytune.estimates.config_sizes import KINDS, geometry
+from flytune.models import config_json
+from flytune.models.config_json import Config
+from flytune.models.tensor_headers import Tensor
+from flytune.records.sizes import Geometry
+
+
+def count(config: dict[str, Any], tensors: dict[str, Tensor] | None, name: str) -> Geometry:
+    """Return the sizes of a model from its config.json and the tensors in its files, where these are at hand.
+
+    Raises:
+        RecipeError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+    """
+    text, quantized = config_json.text_part(config, name), Config(config, name).quantized
+    if tensors is not None and not tensors:
+        raise RecipeError(f"model.name_or_path: {name}: its safetensors hold no tensor")
+    kind = KINDS.get(text.kind)
+    if kind is not None and text.content is config and kind.is_built:
+        found, built = geometry(config, name), None
+    else:
+        config_json.check_sizes(Config(config, name))
+        built = _built(config, name, tensors is not None)
+        if built is None:
+            assert tensors is not None
+            return tensor_counts.of_headers(tensors, text, quantized)
+        found = tensor_counts.of_built(built, text, quantized)
+    if found.dtype is None:
+        found = found.model_copy(update={"dtype": Config(config, name).dtype})
+    if tensors is None:
+        return found
+    total, left = tensor_counts.stored_total(tensors, Config(config, name), found.tie_word_embeddings, quantized, built)
+    if total is not None:
+        tensor_counts.compare(name, ("the headers of its files", total), (found.counted, found.parameters))
+    return found.model_copy(update={"left_out": left})
+
+
+def _built(config: dict[str, Any], name: str, otherwise: bool) -> meta_model.Built | None:
+    """Return the model that transformers builds; None where it cannot, if there are headers to count `otherwise`."""
+    kind = config.get("model_type")
+    if not meta_model.is_installed():
+        if otherwise:
+            return None
+        raise RecipeError(
+            f"model.name_or_path: {name}: the sizes of a {config_json.shown(kind)} do not follow from its config.json in "
+            f"closed form, and its safetensors are not at hand; name a folder or repository that has them, or "
+            f"{tensor_counts.ADVICE}"
+        )
+    try:
+        return meta_model.build(config, name)
+    except RecipeError:
+        if otherwise:
+            return None
+        raise

@@ -1,0 +1,176 @@
+"""A model as transformers builds it on the meta device: sizes without memory, for types that the closed form does not count."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from flytune import garbage_collection
+from flytune.errors import RecipeError
+from flytune.models import adapted_layers
+from flytune.models.config_json import shown
+
+_UNREAD = ("quantization_config", "auto_map", "transformers_version", "architectures")
+"""Keys that decide how weights are loaded, not how large they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a model, tied ones once."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    """linear (nn.Linear), subclass (of it), conv1d (transformers' own, of GPT-2: rows are inputs), or other."""
+    shared: tuple[str, ...] = ()
+    """Further names of the parameter, in other modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model that transformers has built from a config.json."""
+
+    parameters: list[Parameter]
+    embedding: str | None
+    """Name of the input embedding's weight."""
+    head: str | None
+    """Name of the head's weight, also where it is tied."""
+    tables: tuple[str, str]
+    """Names of the modules of the input embedding and of the head; empty where there is none."""
+    decoder: str | None
+    """Name of the text decoder in a model of several parts; None if there is one part."""
+    config: dict[str, Any]
+    """The decoder's configuration with transformers' defaults."""
+    buffers: set[str]
+    """Last parts of the names of buffers, which files may store and which are no parameters."""
+    unloaded: list[str]
+    """Patterns of stored tensors that transformers leaves out."""
+
+    @property
+    def total(self) -> int:
+        return sum(_size(parameter.shape) for parameter in self.parameters)
+
+
+def is_installed() -> bool:
+    """Return whether torch and transformers are installed."""
+    return find_spec("torch") is not None and find_spec("transformers") is not None
+
+
+def build(config: dict[str, Any], name: str) -> Built:
+    """Return the model of a config.json, whose sizes are checked already; code of the model's own is never run.
+
+    Raises:
+        RecipeError: transformers does not have its type as a causal language model, or refuses the config.
+    """
+    with garbage_collection.paused():
+        import torch
+        import transformers
+        from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    where, kind = f"model.name_or_path: {name}", config.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise RecipeError(
+            f"{where}: transformers {transformers.__version__} builds no causal language model of the type {shown(kind)} "
+            "that its config.json names"
+        )
+    content = {key: _floats(value) for key, value in config.items() if key not in _UNREAD}
+    try:
+        with _quiet(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
+            return _describe(model)
+    except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)
+        said = " ".join(str(error).split())
+        raise RecipeError(
+            f"{where}: transformers builds no causal language model from its config.json ({kind}): {type(error).__name__}: "
+            f"{said:.200}"
+        ) from None
+
+
+def _floats(value: Any) -> Any:
+    """Return a value with infinities as numbers, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"]) if value["__float__"] in ("Infinity", "-Infinity", "NaN") else value
+        return {key: _floats(one) for key, one in value.items()}
+    return [_floats(one) for one in value] if isinstance(value, list) else value
+
+
+def _describe(model: Any) -> Built:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    kinds: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            kinds[f"{path}.weight"] = "linear" if type(module) is nn.Linear else "subclass"
+        elif isinstance(module, Conv1D):
+            kinds[f"{path}.weight"] = "conv1d"
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    further: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (first := names[id(parameter)]) != name:
+            further.setdefault(first, []).append(name)
+
+    def weight(module: Any) -> str | None:
+        return names.get(id(getattr(module, "weight", None)))
+
+    def path_of(module: Any) -> str:
+        return next((path for path, one in model.named_modules() if one is module), "")
+
+    decoder = model.config.get_text_config(decoder=True)
+    return Built(
+        [
+            Parameter(name, tuple(one.shape), kinds.get(name, "other"), tuple(further.get(name, ())))
+            for name, one in model.named_parameters()
+        ],
+        weight(model.get_input_embeddings()),
+        weight(model.get_output_embeddings()),
+        (path_of(model.get_input_embeddings()), path_of(model.get_output_embeddings())),
+        adapted_layers.decoder_of(model),
+        decoder.to_dict() | _own(decoder),
+        {name.rpartition(".")[2] for name, _ in model.named_buffers()} - {name.rpartition(".")[2] for name in names.values()},
+        list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),
+    )
+
+
+_ASKED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+"""Sizes that many configurations have under another name (GPT-2's n_embd)."""
+
+
+def _own(config: Any) -> dict[str, int]:
+    """Return those of _ASKED that a configuration has; of sizes that differ from layer to layer it has none."""
+    found = {}
+    for key in _ASKED:
+        try:
+            value = getattr(config, key, None)
+        except Exception:  # noqa: BLE001 (AmbiguousGlobalPerLayerAttributeError, which is not public)
+            continue
+        if isinstance(value, int):
+            found[key] = value
+    return found
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for width in shape:
+        size *= width
+    return size
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from logging about generation settings, kernels and the like."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

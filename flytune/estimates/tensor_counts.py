@@ -1,0 +1,350 @@
+"""Sizes of a model from the names and shapes of its parameters: as transformers builds them, or as its files store them."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from flytune.errors import RecipeError
+from flytune.estimates.config_sizes import KINDS
+from flytune.estimates.meta_model import Built, Parameter
+from flytune.models.config_json import DEPTHS, MOST_LAYERS, Config
+from flytune.models.tensor_headers import Tensor
+from flytune.records.sizes import Geometry, Linear, joined
+from flytune.sentences import counted
+
+MAY_DIFFER = 0.005
+"""Largest difference between two counts of a model's parameters, as a share, that is not an error."""
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "num_selected_experts")
+"""Keys that name the experts a token passes."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_FIRST_NUMBER = re.compile(r"\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?|shared)\.weight$")
+_HEAD = re.compile(r"^(language_model\.|model\.)?(lm_head|embed_out|output|head)\.weight$")
+_NO_LINEAR = re.compile(r"norm|embed|conv|router|rotary|(^|\.)ln_|(^|\.)(wte|wpe|gate)\.weight$|A_log|_bias$")
+_ROUTER = re.compile(r"(^|\.)(router|gate|shared_expert_gate)(\.|$)")
+# Tensors that older releases stored, and that transformers computes: rotations, causal masks.
+_BUFFER = re.compile(r"(inv_freq|masked_bias|rope\.freqs|slope_rate|(query|key|diagonal)_decay|(attn|attention)\.bias)$")
+_MATRICES = ("attn.bias", "attention.bias")
+"""Names that are those of a vector too, a bias."""
+_EXTRA_HEADS = re.compile(r"(^|\.)(mtp|mtp_block|nextn|eh_proj|mtp_layers|mtp_head)\b")
+_EXTRA_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
+"""Keys with the number of layers for further tokens, which are stored behind the decoder's."""
+_TOWERS = re.compile(
+    r"(^|\.)(visual|vision\w*|audio\w*|speech\w*|multi_modal_projector|mm_projector|embed_vision|embed_audio|image_newline|"
+    r"talker|token2wav|code2wav)\."
+)
+# Scales and zeros of quantized weights.
+_SCALES = re.compile(
+    r"(weight_scale(_inv|_2)?|_scale_inv|_scales?|input_scale|activation_scale|weight_zero_point|zero_point|absmax|quant_map|"
+    r"nested_absmax|nested_quant_map|quant_state\.\w+|SCB|weight_format|qzeros|g_idx|weight_shape)$"
+)
+
+
+def stored_total(
+    tensors: Mapping[str, Tensor], config: Config, tied: bool, quantized: str | None, built: Built | None = None
+) -> tuple[int | None, str | None]:
+    """Return the parameters of those tensors that transformers loads, and what it leaves out, in words.
+
+    The total is None for a quantization whose packed shapes do not say how many weights they hold.
+    """
+    kept, left = loaded(tensors, config, tied, built)
+    total = 0
+    for name, tensor in kept.items():
+        size = _weights_in(name, tensor, quantized, config)
+        if size is None:
+            return None, left
+        total += size
+    return total, left
+
+
+def loaded(
+    tensors: Mapping[str, Tensor], config: Config, tied: bool, built: Built | None = None
+) -> tuple[dict[str, Tensor], str | None]:
+    """Return the tensors that become parameters of the model, and what is left out, in words."""
+    depth, heads = depth_of(config), sum(config.size(key, 0, least=0) for key in _EXTRA_LAYERS)
+    patterns = [re.compile(pattern) for pattern in built.unloaded] if built else []
+    towers = built is not None and not any(_TOWERS.search(one.name) for one in built.parameters)
+    kept, left = {}, {}
+    for name, tensor in tensors.items():
+        if _BUFFER.search(name) and (not name.endswith(_MATRICES) or len(tensor.shape) > 1):
+            continue
+        if built and name.rpartition(".")[2] in built.buffers:
+            continue
+        if tied and _HEAD.search(name) and any(_EMBEDDING.search(other) for other in tensors):
+            continue
+        layer = _LAYER.search(name)
+        tower = _TOWERS.search(name)
+        if (
+            _EXTRA_HEADS.search(name)
+            or (layer and not tower and depth and depth <= int(layer[1]) < depth + heads)
+            or (towers and tower)
+            or any(pattern.search(name) for pattern in patterns)
+        ):
+            left[name] = tensor
+            continue
+        kept[name] = tensor
+    if not left:
+        return kept, None
+    size = sum(tensor.size for tensor in left.values())
+    return (
+        kept,
+        f"{counted(len(left), 'stored tensor')} of {counted(size, 'parameter')} that transformers does not "
+        f"load ({min(left)} ...)",
+    )
+
+
+def depth_of(config: Config) -> int:
+    """Return the number of decoder layers in a config.json; 0 where it does not say."""
+    for key in DEPTHS:
+        if isinstance(config.content.get(key), int):
+            return config.size(key, most=MOST_LAYERS)
+    return 0
+
+
+def _weights_in(name: str, tensor: Tensor, quantized: str | None, config: Config) -> int | None:
+    """Return the number of weights that a stored tensor holds."""
+    if quantized is None or (tensor.dtype in ("BF16", "F16", "F32") and not _SCALES.search(name)):
+        return tensor.size
+    if _SCALES.search(name):
+        return 0
+    section = config.content.get("quantization_config") or {}
+    if quantized in ("fp8", "fbgemm_fp8") or tensor.dtype.startswith("F8"):
+        return tensor.size
+    if quantized == "bitsandbytes":
+        return tensor.size * (2 if tensor.dtype == "U8" else 1)
+    if quantized == "mxfp4" and name.endswith("_blocks"):
+        return tensor.size * 2
+    bits = section.get("bits")
+    if quantized in ("gptq", "awq") and name.endswith("qweight") and isinstance(bits, int) and bits > 0:
+        return tensor.size * 32 // bits
+    return None
+
+
+def compare(name: str, first: tuple[str, int], second: tuple[str, int]) -> None:
+    """Raise a RecipeError if two counts of a model's parameters, each with its source, differ by more than MAY_DIFFER."""
+    (source, count), (other, said) = first, second
+    if abs(count - said) > MAY_DIFFER * max(count, said, 1):
+        raise RecipeError(
+            f"model.name_or_path: {name}: its parameters are {count:,} by {source}, and {said:,} by {other}: config.json and "
+            "weights are not of the same model, or Flytune miscounts this model type; nothing is planned on either"
+        )
+
+
+def of_built(built: Built, config: Config, quantized: str | None) -> Geometry:
+    """Return the sizes of a model that transformers has built."""
+    merged = Config({"model_type": config.kind} | built.config, config.name)
+    tied = built.head is None or built.head == built.embedding
+    shapes = {one.name: one.shape for one in built.parameters}
+    table = shapes.get(built.embedding or "", ())
+    found = _of(built.parameters, {built.embedding, built.head} - {None}, table, tied, merged)
+    return found.model_copy(
+        update={
+            "model_type": config.kind,
+            "dtype": config.dtype,
+            "quantized": quantized,
+            "counted": "transformers' own code",
+            "decoder": built.decoder,
+            "embedding": built.tables[0],
+            "head": built.tables[1],
+        }
+    )
+
+
+def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | None) -> Geometry:
+    """Return the sizes of a model from its files alone.
+
+    Raises:
+        RecipeError: its files do not have the layers, experts or vocabulary of its config.json, or they are quantized.
+    """
+    where = f"model.name_or_path: {config.name}"
+    if quantized not in (None, "fp8", "fbgemm_fp8"):
+        raise RecipeError(f"{where}: {quantized} weights are packed, and without torch and transformers not counted; {ADVICE}")
+    flag = config.flag("tie_word_embeddings", False)
+    kept, left = loaded(tensors, config, flag)
+    if quantized:
+        kept = {name: tensor for name, tensor in kept.items() if not _SCALES.search(name)}
+    embeddings = [name for name in kept if _EMBEDDING.search(name) and len(kept[name].shape) == 2]
+    towers = [name for name in kept if _TOWERS.search(name)]
+    if len(embeddings) != 1 or towers or config.table("text_config"):
+        why = (
+            f"what transformers loads of {towers[0]} is not known"
+            if towers
+            else f"it has {counted(len(embeddings), 'table')} of embeddings"
+        )
+        raise RecipeError(f"{where}: {why} without torch and transformers; {ADVICE}")
+    table = kept[embeddings[0]].shape
+    head = next((name for name in kept if _HEAD.search(name)), None)
+    _check_layers(kept, config)
+    for key, width in (("vocab_size", table[0]), ("hidden_size", table[1])):
+        if (said := config.size(key, width)) != width:
+            raise RecipeError(f"{where}: {key} is {said:,} in its config.json, and {width:,} in {embeddings[0]}")
+    config.check()
+    parameters = [Parameter(name, one.shape, _guessed_kind(name, one.shape)) for name, one in kept.items()]
+    found = _of(parameters, {embeddings[0], head} - {None}, table, head is None, config)
+    return found.model_copy(
+        update={
+            "dtype": config.dtype,
+            "quantized": quantized,
+            "counted": "safetensors headers",
+            "left_out": left,
+            "embedding": embeddings[0].rpartition(".")[0],
+            "head": head.rpartition(".")[0] if head else "lm_head",
+        }
+    )
+
+
+ADVICE = "plan where torch and transformers are installed (pip install flytune[train])"
+
+
+def _guessed_kind(name: str, shape: tuple[int, ...]) -> str:
+    is_linear = len(shape) == 2 and min(shape) > 1 and name.endswith(".weight") and not _NO_LINEAR.search(name)
+    return "linear" if is_linear else "other"
+
+
+def _check_layers(kept: Iterable[str], config: Config) -> None:
+    depth = depth_of(config)
+    stored = {int(found[1]) for name in kept if (found := _LAYER.search(name))}
+    if not depth or stored != set(range(depth)):
+        layers = counted(depth, "layer") if depth else "no number of layers"
+        raise RecipeError(f"model.name_or_path: {config.name}: its config.json has {layers}, and its files have {len(stored)}")
+    experts = {int(found[1]) for name in kept if (found := _EXPERT.search(name))}
+    said = [config.content.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")]
+    named = next((one for one in said if isinstance(one, int) and one > 1), len(experts))
+    if experts and named != len(experts):
+        raise RecipeError(
+            f"model.name_or_path: {config.name}: its config.json has {counted(named, 'expert')}, and its files {len(experts)}"
+        )
+
+
+def _of(parameters: list[Parameter], tables: set[str | None], table: tuple[int, ...], tied: bool, config: Config) -> Geometry:
+    experts = _experts(parameters)
+    chosen = next((config.size(key) for key in CHOSEN if isinstance(config.content.get(key), int)), experts or 1)
+    share = min(1.0, chosen / experts) if experts else 1.0
+    linears, by_layer, total = [], defaultdict[int, int](int), 0
+    shared = dense = routed = 0
+    moe_layers: set[str] = set()
+    for one in parameters:
+        size = 1
+        for width in one.shape:
+            size *= width
+        total += size
+        if one.name in tables or not (linear := _linear(one, share)):
+            continue
+        linears.append(linear)
+        layer = _LAYER.search(one.name)
+        by_layer[int(layer[1]) if layer else -1] += size
+        if layer and "experts" in one.name and "shared" not in one.name:
+            moe_layers.add(layer[1])
+    layers = depth_of(config) or max(by_layer, default=0) + 1 or 1
+    hidden = config.size("hidden_size", table[1] if len(table) > 1 else 1)
+    vocabulary = table[0] if table else 1
+    linears = joined(linears)
+    known = sum(one.parameters for one in linears) + vocabulary * hidden * (1 if tied else 2)
+    heads = config.size("num_attention_heads", 1)
+    routed, shared, dense = _widths(linears, hidden, config)
+    return Geometry(
+        model_type=config.kind,
+        dtype=config.dtype,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        vocab_size=vocabulary,
+        linears=linears,
+        tie_word_embeddings=tied,
+        extra=total - known,
+        num_attention_heads=heads,
+        num_key_value_heads=_or(config, "num_key_value_heads", heads),
+        head_dim=_or(config, "head_dim", max(1, hidden // heads)),
+        intermediate_size=routed or _or(config, "intermediate_size", 4 * hidden),
+        gated=any(one.name in ("gate", "gate_up", "w3") for one in linears),
+        experts=experts or 1,
+        experts_per_token=chosen if experts else 1,
+        shared_intermediate_size=shared,
+        dense_layers=max(0, layers - len(moe_layers)) if experts else 0,
+        dense_intermediate_size=dense if experts else 0,
+        largest_layer=max(by_layer.values(), default=0),
+        unsupported=why_unsupported(config, parameters),
+    )
+
+
+def _or(config: Config, key: str, otherwise: int) -> int:
+    value = config.content.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+
+
+def _widths(linears: list[Linear], hidden: int, config: Config) -> tuple[int, int, int]:
+    """Return the widths of a routed expert, of the shared experts, and of the MLP of a dense layer; 0 where there is none."""
+
+    def width(part: str, not_part: str = " ") -> int:
+        found = [one.rows for one in linears if one.name in ("down", "w2") and part in one.path and not_part not in one.path]
+        return max(found, default=0)
+
+    stacked = [min(one.rows, one.columns) if one.rows != hidden else one.columns for one in linears if not one.adaptable]
+    routed = width(".experts.") or (stacked[-1] if stacked else 0)
+    return routed, width("shared"), width("mlp.", "expert")
+
+
+def _experts(parameters: list[Parameter]) -> int:
+    """Return the number of routed experts of a layer; 0 where there are none."""
+    single = {int(found[1]) for one in parameters if (found := _EXPERT.search(one.name))}
+    stacked = [one.shape[0] for one in parameters if _is_stacked(one)]
+    return max([len(single), *stacked], default=0)
+
+
+def _is_stacked(one: Parameter) -> bool:
+    return len(one.shape) == 3 and "expert" in one.name
+
+
+def _linear(one: Parameter, share: float) -> Linear | None:
+    path = re.sub(r"\.\d+\.", ".*.", one.name).removesuffix(".weight")
+    name = path.rpartition(".")[2].removesuffix("_proj")
+    if _is_stacked(one):
+        count, columns, rows = one.shape
+        of, layer = {"quantizable": False, "adaptable": False, "share": share}, _FIRST_NUMBER.search(one.name)
+        layers = (int(layer[1]),) if layer else ()
+        return Linear.model_validate(
+            of | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
+        )
+    if one.kind not in ("linear", "subclass", "conv1d") or len(one.shape) != 2:
+        return None
+    rows, columns = one.shape if one.kind == "conv1d" else reversed(one.shape)
+    routed = bool(_EXPERT.search(one.name))
+    places = [found[1] for name in (one.name, *one.shared) if (found := _FIRST_NUMBER.search(name))]
+    return Linear(
+        name=name,
+        rows=rows,
+        columns=columns,
+        count=1,
+        path=path,
+        share=share if routed else 1.0,
+        quantizable=one.kind != "subclass",
+        adaptable=not _ROUTER.search(path),
+        layers=tuple(sorted({int(place) for place in places})),
+        modules=1 + len(one.shared) if one.shared else 0,
+    )
+
+
+VERIFIED = frozenset({*KINDS, "ernie4_5_moe", "glm4_moe", "qwen2_moe"})
+"""Model types of which the closed form of activations and time is shown to hold: by published runs, or by the dry run, whose
+memory differs from it no more than Llama's (docs/plan.md, "Counted models")."""
+
+
+def why_unsupported(config: Config, parameters: list[Parameter]) -> str | None:
+    """Return what the closed form of activations and time does not know about a model; None where it holds."""
+    kinds = config.content.get("layer_types") or config.content.get("layers_block_type") or []
+    named = (
+        sorted({str(one) for one in kinds if "attention" not in str(one) or "linear" in str(one)})
+        if isinstance(kinds, list)
+        else []
+    )
+    names = [one.name for one in parameters]
+    if any("kv_b_proj" in name or "kv_a_proj" in name for name in names):
+        return f"multi-head latent attention ({config.kind})"
+    if named or any(re.search(r"A_log|conv1d|mixer\.D$|time_decay", name) for name in names):
+        return f"layers that are not attention ({', '.join(named) or 'recurrent'}; {config.kind})"
+    if any(_TOWERS.search(name) for name in names):
+        return f"parts for images or sound ({config.kind})"
+    if config.kind in VERIFIED:
+        return None
+    return f"the tensors that layers of {config.kind} keep for backward"

@@ -1,0 +1,89 @@
+"""Rewards of the answers that a model draws to held-out prompts: the most probable one, and several drawn ones."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from flytune import json_core
+from flytune.data.rows.prompts import REFERENCE, prompt_length
+from flytune.evaluation.preferences import HeldoutFigures, exact, intervals
+from flytune.models import Row
+from flytune.objectives.rollout_steps import drawing_of, judged, most_tokens, text_of
+from flytune.recipe import Grpo, Recipe
+from flytune.rewards import RewardProcess, total
+from flytune.rollouts import Completion, draw, numbers
+
+_SAME = 1e-6
+"""Difference of rewards that counts as none."""
+
+
+class DrawnRewards(NamedTuple):
+    """Rewards of one model's answers to the held-out prompts."""
+
+    greedy: Any
+    """Reward of the most probable answer: float64 (prompts,)."""
+    drawn: Any
+    """Rewards of the drawn answers: float64 (prompts, answers)."""
+
+
+class Judge:
+    """Judge of the answers of base and tuned model to the same held-out prompts, with the same random numbers."""
+
+    def __init__(self, recipe: Recipe, rows: Sequence[Row], tokenizer: Any) -> None:
+        assert isinstance(recipe.objective, Grpo)
+        self._recipe, self._section, self._rows, self._tokenizer = recipe, recipe.objective, rows, tokenizer
+
+    def rewards(self, model: Any, label: str) -> DrawnRewards:
+        """Return the rewards of a model's answers."""
+        import numpy
+
+        each, found = self._section.eval_answers, list[list[float]]()
+        with RewardProcess(self._section) as process, tqdm(total=len(self._rows) * (1 + each), desc=label, delay=2) as bar:
+            for index in range(-1, each):
+                texts = self._texts(model, index, bar)
+                items = [judged(row, text, "a held-out row") for row, text in zip(self._rows, texts, strict=True)]
+                found.append([total(self._section, values) for values in process.values(items)])
+        rewards = numpy.asarray(found).T
+        return DrawnRewards(rewards[:, 0], rewards[:, 1:])
+
+    def _texts(self, model: Any, index: int, bar: Any) -> list[str]:
+        """Return an answer to each prompt: the most probable ones with index -1."""
+        drawing = drawing_of(self._section, self._tokenizer, model, 0.0 if index < 0 else self._section.temperature)
+        found, size = list[Completion](), self._recipe.evaluation.batch_size
+        prompts = [row["input_ids"][: prompt_length(row)] for row in self._rows]
+        for start in range(0, len(prompts), size):
+            batch = prompts[start : start + size]
+            uniforms = [
+                numbers(self._recipe.training.seed, 0, prompt, index, most_tokens(self._recipe, prompt)) for prompt in batch
+            ]
+            found += draw(model, batch, uniforms, drawing)
+            bar.update(len(batch))
+        return [text_of(self._tokenizer, one) for one in found]
+
+    def figures(self, base: DrawnRewards, tuned: DrawnRewards) -> HeldoutFigures:
+        """Return the figures of both models, paired by prompt."""
+        import numpy
+
+        with RewardProcess(self._section) as process:
+            items = [judged(row, self._reference(row), "a held-out row") for row in self._rows]
+            full = numpy.asarray([total(self._section, values) for values in process.values(items)])
+        weights, sides = numpy.ones(len(full), dtype=int), {"base": base, "tuned": tuned}
+        values = {"reward": {side: one.greedy for side, one in sides.items()}}
+        if self._section.eval_answers:
+            passed = {side: one.drawn >= full[:, None] - _SAME for side, one in sides.items()}
+            values["pass_at_1"] = {side: one.mean(axis=1) for side, one in passed.items()}
+            values["pass_at_k"] = {side: one.any(axis=1).astype(float) for side, one in passed.items()}
+            values = {name: both for name, both in values.items() if name != "pass_at_k" or self._section.eval_answers > 1}
+        figures = {}
+        for name, both in values.items():
+            found = intervals(both | {"difference": both["tuned"] - both["base"]}, weights)
+            is_share = name != "reward"
+            figures[name] = {
+                side: exact(one, len(full)) if is_share and side != "difference" else one for side, one in found.items()
+            }
+        return HeldoutFigures(figures, weights, {"reward": tuned.greedy})
+
+    @staticmethod
+    def _reference(row: Row) -> str:
+        return str(json_core.load_object(row["fields"])[REFERENCE])

@@ -1,0 +1,285 @@
+"""Layers that a recipe names for its adapter (target_modules, rank_pattern, alpha_pattern), matched as PEFT does.
+
+PEFT ignores a name in a list, and a pattern of a rank, that no layer matches: the adapter is smaller than the recipe says.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from flytune.errors import RecipeError
+from flytune.models import adapted_layers, expert_layers
+from flytune.recipe import Method, Recipe
+
+MOST_SHOWN = 3
+"""Wrong names of a list that a message shows."""
+NEAR = 0.82
+"""Least likeness of a name that was meant (difflib): q_prj and v_porj are near, kv_b_proj is not."""
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_SCORE = "score"
+"""Head of a reward model."""
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A model's modules, by their names, as far as they are known."""
+
+    model_type: str
+    linear: list[str]
+    """Linear layers, without the head."""
+    embedding: str = ""
+    head: str = ""
+    experts: list[str] = field(default_factory=list)
+    """Parameters with a matrix for each routed expert, which method.experts adapts."""
+    others: list[str] = field(default_factory=list)
+    """Modules that PEFT gives no adapter: containers, norms, experts."""
+    decoder: str | None = None
+    """Name of the text decoder in a model of several parts; None if there is one part."""
+
+    def adapted(self, method: Method) -> list[str]:
+        """Return those that get an adapter."""
+        is_adapted = matcher(method, self.model_type, self.decoder)
+        return [name for name in (*self.linear, *self.experts, *self.tables(method)) if is_adapted(name)]
+
+    def tables(self, method: Method) -> list[str]:
+        """Return the names of embedding and head where method.target_modules can name them: not where all of it is trained."""
+        tables = {"embed_tokens": self.embedding, "lm_head": self.head}
+        able = [] if method.is_all_linear else [name for key, name in tables.items() if key not in method.modules_to_save]
+        return [name for name in able if name]
+
+
+def matcher(method: Method, model_type: str, decoder: str | None) -> Callable[[str], bool]:
+    """Return the function that says of a name whether a recipe adapts it: of a linear layer, or of a layer's experts.
+
+    PEFT (tuners/tuners_utils.py, check_target_module_exists): a regular expression matches a module's whole name, a name in
+    a list its end.
+    """
+    is_named = _by_target_modules(method, model_type, decoder)
+
+    def is_adapted(name: str) -> bool:
+        if expert_layers.is_fused_name(name):
+            return method.experts
+        return (method.experts and expert_layers.is_listed(name)) or is_named(name)
+
+    return is_adapted
+
+
+def _by_target_modules(method: Method, model_type: str, decoder: str | None) -> Callable[[str], bool]:
+    named = method.target_modules
+    if method.is_all_linear:
+        return lambda name: not adapted_layers.is_left_out(model_type, decoder, name)
+    if isinstance(named, str):
+        pattern = re.compile(named)
+        return lambda name: pattern.fullmatch(name) is not None
+    names = frozenset(named)
+    return lambda name: any(end in names for end in _ends(name))
+
+
+def rank_of(method: Method) -> Callable[[str], int]:
+    """Return the function that says the rank of an adapted layer by its name.
+
+    PEFT (utils/other.py, get_pattern_key) takes the first of method.rank_pattern that the end of a module's name matches.
+    """
+    patterns = [(_ending(key), rank) for key, rank in method.rank_pattern.items()]
+    return lambda name: next((rank for pattern, rank in patterns if pattern.match(name)), method.r)
+
+
+def problems(recipe: Recipe, modules: Modules) -> list[str]:
+    """Return what is wrong with the names of layers in a recipe for a model of those modules, a sentence each."""
+    method = recipe.method
+    adapted = modules.adapted(method)
+    found = [*_targets(method, modules), *_experts(method, modules)]
+    by_row = recipe.model.extra_special_tokens or method.trainable_token_indices
+    if modules.embedding in adapted and by_row:
+        found.append(
+            f"method.target_modules: {modules.embedding}: rows of it are trained for added tokens "
+            "(model.extra_special_tokens, method.trainable_token_indices), and it cannot have an adapter too; remove it"
+        )
+    if modules.head and modules.head in adapted:
+        found.append(
+            f"method.target_modules: {modules.head}: the loss reads the head's weight and not its results, so that an adapter "
+            "on it would never be trained; remove it, or train the head completely (method.modules_to_save: [lm_head])"
+        )
+    if not found:
+        found += _patterns("rank_pattern", method.rank_pattern, adapted, modules)
+        found += _patterns("alpha_pattern", method.alpha_pattern, adapted, modules)
+    return found
+
+
+def check(recipe: Recipe, model: Any) -> None:
+    """Check the names of layers with the modules of the model that was loaded.
+
+    Raises:
+        RecipeError: one of them matches no layer.
+    """
+    if wrong := problems(recipe, _modules_of(model)):
+        raise RecipeError.of(f"recipe {recipe.name}", wrong)
+
+
+def _modules_of(model: Any) -> Modules:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    # Layers of bitsandbytes are subclasses of nn.Linear.
+    able = nn.Linear | Conv1D | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.MultiheadAttention
+    tables = [model.get_input_embeddings(), model.get_output_embeddings() or getattr(model, _SCORE, None)]
+    names = {id(module): name for name, module in model.named_modules()}
+    kinds = {name: isinstance(one, able) for name, one in model.named_modules() if name and all(one is not t for t in tables)}
+    return Modules(
+        str(model.config.model_type),
+        [name for name, is_able in kinds.items() if is_able],
+        embedding=names.get(id(tables[0]), ""),
+        head=names.get(id(tables[1]), ""),
+        experts=list(expert_layers.fused(model)),
+        others=[name for name, is_able in kinds.items() if not is_able],
+        decoder=adapted_layers.decoder_of(model),
+    )
+
+
+def _targets(method: Method, modules: Modules) -> Iterator[str]:
+    named, where = method.target_modules, "method.target_modules"
+    able = [name for name in (*modules.linear, modules.embedding, modules.head) if name]
+    if method.is_all_linear:
+        return
+    if isinstance(named, list):
+        known = {end for name in able for end in _ends(name)}
+        wrong = [name for name in dict.fromkeys(named) if name not in known]
+        others = {end for name in modules.others for end in _ends(name)}
+        for name in wrong[:MOST_SHOWN]:
+            if name in others:
+                advice = "; for experts write experts: true" if modules.experts else ""
+                yield f"{where}: {name}: no layer, or an expert or a router; name layers: {_leaves(modules)}{advice}"
+            else:
+                yield f"{where}: {name}: {_unknown([name], modules)}"
+        if both := next((name for name in named if name in known and name in others), None):
+            bad = next(name for name in modules.others if both in _ends(name))
+            yield (
+                f"{where}: {both}: {bad} has the name too, and PEFT can give it no adapter; write the names with more of what "
+                "comes before, or a regular expression of whole names"
+            )
+        if len(wrong) > MOST_SHOWN:
+            yield f"{where}: {len(wrong) - MOST_SHOWN} more names that no layer has"
+        if not named:
+            yield f"{where}: []: names no layer; write all-linear, or names: {_leaves(modules)}"
+        return
+    pattern = re.compile(named)
+    if not any(pattern.fullmatch(name) for name in able):
+        ends = {end for name in able for end in _ends(name)}
+        advice = f"; for layers of that name write [{named}]" if named in ends else ""
+        yield f"{where}: {named}: a regular expression of whole names, and {_unknown(_WORD.findall(named), modules)}{advice}"
+        return
+    for alternative, variant in alternatives(named):
+        if not any(variant.fullmatch(name) for name in able):
+            yield f"{where}: {alternative} in {named}: {_unknown(_WORD.findall(alternative), modules)}"
+    if other := next((name for name in modules.others if pattern.fullmatch(name)), None):
+        yield f"{where}: {named}: matches {other} too, to which PEFT can give no adapter; let it match {_leaves(modules)} alone"
+
+
+def _experts(method: Method, modules: Modules) -> Iterator[str]:
+    if not method.experts:
+        return
+    if why := expert_layers.REFUSED.get(modules.model_type):
+        yield f"method.experts: {modules.model_type}: {why}; leave it out"
+    elif not modules.experts and not any(map(expert_layers.is_listed, modules.linear)):
+        yield f"method.experts: {modules.model_type} has no routed experts; leave it out"
+
+
+def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: Modules) -> Iterator[str]:
+    """Yield what is wrong with the keys of a pattern; `adapted` are names of the layers that have an adapter."""
+    wrong, left = 0, list(adapted)
+    ends = {end for one in adapted for end in _ends(one)}
+    for key in patterns:
+        where, pattern = f"method.{name}: {key}", _ending(key)
+        is_own = [bool(pattern.match(one)) for one in left]
+        left = [one for one, mine in zip(left, is_own, strict=True) if not mine]
+        problem = ""
+        if not any(is_own):
+            if key in ends or any(pattern.match(one) for one in adapted):
+                problem = "a pattern before it has all layers that it matches; PEFT takes the first; put it first, or remove it"
+            elif bare := next((one for one in (*modules.linear, modules.embedding) if pattern.match(one)), None):
+                problem = f"matches {bare}, which has no adapter; add it to method.target_modules, or remove the pattern"
+            else:
+                problem = _unknown(_WORD.findall(key), modules)
+        elif key not in ends:
+            for alternative, variant in alternatives(key, r"(.*\.)?({})"):
+                if not any(variant.fullmatch(one) for one in adapted):
+                    problem = f"{alternative} in it: {_unknown(_WORD.findall(alternative), modules)}"
+        if problem:
+            wrong += 1
+            if wrong > MOST_SHOWN:
+                return
+            yield f"{where}: {problem}"
+
+
+def alternatives(pattern: str, around: str = "{}") -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield each alternative of a regular expression (`a`, `b` of `x(a|b)`), with the expression that has it alone there.
+
+    Args:
+        around: the text that the expression is put into.
+    """
+    for start, end, places in _groups(pattern):
+        for first, last in places:
+            if first == last or len(places) < 2:
+                continue
+            try:
+                alone = re.compile(around.format(pattern[:start] + pattern[first:last] + pattern[end:]))
+            except re.error:
+                continue  # it refers to a group of another alternative
+            yield pattern[first:last], alone
+
+
+def _groups(pattern: str) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Yield the contents of each group of a regular expression, and of all of it: start, end, those of its alternatives."""
+    opened: list[list[int]] = [[0]]
+    at = 0
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif char == "[":
+            at += 2 if pattern[at + 1 : at + 2] == "^" else 1
+            # A bracket that comes first is a character of the set.
+            at += 1
+            while at < len(pattern) and pattern[at] != "]":
+                at += 2 if pattern[at] == "\\" else 1
+        elif char == "(":
+            prefix = re.match(r"\(\?(?:P<\w+>|<?[=!]|[aiLmsux-]*:|>)?", pattern[at:])
+            opened.append([at + (prefix.end() if prefix else 1)])
+            at = opened[-1][0] - 1
+        elif char == "|":
+            opened[-1].append(at + 1)
+        elif char == ")" and len(opened) > 1:
+            starts = opened.pop()
+            yield starts[0], at, list(zip(starts, [one - 1 for one in starts[1:]] + [at], strict=True))
+        at += 1
+    starts = opened[0]
+    yield 0, len(pattern), list(zip(starts, [one - 1 for one in starts[1:]] + [len(pattern)], strict=True))
+
+
+def _unknown(words: list[str], modules: Modules) -> str:
+    """Return the end of a message about words that no layer has in its name: the nearest names, or all."""
+    names = {name.rpartition(".")[2] for name in (*modules.linear, modules.embedding) if name}
+    parts = {part for name in modules.linear for part in name.split(".")}
+    dotted = [word for word in words if "." in word]
+    names |= {end for name in modules.linear for end in _ends(name) for word in dotted if end.count(".") == word.count(".")}
+    near = [one for word in words if word not in parts for one in difflib.get_close_matches(word, sorted(names), 2, NEAR)]
+    meant = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
+    return f"no linear layer of {modules.model_type} has such a name; {meant}it has {_leaves(modules)}"
+
+
+def _leaves(modules: Modules) -> str:
+    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules.linear)) or "none"
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield a module's name, and its ends after each dot."""
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
+
+
+def _ending(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({key})$")

@@ -1,0 +1,65 @@
+"""The probe of experts: numbers of each expert's adapter, of the live model and of every copy, and of merged weights.
+
+The fixed prompts of flytune/models/probe.py reach some experts of a layer, and a fault in another one would not be seen in
+their answers. Each expert's change of its weight is therefore multiplied by fixed vectors from both sides.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PROBES = 4
+"""Pairs of vectors. One wrong number in a factor changes all four."""
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|base_layer)\.|\.base_layer$")
+
+
+def adapted(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield PEFT's layers around parameters of experts, each with the name of its parameter in the base, in a fixed order."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for name, module in base.named_modules():
+        if type(module).__name__ == "ParamWrapper":
+            yield f"{base_name(name)}.{module.parameter_name}", module
+
+
+def base_name(module: str) -> str:
+    """Return a module's name in the base model, without the layers that PEFT and torch.compile put around it."""
+    return _WRAPPERS.sub("", module)
+
+
+def names(model: Any) -> list[str]:
+    """Return a name for each number of `fingerprints`: parameter and expert."""
+    return [f"{name}, expert {expert}" for name, layer in adapted(model) for expert in range(layer.num_experts)]
+
+
+def fingerprints(model: Any, gather: Callable[[Any], Any] = lambda parameter: parameter, adapter: str = "default") -> Any:
+    """Return the numbers of each expert's adapter, float64 (experts of all parameters, PROBES); None without such adapters.
+
+    Every process of a sharded model calls it, and `gather` returns a complete parameter.
+    """
+    import torch
+
+    found = []
+    for _, layer in adapted(model):
+        first, second = (
+            gather(factor[adapter].weight).detach().to("cpu", torch.float64) for factor in (layer.lora_A, layer.lora_B)
+        )
+        # (experts x rank, in) and (out, rank x experts): PEFT, ParamWrapper.get_delta_factors
+        inner = (first @ _vectors(first.shape[1], 1)).reshape(layer.num_experts, -1, PROBES)
+        outer = (second.T @ _vectors(second.shape[0], 2)).reshape(-1, layer.num_experts, PROBES).transpose(0, 1)
+        found.append(layer.scaling[adapter] * (inner * outer).sum(dim=1))
+    return torch.cat(found) if found else None
+
+
+def _vectors(length: int, seed: int) -> Any:
+    """Return fixed vectors, (length, PROBES), that no release of torch draws otherwise."""
+    import torch
+
+    places = torch.arange(1, length + 1, dtype=torch.float64)[:, None]
+    return torch.cos(places * (0.7 + 0.61803398875 * torch.arange(1, PROBES + 1, dtype=torch.float64) / seed))
+
+
+def farthest(live: Any, found: Any) -> tuple[float, int]:
+    """Return the largest relative distance of an expert's numbers, and its place in `names`."""
+    distances = (live - found).norm(dim=1) / live.norm(dim=1).clamp_min(1e-30)
+    worst = int(distances.nan_to_num(float("inf")).argmax())
+    return float(distances[worst]), worst

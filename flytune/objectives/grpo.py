@@ -1,0 +1,234 @@
+"""Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300) and its family, with TRL's GRPOTrainer.
+
+The model draws several answers to each prompt, rewards judge them, and an answer is trained by how much better it is than the
+others to its prompt. TRL computes the loss; what is drawn, judged and recorded is here (flytune.rollouts, flytune.rewards):
+TRL draws with the generator of a rank, so that the answers would follow from the number of processes.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flytune.data import Collator
+from flytune.data.order import PLACE
+from flytune.models import Row
+from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
+from flytune.objectives.rollout_steps import Rollouts
+from flytune.recipe import Grpo, Recipe
+from flytune.records.figures import LOSS, Figure, of_answers
+from flytune.records.training import ROLLOUTS
+from flytune.rollouts import RolloutLedger
+from flytune.sentences import counted
+from flytune.sharding import sharding_of
+
+REWARD = Figure(
+    name="reward",
+    title="reward",
+    better="higher",
+    meaning="mean of the rewards times their weights; on held-out prompts of the most probable answer",
+    is_paired=True,
+    step="reward",
+)
+POLICY_LOSS = LOSS.model_copy(
+    update={
+        "name": "policy_loss", "title": "policy loss", "unit": "", "better": "neither", "is_paired": False,
+        "meaning": "TRL's loss of the drawn answers, which says nothing about their quality", "eval_step": "",
+    }
+)  # fmt: skip
+
+
+def _of_step(name: str, title: str, meaning: str, unit: str = "") -> Figure:
+    return Figure(name=name, title=title, unit=unit, better="neither", meaning=meaning, step=name)
+
+
+STEPS = (
+    _of_step("equal_rewards", "prompts without a gradient", "all answers have the same reward", "share of prompts"),
+    _of_step("answer_tokens", "length of an answer", "mean over the drawn answers", "tokens"),
+    _of_step("truncated", "truncated answers", "no end marker was drawn", "share of answers"),
+    _of_step("entropy", "entropy", "of the trained tokens", "nats per token"),
+)
+KL = _of_step("kl", "KL divergence", "from the reference, estimated from the trained tokens", "nats per token")
+PASS = Figure(
+    name="pass_at_1",
+    title="pass@1",
+    unit="share of prompts",
+    better="higher",
+    meaning="drawn answers with the reward of the reference answer, or more",
+)
+
+
+class GroupPolicy(ObjectiveBase):
+    """TRL's GRPOTrainer on answers that are drawn by generators of their own."""
+
+    name = "grpo"
+    head_outputs = ("log_probs", "entropy")
+    logged: ClassVar[Mapping[str, str]] = {
+        "reward": "reward", "equal_rewards": "frac_reward_zero_std", "answer_tokens": "completions/mean_length",
+        "truncated": "completions/clipped_ratio", "entropy": "entropy", "kl": "kl", "rollout_seconds": "rollout_seconds",
+    }  # fmt: skip
+
+    def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
+        return {reward.name: f"rewards/{reward.name}/mean" for reward in self.section(recipe).rewards}
+
+    def figures(self, recipe: Recipe) -> list[Figure]:
+        scaled = ["objective.rewards", "objective.max_completion_length"]
+        of_reference = [of_answers(LOSS.model_copy(update={"step": "", "eval_step": ""}), "reference")]
+        steps, count = [*STEPS, *([KL] if self.section(recipe).beta else [])], self.section(recipe).eval_answers
+        several = PASS.model_copy(
+            update={
+                "name": "pass_at_k",
+                "title": f"pass@{count}",
+                "meaning": f"prompts of which one of {counted(count, 'answer')} has it",
+            }
+        )
+        passes = [PASS, several] if count > 1 else [PASS] if count else []
+        return [REWARD.model_copy(update={"scaled_by": scaled}), *passes, POLICY_LOSS, *steps, *of_reference]
+
+    def problems(self, recipe: Recipe) -> list[str]:
+        section, method, where, found = self.section(recipe), recipe.method, f"objective: {self.name}", []
+        if section.max_completion_length >= recipe.data.max_length:
+            found.append(
+                f"objective.max_completion_length: {section.max_completion_length} leaves no token of data.max_length "
+                f"{recipe.data.max_length} for the prompt; raise data.max_length, which counts both, or lower it"
+            )
+        if recipe.training.global_batch_size % section.group_size:
+            found.append(
+                f"training.global_batch_size: {recipe.training.global_batch_size}, which counts answers, is no multiple of "
+                f"objective.group_size {section.group_size}"
+            )
+        offload = "drawing answers is not tested with it" if recipe.sharding.offload != "none" else None
+        if reason := sharding_of(recipe).no_drawn_answers or offload:
+            found.append(
+                f"{where} with sharding {recipe.sharding.name}, offload {recipe.sharding.offload}: {reason}; use none, ddp, "
+                "zero2 or fsdp without offload"
+            )
+        if section.beta:
+            found.append(f"objective.beta: {section.beta:g}, but a reference is not built for {where} yet; write beta: 0")
+        if method.is_pissa or method.adapter:
+            named = "method.adapter" if method.adapter else f"method.init_lora_weights {method.init_lora_weights}"
+            found.append(f"{where} with {named}: not tested; start from a merged model (flytune merge), or remove it")
+        if isinstance(method.target_modules, list) and "lm_head" in method.target_modules:
+            found.append(
+                f"{where} with method.target_modules lm_head: TRL's head of log-probabilities has none; remove it there"
+            )
+        if named := ", ".join(tables_beside_adapter(recipe)):
+            found.append(f"{where} with {named}: tables of tokens beside an adapter are not tested; use method full")
+        if recipe.model.trust_remote_code:
+            found.append(f"{where} with model.trust_remote_code: drawing from code of a model's own is not tested; remove it")
+        if recipe.model.attn_implementation.startswith("flash"):
+            found.append(f"{where} with {recipe.model.attn_implementation}: its batches are padded; write sdpa")
+        if recipe.training.on_bad_loss == "skip":
+            found.append(f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; write stop")
+        return found
+
+    def _switches_dropout_off(self, recipe: Recipe) -> bool:
+        return self.section(recipe).disable_dropout
+
+    def repeats(self, recipe: Recipe) -> int:
+        return self.section(recipe).group_size
+
+    def temperature(self, recipe: Recipe) -> float:
+        return self.section(recipe).temperature
+
+    def reasons(self, recipe: Recipe) -> list[str]:
+        section, batch = self.section(recipe), recipe.training.global_batch_size
+        prompts = counted(batch // section.group_size, "prompt")
+        return [
+            f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of {prompts}, of up to "
+            f"{counted(section.max_completion_length, 'token')} each; the time of drawing is not in the estimate of a "
+            "step, which is that of training",
+            *self.dropout_reasons(recipe),
+        ]
+
+    def arguments_class(self) -> Any:
+        from trl import GRPOConfig
+
+        def make(max_length: None = None, **fields: Any) -> Any:
+            """Make the arguments, of which TRL has no max_length here."""
+            return GRPOConfig(**fields)
+
+        return make
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        section = self.section(recipe)
+        same = (
+            "max_completion_length", "temperature", "top_p", "top_k", "min_p", "beta", "loss_type", "importance_sampling_level",
+            "scale_rewards", "mask_truncated_completions", "disable_dropout",
+        )  # fmt: skip
+        return {name: getattr(section, name) for name in same} | {"num_generations": section.group_size}
+
+    def trainer_class(self) -> Any:
+        return _trainer_class()
+
+    def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
+        return {"reward_funcs": [_never], "recipe": recipe}
+
+    def collator(self, pad_token_id: int) -> Callable[[list[Row]], Any]:
+        return functools.partial(collate, pad_token_id)
+
+    def section(self, recipe: Recipe) -> Grpo:
+        """Return its section of a recipe."""
+        assert isinstance(recipe.objective, Grpo)
+        return recipe.objective
+
+    def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
+        import numpy
+
+        rewards = trainer.rollouts.heldout(trainer, rows)
+        return -numpy.asarray(rewards), numpy.ones(len(rewards))
+
+    def finish(self, trainer: Any, out: Path) -> None:
+        sample = RolloutLedger(trainer.run.saver.address).sample(trainer.state.global_step)
+        (out / ROLLOUTS).write_text(sample, encoding="utf-8")
+
+    def card_text(self, recipe: Recipe) -> str:
+        section = self.section(recipe)
+        names = ", ".join(f"{reward.name} ({reward.weight:g})" for reward in section.rewards)
+        return (
+            f"Trained with verifiable rewards: the model drew {counted(section.group_size, 'answer')} to each prompt, and "
+            f"these rewards judged them: {names}.\n{ROLLOUTS} has some of the drawn answers, with their rewards."
+        )
+
+
+OBJECTIVE = GroupPolicy
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("rewards are computed in a process of their own")
+
+
+def collate(pad_token_id: int, rows: list[Row]) -> Any:
+    """Return rows of the stream as they are, and rows of another place (a dry run) as a batch of their answers."""
+    if PLACE in rows[0]:
+        return rows
+    return Collator(pad_token_id, 0)(rows)
+
+
+@functools.cache
+def _trainer_class() -> Any:
+    """Return DrawingTrainer, GRPOTrainer with answers that it does not draw itself. TRL is imported here."""
+    from trl import GRPOTrainer
+
+    class DrawingTrainer(GRPOTrainer):  # type: ignore[misc]
+        """GRPOTrainer whose micro batches have the answers of their step, drawn and judged before its first forward pass."""
+
+        def __init__(self, *, recipe: Recipe, data_collator: Any, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.data_collator = data_collator
+            self.rollouts = Rollouts(recipe)
+
+        def get_train_dataloader(self) -> Any:
+            return super(GRPOTrainer, self).get_train_dataloader()
+
+        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+            return super(GRPOTrainer, self)._get_train_sampler(*args, **kwargs)
+
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            batches, items = super().get_batch_samples(*args, **kwargs)
+            return (self.rollouts.batches(self, batches) if batches else batches), items
+
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            return super(GRPOTrainer, self)._prepare_inputs(inputs)
+
+    return DrawingTrainer

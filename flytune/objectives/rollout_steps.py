@@ -1,0 +1,250 @@
+"""Rollouts of a training step: the answers to its prompts, their rewards and advantages, and the micro batches made of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flytune import json_core
+from flytune.data.order import PLACE
+from flytune.data.rows.prompts import PROMPT, prompt_length
+from flytune.errors import FlytuneError, RewardError
+from flytune.models import Row, end_markers
+from flytune.models.scoring import padded
+from flytune.recipe import Grpo, Recipe
+from flytune.rewards import Judged, RewardProcess, total
+from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
+
+_EPSILON = 1e-4
+"""Term that TRL adds to a standard deviation."""
+
+
+class Rollouts:
+    """Maker of the micro batches of each step, on one of a run's processes. All processes call it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        assert isinstance(recipe.objective, Grpo)
+        self._recipe, self._section = recipe, recipe.objective
+        self._rewards = RewardProcess(self._section)
+        self._ledger: RolloutLedger | None = None
+
+    def batches(self, trainer: Any, batches: list[list[Row]]) -> list[dict[str, Any]]:
+        """Return TRL's micro batches of the rows of a step, which follow from the step's prompts alone.
+
+        Raises:
+            RewardError: a reward fails.
+        """
+        started, step = time.monotonic(), trainer.state.global_step + 1
+        groups = self._known(trainer, step, batches) or self._drawn(trainer, step, batches)
+        flat = [one for group in groups for one in group.completions]
+        advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
+        figures |= {
+            "completions/mean_length": sum(len(one.tokens) for one in flat) / len(flat),
+            "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
+            "rollout_seconds": time.monotonic() - started,
+        }
+        for name, value in figures.items():
+            trainer._metrics["train"][name].append(value)
+        trained = sum(len(one.tokens) for one in flat if not self._is_masked(one))
+        pad = trainer.processing_class.pad_token_id
+        made = [self._batch(batch, groups, advantages, pad) for batch in batches]
+        # On the device of the model, as TRL has it.
+        return [trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made]
+
+    def _is_masked(self, one: Rollout) -> bool:
+        return self._section.mask_truncated_completions and one.truncated
+
+    def _batch(self, rows: list[Row], groups: Sequence[Group], advantages: Any, pad: int) -> dict[str, Any]:
+        size = self._section.group_size
+        places = [row[PLACE] for row in rows]
+        prompts = [groups[place // size].prompt for place in places]
+        found = [groups[place // size].completions[place % size] for place in places]
+        masks = [[int(not self._is_masked(one))] * len(one.tokens) for one in found]
+        batch = {
+            "prompt_ids": padded(prompts, pad, left=True),
+            "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], 0, left=True),
+            "completion_ids": padded([one.tokens for one in found], pad),
+            "completion_mask": padded(masks, 0),
+            "advantages": advantages[places],
+        }
+        return batch | {"attention_mask": _joined(batch)}
+
+    def _known(self, trainer: Any, step: int, batches: list[list[Row]]) -> list[Group] | None:
+        """Return the groups that an earlier attempt has recorded for the step; None if there are none."""
+        from accelerate.utils import broadcast_object_list
+
+        prompts = self._prompts(batches)
+        known: list[Any] = [None]
+        if trainer.is_world_process_zero():
+            known = [self._at(trainer).read(step, prompts, self._section.group_size, len(self._section.rewards))]
+        found: list[Group] | None = broadcast_object_list(known)[0]
+        return found
+
+    def _prompts(self, batches: list[list[Row]]) -> list[list[int]]:
+        """Return the tokens of the step's prompts, in their order."""
+        size = self._section.group_size
+        mine = [(row[PLACE] // size, row["input_ids"][: prompt_length(row)]) for batch in batches for row in batch]
+        by_place = dict(_gathered(mine))
+        return [by_place[place] for place in range(len(by_place))]
+
+    def _drawn(self, trainer: Any, step: int, batches: list[list[Row]]) -> list[Group]:
+        """Return the groups of a step, drawn by all processes, and judged and recorded by the first one."""
+        from accelerate.utils import broadcast_object_list
+
+        section, drawing, mine = (
+            self._section,
+            drawing_of(self._section, trainer.processing_class, trainer.model, self._section.temperature),
+            list[Any](),
+        )
+        rows = [row for batch in batches for row in batch]
+        each = section.per_device_generation_batch_size or len(batches[0])
+        for batch in (rows[start : start + each] for start in range(0, len(rows), each)):
+            prompts = [row["input_ids"][: prompt_length(row)] for row in batch]
+            indices = [row[PLACE] % section.group_size for row in batch]
+            uniforms = [
+                numbers(self._recipe.training.seed, step, prompt, index, most_tokens(self._recipe, prompt))
+                for prompt, index in zip(prompts, indices, strict=True)
+            ]
+            drawn = _evaluated(trainer, prompts, uniforms, drawing)
+            mine += [(row[PLACE], row, one) for row, one in zip(batch, drawn, strict=True)]
+        found = sorted(_gathered(mine), key=lambda one: one[0])
+        made: list[Any] = [None]
+        if trainer.is_world_process_zero():
+            try:
+                made = [self._judged(trainer, step, [(row, one) for _, row, one in found])]
+                self._at(trainer).write(step, made[0])
+            except FlytuneError as error:  # the other processes wait for what was found
+                made = [str(error)]
+        groups = broadcast_object_list(made)[0]
+        if isinstance(groups, str):
+            raise RewardError(groups)
+        return list(groups)
+
+    def _judged(self, trainer: Any, step: int, drawn: Sequence[tuple[Row, Completion]]) -> list[Group]:
+        """Return the groups of a step with their rewards."""
+        size, tokenizer, made = self._section.group_size, trainer.processing_class, list[Group]()
+        texts = [text_of(tokenizer, one) for _, one in drawn]
+        items = [judged(row, text, f"step {step}") for (row, _), text in zip(drawn, texts, strict=True)]
+        values = self._rewards.values(items)
+        for start in range(0, len(drawn), size):
+            row = drawn[start][0]
+            completions = [
+                Rollout(
+                    tokens=one.tokens, text=text, log_probs=one.log_probs, rewards=rewards, truncated=one.is_truncated
+                )
+                for (_, one), text, rewards in zip(
+                    drawn[start : start + size], texts[start : start + size], values[start : start + size], strict=True
+                )
+            ]  # fmt: skip
+            made.append(Group(step=step, prompt=row["input_ids"][: prompt_length(row)], completions=completions))
+        return made
+
+    def heldout(self, trainer: Any, rows: Sequence[Row]) -> list[float]:
+        """Return the reward of the most probable answer to each held-out prompt. Every process calls it with equally many."""
+        drawing, each, drawn = (
+            drawing_of(self._section, trainer.processing_class, trainer.model, 0.0),
+            self._recipe.evaluation.batch_size,
+            list[Completion](),
+        )
+        for start in range(0, len(rows), each):
+            prompts = [row["input_ids"][: prompt_length(row)] for row in rows[start : start + each]]
+            drawn += _evaluated(trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing)
+        texts = [text_of(trainer.processing_class, one) for one in drawn]
+        items = [judged(row, text, "a held-out row") for row, text in zip(rows, texts, strict=True)]
+        return [total(self._section, values) for values in self._rewards.values(items)]
+
+    def _at(self, trainer: Any) -> RolloutLedger:
+        if self._ledger is None:
+            self._ledger = RolloutLedger(trainer.run.saver.address)
+        return self._ledger
+
+
+def drawing_of(section: Grpo, tokenizer: Any, model: Any, temperature: float) -> Drawing:
+    """Return the settings of a recipe, with a temperature."""
+    ends = tuple(end_markers(tokenizer, model))
+    pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
+    return Drawing(ends, pad, temperature, section.top_p, section.top_k, section.min_p)
+
+
+def most_tokens(recipe: Recipe, prompt: Sequence[int]) -> int:
+    """Return the most tokens of an answer to a prompt."""
+    assert isinstance(recipe.objective, Grpo)
+    return min(recipe.objective.max_completion_length, recipe.data.max_length - len(prompt))
+
+
+def judged(row: Row, text: str, where: str) -> Judged:
+    """Return an answer to a stored row as rewards get it."""
+    fields = json_core.load_object(row["fields"])
+    prompt = fields.pop(PROMPT, "")
+    shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return Judged(prompt, text, fields, f"{where}, prompt {shown!r:.120}")
+
+
+def text_of(tokenizer: Any, completion: Completion) -> str:
+    """Return a completion as text, without special tokens."""
+    return str(tokenizer.decode(completion.tokens, skip_special_tokens=True))
+
+
+def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any, dict[str, float]]:
+    """Return the advantage of each answer of a step, float32 (answers,), and what TRL logs of the rewards.
+
+    The same operations as TRL's GRPOTrainer (sum_then_normalize).
+    """
+    import torch
+
+    each = torch.tensor(values, dtype=torch.float32)
+    rewards = torch.tensor([total(section, one) for one in values], dtype=torch.float32)
+    grouped = rewards.view(-1, section.group_size)
+    means = grouped.mean(dim=1).repeat_interleave(section.group_size)
+    spread = grouped.std(dim=1).repeat_interleave(section.group_size)
+    equal = torch.isclose(spread, torch.zeros_like(spread)).float().mean()
+    if section.scale_rewards == "batch":
+        spread = rewards.std().expand_as(rewards)
+    advantages = rewards - means
+    if section.scale_rewards != "none":
+        advantages = advantages / (spread + _EPSILON)
+    logs = {f"rewards/{reward.name}/mean": float(each[:, place].mean()) for place, reward in enumerate(section.rewards)}
+    own = {"reward": float(rewards.mean()), "reward_std": float(rewards.std()), "frac_reward_zero_std": float(equal)}
+    return advantages, logs | own
+
+
+def _evaluated(trainer: Any, prompts: list[list[int]], uniforms: list[Any], drawing: Drawing) -> list[Completion]:
+    """Draw from the live model, without dropout."""
+    model, was_training = trainer.model, trainer.model.training
+    model.eval()
+    try:
+        with trainer.compute_loss_context_manager():
+            return draw(model, prompts, uniforms, drawing, _any_of_all(trainer))
+    finally:
+        model.train(was_training)
+
+
+def _any_of_all(trainer: Any) -> Callable[[bool], bool]:
+    """Return a function that all processes call, and that returns whether one of them got True."""
+    if trainer.args.world_size == 1:
+        return bool
+    import torch
+
+    def any_of_all(mine: bool) -> bool:
+        one = torch.tensor([int(mine)], device=trainer.args.device)
+        return bool(trainer.accelerator.reduce(one, reduction="sum").item())
+
+    return any_of_all
+
+
+def _gathered(mine: list[Any]) -> list[Any]:
+    """Return the lists of all processes, one after the other."""
+    from accelerate.utils import gather_object
+
+    return list(gather_object(mine))
+
+
+def _joined(batch: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+
+
+def _tensor(number: int) -> Any:
+    import torch
+
+    return torch.tensor(number)

@@ -1,0 +1,74 @@
+"""Sizes of a recipe's base model."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from flytune.errors import RecipeError
+from flytune.estimates.config_sizes import geometry
+from flytune.estimates.counting import count
+from flytune.models import config_json, model_types, tensor_headers, vocabulary
+from flytune.models.config_files import config_file, known_config, shipped_config
+from flytune.recipe import Model
+from flytune.records import Geometry
+
+log = logging.getLogger(__name__)
+
+
+def read_geometry(model: Model) -> Geometry:
+    """Return the sizes of a base model with the recipe's added tokens.
+
+    They are those of base_models.json, or of the model's folder, address or repository on the hub (docs/plan.md, "Counted
+    models"). The tokenizer is not read: embedding and head may have less rows, where some of the tokens exist already or
+    padding has room for them.
+
+    Raises:
+        RecipeError: the folder or the file does not exist, the hub cannot be reached, the repository is gated and no token
+            is set, config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+    """
+    return _with_added_tokens(_read(model), model)
+
+
+def layer_counter(model: Model) -> Callable[[int], Geometry]:
+    """Return a function that counts a model with another number of layers, from its config.json in closed form.
+
+    Raises:
+        RecipeError: the file cannot be read, or sizes of its type do not follow from it.
+    """
+    config = shipped_config(model) or known_config(model) or config_json.read(config_file(model))
+    inner = config_json.text_part(config, model.name_or_path).content
+    key = "n_layers" if "n_layers" in inner else "num_hidden_layers"
+
+    def counted(layers: int) -> Geometry:
+        return _with_added_tokens(_with_loss(geometry({**inner, key: layers}, model.name_or_path), config, model), model)
+
+    counted(1)
+    return counted
+
+
+def _read(model: Model) -> Geometry:
+    name = model.name_or_path
+    if shipped := shipped_config(model):
+        return _with_loss(geometry(shipped, name), shipped, model)
+    try:
+        config = config_json.read(config_file(model))
+    except RecipeError:
+        if (known := known_config(model)) is None:
+            raise
+        log.warning("%s: the hub did not answer; its sizes are those that Flytune knows of this name", name)
+        return _with_loss(geometry(known, name), known, model)
+    return _with_loss(count(config, tensor_headers.read(model), name), config, model)
+
+
+def _with_added_tokens(found: Geometry, model: Model) -> Geometry:
+    rows = found.vocab_size + len(model.extra_special_tokens)
+    return found.model_copy(update={"vocab_size": vocabulary.rows_for(found.vocab_size, rows)})
+
+
+def _with_loss(found: Geometry, config: dict[str, Any], model: Model) -> Geometry:
+    """Return the sizes with what the table of model types says of its loss."""
+    remote = model.trust_remote_code
+    own, problem = model_types.own_logits(config, remote), model_types.loss_problem(config, remote)
+    whole = str(config.get("model_type"))
+    tried = whole if whole != found.model_type and whole in model_types.table() else None
+    return found.model_copy(update={"own_logits": own, "loss_problem": problem, "tried_as": tried})

@@ -1,0 +1,34 @@
+"""The plan's next candidate after one that was out of GPU memory when it ran."""
+
+from flytune.hardware import load_shapes
+from flytune.planning import candidates
+from flytune.planning.planner import on_shape
+from flytune.recipe import Recipe
+from flytune.records import Plan
+from flytune.records.degrees import halved
+from flytune.sentences import counted
+
+
+def after(recipe: Recipe, plan: Plan) -> Recipe | None:
+    """Return the recipe to plan instead: half the micro batch on the same shape, else the next row with more memory.
+
+    The global batch stays. None if the recipe's wishes allow neither.
+    """
+    if half := halved(plan.per_device_train_batch_size, plan.gradient_accumulation_steps):
+        training = recipe.training.model_copy(update={"per_device_train_batch_size": half})
+        return on_shape(recipe.model_copy(update={"training": training}), plan.shape)
+    allowed = candidates.wished(recipe, load_shapes())
+    now = next((shape for shape in allowed if shape.name == plan.shape), None)
+    memory = now.world_size * now.gpu_memory_gib if now else 0.0
+    larger = [one for one in allowed if one.world_size * one.gpu_memory_gib > memory]
+    return on_shape(recipe, larger[0].name) if now and larger else None
+
+
+def adopted(recipe: Recipe, first: Plan, other: Plan) -> Plan:
+    """Return the plan of the next candidate for a recipe, whose checkpoints it continues, with the reason in its words."""
+    size = other.per_device_train_batch_size
+    reason = (
+        f"out of GPU memory on {first.shape} with {counted(first.per_device_train_batch_size, 'sample')} a pass; "
+        f"once more on {other.shape} with {size}"
+    )
+    return other.model_copy(update={"recipe": first.recipe, "key": first.key, "reasons": [*other.reasons, reason]})

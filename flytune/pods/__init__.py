@@ -1,0 +1,5 @@
+"""Pods as Kubernetes' V1PodSpec: machines, volumes, disk, security."""
+
+from flytune.pods.security import Image
+
+__all__ = ["Image", "disk", "security", "spec", "volumes"]

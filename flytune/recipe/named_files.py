@@ -1,0 +1,125 @@
+"""Files that a person's recipe names and that it holds as their content afterwards: sharding.config, files of rewards.
+
+Validation reads no file: a recipe holds the content. The recipe that a person gives to flytune or pyflyte passes here before
+it is validated. Recipes in artifacts, checkpoints and requests of the console do not, so that none of them reads files here.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flytune import addresses, limits, yaml_core
+from flytune.errors import RecipeError
+from flytune.recipe.recipe import Recipe
+from flytune.recipe.rewards import REFERENCE
+from flytune.schema import dotted, load_json, load_yaml
+from flytune.storage import Storage
+
+FIELDS = ("sharding.config",)
+"""Fields that may name a file whose content they hold."""
+REWARDS = ("objective.rewards", "objective.rewards.name")
+"""Fields that may name a function of a Python file: path/to/rewards.py:function."""
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Return the recipe in a person's own file, with the content of the files that it names.
+
+    Raises:
+        RecipeError: a file cannot be read; or all mistakes of the recipe, one per line, with dotted paths.
+    """
+    content = load_yaml(path)
+    try:
+        content = with_contents(content)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    return Recipe.from_content(content, path)
+
+
+def with_contents(content: Any) -> Any:
+    """Return the content of a person's recipe, or of a sweep's changes to one, with files' contents in place of their names.
+
+    Raises:
+        RecipeError: a file is not there or no regular file, is longer than a recipe may be, is no JSON object, or has
+            credentials; all are named.
+    """
+    problems: list[str] = []
+    made = _replaced(content, (), problems)
+    if problems:
+        raise RecipeError.of("files that the recipe names", problems)
+    return made
+
+
+def _replaced(content: Any, loc: tuple[int | str, ...], problems: list[str]) -> Any:
+    if isinstance(content, str):
+        # A sweep's changes are lists of such content, and its grid has a list for each field.
+        field = re.sub(r"\[\d+\]", "", dotted(loc)).lstrip(".")
+        if field not in (*FIELDS, REWARDS[0]) or (field == REWARDS[0] and not REFERENCE.fullmatch(content)):
+            return content
+        try:
+            return _function(content, dotted(loc)) if field == REWARDS[0] else _object(content, dotted(loc))
+        except RecipeError as error:
+            problems.append(str(error))
+            return content
+    if isinstance(content, Mapping):
+        content = _with_function(content, loc, problems)
+        return {key: _replaced(value, (*loc, key), problems) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_replaced(value, (*loc, index), problems) for index, value in enumerate(content)]
+    return content
+
+
+def _with_function(content: Mapping[str, Any], loc: tuple[int | str, ...], problems: list[str]) -> Mapping[str, Any]:
+    """Return a reward whose name is a function of a file with the file's content; any other mapping as it is."""
+    name = content.get("name")
+    field = re.sub(r"\[\d+\]", "", dotted((*loc, "name"))).lstrip(".")
+    if field != REWARDS[1] or not isinstance(name, str) or not REFERENCE.fullmatch(name):
+        return content
+    try:
+        return {**content, **_function(name, dotted((*loc, "name")))}
+    except RecipeError as error:
+        problems.append(str(error))
+        return content
+
+
+def _function(named: str, key: str) -> dict[str, Any]:
+    """Return the name and the code of a function of a Python file."""
+    found = REFERENCE.fullmatch(named)
+    assert found is not None
+    path = found["file"]
+    try:
+        content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(largest=limits.TEXT)
+        code = content.decode()
+    except FileNotFoundError:
+        raise RecipeError(f"{key}: {path}: no such file") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{key}: {path}: is no UTF-8 text") from None
+    try:
+        names = {one.name for one in ast.parse(code).body if isinstance(one, ast.FunctionDef)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RecipeError(f"{key}: {path}: is no Python: {' '.join(str(error).split())[:200]}") from None
+    if found["function"] not in names:
+        raise RecipeError(f"{key}: {path}: has no function {found['function']}; it has {', '.join(sorted(names)) or 'none'}")
+    return {"name": found["function"], "code": code}
+
+
+def _object(path: str, key: str) -> dict[str, Any]:
+    try:
+        content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(largest=yaml_core.LARGEST)
+    except FileNotFoundError:
+        raise RecipeError(f"{key}: {path}: no such file") from None
+    value = load_json(content, f"{key}: {path}")
+    if not isinstance(value, dict):
+        raise RecipeError(f"{key}: {path}: must be a JSON object; found {value!r:.60}")
+    if secret := next(_secrets(value), None):
+        raise RecipeError(f"{key}: {path}: {secret} holds a credential, which every artifact would show; name another file")
+    return value
+
+
+def _secrets(value: Any) -> Iterator[str]:
+    """Yield the keys of texts that are credentials by the key's name."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if isinstance(part, str) and isinstance(key, str) and addresses.names_secret(key):
+            yield repr(key)[:60]
+        yield from _secrets(part)

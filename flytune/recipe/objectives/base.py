@@ -1,0 +1,98 @@
+"""The fields and refusals that several sections `objective` of a recipe have."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from flytune import limits
+from flytune.recipe.data import Data
+from flytune.recipe.training import Training
+from flytune.row_names import ANSWERS, RowKindName
+from flytune.schema import Strict
+
+Weight = Annotated[float, Field(ge=limits.LEAST_FACTOR, le=limits.FACTOR)]
+
+
+class ObjectiveSection(Strict):
+    """The goal of training: the loss, and the kind of rows that it needs. `name` is the first field of each section."""
+
+    row_kind: ClassVar[RowKindName] = ANSWERS
+    """Kind of rows that it trains on (flytune.data.rows)."""
+    head: ClassVar[str] = "language_model"
+    """Head of the model that it trains (flytune.models.heads)."""
+    refused_formats: ClassVar[dict[str, str]] = {}
+    """Formats of data that it cannot train, with the reason and what to do."""
+
+    always_in_key: ClassVar[tuple[str, ...]] = ()
+    """Fields that are part of a recipe's key with their defaults too (flytune.recipe.key)."""
+
+    @property
+    def own_code(self) -> list[str]:
+        """Names of the functions whose code it carries, which the run executes."""
+        return []
+
+    @property
+    def judged_by(self) -> Any:
+        """Return the part that judges reference answers while data is prepared; None where nothing does."""
+        return None
+
+    @property
+    def reward_scale(self) -> float:
+        """Factor of the difference of log-probabilities that is an answer's reward."""
+        return 1.0
+
+    def problems(self, data: Data, training: Training) -> list[str]:
+        """List the fields of other sections that contradict the objective, with what to do, a line each."""
+        formats = {source.format for source in data.all_sources.values()}
+        return [f"data.format: {form} {reason}" for form, reason in self.refused_formats.items() if form in formats]
+
+
+class ComparingSection(ObjectiveSection):
+    """An objective whose rows are better and worse answers."""
+
+    formats: ClassVar[tuple[str, ...]] = ("preference",)
+    """Formats of data that it can train, beside auto."""
+    compares: ClassVar[str] = "two answers"
+
+    disable_dropout: bool = True
+    """Switch dropout off in policy and reference, or in the reward model; the adapter's (method.lora_dropout) too."""
+
+    def problems(self, data: Data, training: Training) -> list[str]:
+        name, found = self.name, []  # type: ignore[attr-defined]  # each section has one
+        formats = {source.format for source in data.all_sources.values()}
+        if other := sorted(formats - {"auto", *self.formats}):
+            found.append(
+                f"data.format: {other[0]}, but objective: {name} compares {self.compares}; "
+                f"write {', '.join(self.formats)}, or auto"
+            )
+        if data.packing:
+            found.append(f"data.packing: objective: {name} pads its rows: TRL has no packing for it; remove it")
+        if data.too_long == "split":
+            found.append(
+                f"data.too_long: split, but a piece of an answer is no answer that objective: {name} could compare; use "
+                "truncate, drop or error"
+            )
+        if not data.completion_only_loss:
+            found.append(f"data.completion_only_loss: false, but objective: {name} compares answers alone; remove it")
+        if training.neftune_noise_alpha is not None:
+            found.append(
+                f"training.neftune_noise_alpha: its noise would be in the reference of objective: {name} too, and in each "
+                "log-ratio; remove it"
+            )
+        if training.torch_compile:
+            found.append(
+                f"training.torch_compile: not tested with objective: {name}, whose reference is a second forward pass of "
+                "the same layers; remove it"
+            )
+        return found
+
+
+class ReferenceSection(ComparingSection):
+    """An objective whose rewards are differences from a reference model."""
+
+    beta: Weight = 0.1
+    """Strength of the bond to the reference model; of ipo, the paper's tau."""
+
+    @property
+    def reward_scale(self) -> float:
+        return self.beta

@@ -1,0 +1,101 @@
+"""The section of objective grpo."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from flytune import limits
+from flytune.recipe.data import Data
+from flytune.recipe.objectives.base import ObjectiveSection
+from flytune.recipe.rewards import MOST, Reward, RewardFunction
+from flytune.recipe.training import Training
+from flytune.row_names import PROMPTS, RowKindName
+
+LossType = Literal["grpo", "dr_grpo", "dapo", "cispo"]
+Share = Annotated[float, Field(gt=0, le=1)]
+_MOST_TEMPERATURE = 100.0
+
+
+class Grpo(ObjectiveSection):
+    """Group relative policy optimization: the model answers prompts itself, and rewards say which answers are better."""
+
+    row_kind: ClassVar[RowKindName] = PROMPTS
+
+    name: Literal["grpo"]
+    """`grpo` trains answers that the model draws itself, by their rewards (docs/objectives.md)."""
+    rewards: Annotated[list[Reward], Field(min_length=1, max_length=MOST)] = Field(
+        default=[RewardFunction(name="exact_answer")]
+    )
+    """Functions that judge an answer, whose values are added with their weights; a name, or path/to/rewards.py:function."""
+    group_size: Annotated[int, Field(ge=2, le=limits.LISTED)] = 8
+    """Answers to each prompt of a step (TRL's num_generations); it divides training.global_batch_size, which counts answers."""
+    max_completion_length: Annotated[int, Field(ge=1, le=limits.TOKENS)] = 256
+    """Most tokens of an answer, also limited by what the prompt leaves of data.max_length."""
+    temperature: Annotated[float, Field(gt=0, le=_MOST_TEMPERATURE)] = 1.0
+    """Divisor of the logits from which answers are drawn, and of those that are trained."""
+    top_p: Share = 1.0
+    """Draw from the most probable tokens that have this share of the probability together."""
+    top_k: Annotated[int, Field(ge=0, le=limits.TOKENS)] = 0
+    """Draw from so many of the most probable tokens; 0 from all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Draw from tokens of at least this share of the largest probability."""
+    beta: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
+    """Weight of the KL divergence from the reference model; with 0 there is none."""
+    loss_type: LossType = "dapo"
+    """TRL's losses: the mean over an answer's tokens (grpo), or their sum over the most tokens (dr_grpo) or the step's (dapo,
+    cispo)."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Level of the importance weights: of each token, or of the answer as in GSPO."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Division of the advantages: by the standard deviation of the prompt's rewards, by that of the step's, or by nothing."""
+    mask_truncated_completions: bool = False
+    """Leave answers that did not end out of the loss."""
+    disable_dropout: bool = False
+    """Switch dropout off in training; answers are always drawn without it."""
+    per_device_generation_batch_size: Annotated[int, Field(ge=1, le=limits.MICRO_BATCH)] | None = None
+    """Answers that a process draws at a time; by default as many as a micro batch has."""
+    eval_answers: Annotated[int, Field(ge=0, le=limits.LISTED)] = 4
+    """Answers that both models draw to each held-out prompt for pass@1 and pass@k, beside the most probable one."""
+    reward_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
+    """Longest time that a reward may take for one answer."""
+
+    @property
+    def own_code(self) -> list[str]:
+        return [reward.name for reward in self.rewards if reward.code is not None]
+
+    @property
+    def judged_by(self) -> "Grpo":
+        return Grpo(name="grpo", rewards=self.rewards, reward_seconds=self.reward_seconds)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [reward.name for reward in self.rewards]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rewards: {', '.join(twice)}: named twice; name each once, or give a function another name")
+        if self.loss_type in ("dapo", "cispo") and self.importance_sampling_level == "sequence":
+            raise ValueError(
+                f"importance_sampling_level: sequence with loss_type: {self.loss_type}, which adds up tokens, would weigh "
+                "answers by their lengths; write loss_type: grpo, as GSPO does"
+            )
+        return self
+
+    def problems(self, data: Data, training: Training) -> list[str]:
+        found = super().problems(data, training)
+        formats = {source.format for source in data.all_sources.values()}
+        if other := sorted(formats - {"auto"}):
+            found.append(f"data.format: {other[0]}, but objective: {self.name} reads prompts (docs/objectives.md); write auto")
+        if data.packing:
+            found.append(f"data.packing: objective: {self.name} pads the answers that the model draws; remove it")
+        if data.too_long == "split":
+            found.append(f"data.too_long: split, but a piece of a prompt is none; objective: {self.name} takes drop or error")
+        if not data.completion_only_loss:
+            found.append(f"data.completion_only_loss: false, but objective: {self.name} trains answers alone; remove it")
+        for name, value, reason in (
+            ("neftune_noise_alpha", training.neftune_noise_alpha, "answers are drawn without its noise"),
+            ("torch_compile", training.torch_compile, "not tested with drawing answers"),
+            ("probe_longest", training.probe_longest, "the longest prompts say nothing about the longest answers"),
+            ("use_liger_kernel", training.use_liger_kernel, "Liger replaces the head that answers are drawn from"),
+        ):
+            if value:
+                found.append(f"training.{name}: {reason}; with objective: {self.name} remove it")
+        return found

@@ -1,0 +1,137 @@
+"""Names of other tools: the recipe's keys for them (peers.yaml), and the tool that a whole file is of."""
+
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from flytune import yaml_core
+from flytune.schema import alternatives, is_model
+
+_FILE = Path(__file__).with_name("peers.yaml")
+_BASE = "transformers"
+_WHOLE = {
+    "axolotl": (("base_model",), ("datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "adapter", "rl")),
+    "LLaMA-Factory": (
+        ("model_name_or_path",),
+        ("stage", "finetuning_type", "template", "cutoff_len", "lora_rank", "lora_target", "dataset_dir", "export_dir"),
+    ),
+    "LLaMA-Factory's v1": (("model", "train_dataset"), ("model", "peft_config", "template", "dist_config")),
+    "TRL": (("model_name_or_path",), ("dataset_name", "datasets", "output_dir", "use_peft", "learning_rate", "max_length")),
+    "accelerate": (("compute_environment",), ("distributed_type", "num_processes")),
+    "DeepSpeed": (("zero_optimization",), ("train_batch_size", "bf16", "fp16", "optimizer", "zero_optimization")),
+}
+"""Keys at the top of a whole file of a tool: all of the first, and one of the second."""
+_COMMANDS = {
+    "LLaMA-Factory": re.compile(
+        r"(?:^|[\s/;&])(?:llamafactory-cli|lmf)\s+train\s|(?:^|[\s/])train\w*\.py\s+(?:\S+\.(?:ya?ml|json)\b|(?=.*--stage\b))",
+        re.DOTALL,
+    ),
+    "axolotl": re.compile(r"(?:^|[\s/;&])axolotl\s+train\s|\baxolotl\.cli\.train\s"),
+    "TRL": re.compile(
+        r"(?:^|[\s/;&])(?:trl\s+[a-z]\w*|[\w.-]*(?:sft|dpo|kto|reward|grpo|ppo|orpo|train|run)[\w.-]*\.py|trl\.scripts\.\w+)\s[\s\\]*--\w"
+    ),
+}
+"""Command lines of each tool, or of one of its scripts."""
+_SHELL_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+
+
+class Counterpart(NamedTuple):
+    """The recipe's key for a name of another tool."""
+
+    tool: str
+    key: str | None
+    """Dotted key; None if the recipe has none."""
+    change: str
+    """The change of the value; without a key, the reason."""
+
+    @property
+    def advice(self) -> str:
+        """Advice for an error."""
+        if self.key is None or re.search(r"(^|; )write ", self.change):
+            return self.change
+        return f"write {self.key}" + (f"; {self.change}" if self.change else "")
+
+
+@cache
+def table() -> dict[str, dict[str, Counterpart]]:
+    """Return the names of each tool with their counterparts."""
+    rows = yaml_core.load(_FILE.read_bytes())
+    return {tool: {name: _counterpart(tool, row) for name, row in names.items()} for tool, names in rows.items()}
+
+
+def _counterpart(tool: str, row: str) -> Counterpart:
+    key, _, change = row.partition("; ")
+    return Counterpart(tool, None if key == "none" else key, change)
+
+
+def counterpart(tool: str, name: str) -> Counterpart | None:
+    """Return the counterpart of a tool's name; None if the table has none."""
+    names = table()
+    return names.get(tool, {}).get(name) or names[_BASE].get(name)
+
+
+class Advice(Mapping[str, str]):
+    """Advice on names that are unknown where they are in a recipe."""
+
+    def __init__(self, recipe: Callable[[], type[BaseModel]]) -> None:
+        self._recipe = recipe
+
+    def __getitem__(self, name: str) -> str:
+        """Return the advice on a name; one that the recipe has elsewhere belongs there, unless a tool means something else."""
+        found: dict[str, list[str]] = {}
+        for tool, names in table().items():
+            if (one := names.get(name)) and (one.key is None or one.key.rpartition(".")[2] != name):
+                found.setdefault(one.advice, []).append(tool)
+        if not found:
+            places = list(dict.fromkeys(_places(name, self._recipe())))
+            if not places:
+                raise KeyError(name)
+            return f"it belongs in {' or '.join(places)}"
+        if len(found) == 1:
+            return next(iter(found))
+        return "; ".join(f"for that of {' and '.join(tools)}, {text}" for text, tools in found.items())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({name for names in table().values() for name in names})
+
+    def __len__(self) -> int:
+        return len(set(self))
+
+
+def _places(name: str, model: type[BaseModel], place: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the dotted sections of a recipe, and of its rows, that have a field of a name."""
+    if place and name in model.model_fields:
+        yield ".".join(place)
+    for key, field in model.model_fields.items():
+        for kind in alternatives(field.annotation):
+            for inner in filter(is_model, (kind, *typing.get_args(kind))):
+                yield from _places(name, inner, (*place, key))
+
+
+def tool_of(content: Any) -> str | None:
+    """Return the tool that a whole file is of, by its keys or its command; None for all others, and for recipes."""
+    if isinstance(content, str):
+        text = _SHELL_COMMENT.sub("", content)
+        return next((tool for tool, command in _COMMANDS.items() if command.search(text)), None)
+    if not isinstance(content, Mapping) or any(isinstance(content.get(section), Mapping) for section in ("model", "training")):
+        return None
+    for tool, (all_of, one_of) in _WHOLE.items():
+        if all(key in content for key in all_of) and any(key in content for key in one_of):
+            return tool
+    return None
+
+
+def remedy(tool: str, path: str | Path = "FILE") -> str:
+    """Return what to do with a file of a tool."""
+    if tool == "accelerate":
+        return "this is accelerate's configuration, which names processes and no model: write sharding: NAME in a recipe"
+    if tool == "DeepSpeed":
+        return "this is a DeepSpeed configuration: name it in a recipe, sharding: {name: zero3, config: FILE}"
+    if tool == "LLaMA-Factory's v1":
+        return "this is a file of LLaMA-Factory's v1 form, which is not read: name its keys as LLaMA-Factory's stable form does"
+    return f"this is a file of {tool}, not a recipe; make a recipe of it: flytune convert {path}"

@@ -1,0 +1,68 @@
+"""Degrees of parallelism of a run; only here is anything divided by the number of its processes."""
+
+from dataclasses import dataclass
+
+
+def halved(micro_batch: int, accumulation: int) -> int | None:
+    """Return the largest micro batch of at most half the size that makes the same global batch; None if there is none."""
+    share = micro_batch * accumulation
+    return next((fewer for fewer in range(micro_batch // 2, 0, -1) if share % fewer == 0), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The processes of a run, and what they divide among themselves: samples, rows, work (as torchtitan's ParallelDims).
+
+    `Layout.degrees` makes them of a shape, and `Plan.degrees` of a plan.
+    """
+
+    world: int = 1
+    """Number of processes of all nodes: torch's world size."""
+    nodes: int = 1
+    gpus_per_process: int = 1
+    """GPUs of a process that hold different layers and take turns; otherwise 1, as for a process on a CPU."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of processes that train samples of their own: all, as long as none share the work on one sample."""
+        return self.world
+
+    @property
+    def copies(self) -> int:
+        """Number of processes that read the same sample."""
+        return self.world // self.data_parallel
+
+    @property
+    def processes(self) -> int:
+        """Number of processes of a node."""
+        return self.world // self.nodes
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of all nodes; on a CPU of processes."""
+        return self.world * self.gpus_per_process
+
+    def samples(self, batch: int) -> int:
+        """Return the number of a global batch's samples that one data-parallel process trains."""
+        return batch // self.data_parallel
+
+    def batch(self, micro_batch: int, accumulation: int) -> int:
+        """Return the global batch."""
+        return micro_batch * accumulation * self.data_parallel
+
+    def accumulation(self, batch: int, micro_batch: int) -> int:
+        """Return the number of micro batches that a global batch is of."""
+        return self.samples(batch) // micro_batch
+
+    def near(self, batch: int) -> list[int]:
+        """Return the nearest batches that can be shared equally; none where this one can."""
+        over = batch % self.data_parallel
+        return [size for size in (batch - over, batch - over + self.data_parallel) if size] if over else []
+
+    def rows(self, process: int) -> slice:
+        """Return the rows of a list that a process computes; no process has more of them than the first."""
+        return slice(process // self.copies, None, self.data_parallel)
+
+    def part(self, process: int) -> slice:
+        """Return a process's part of a list of any work that all processes share."""
+        return slice(process, None, self.world)

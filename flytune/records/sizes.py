@@ -1,0 +1,151 @@
+"""The sizes of a decoder that estimates of memory and time need, wherever they were counted."""
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+from flytune.schema import Strict
+
+
+class Linear(Strict):
+    """All matrices of one name and shape in a model's layers."""
+
+    name: str
+    """Name of the module without `_proj`: q, k, v, o, gate, up, down in Llama's layout."""
+    rows: int
+    """Width of the input."""
+    columns: int
+    """Width of the output."""
+    count: int
+    """Matrices in all layers together."""
+    path: str = ""
+    """Name within a layer: self_attn.q_proj."""
+    share: float = 1.0
+    """Share of a batch's tokens that pass one of them; of a routed expert, experts a token over experts."""
+    quantizable: bool = True
+    """True if bitsandbytes quantizes them: it takes nn.Linear, and no experts that are stacked in one parameter."""
+    adaptable: bool = True
+    """True if method.target_modules all-linear gives them adapters: those of nn.Linear, but neither head nor router."""
+    layers: tuple[int, ...] = ()
+    """Numbers of the layers that have them, which stand for the `*` of path; all layers where there are none."""
+    modules: int = 0
+    """Modules that compute with them, where several share a matrix and each gets an adapter of its own; 0 where none do."""
+
+    @property
+    def is_experts(self) -> bool:
+        """True if they are the matrices in a parameter of a layer's routed experts, which method.experts adapts."""
+        stacked = not self.quantizable and not self.adaptable
+        return stacked and self.path.split(".")[-2:-1] == ["experts"]
+
+    @property
+    def key(self) -> str:
+        """Text by which the matrices differ from all others of a model."""
+        return f"{self.path} {self.rows}x{self.columns}"
+
+    @property
+    def parameters(self) -> int:
+        return self.count * self.rows * self.columns
+
+
+class Geometry(Strict):
+    """Sizes of a decoder; counts are parameters."""
+
+    model_type: str
+    dtype: str | None
+    """Dtype of the published weights."""
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    linears: list[Linear]
+    """Linear layers of all decoder layers: attention and MLP, every expert, no router."""
+    tie_word_embeddings: bool
+    quantized: str | None = None
+    """Quantization of the published weights (bitsandbytes, gptq ...); None if they are not quantized."""
+    extra: int
+    """All other parameters: norms, biases, routers, learned positions, and what is not of Llama's layout."""
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    """Width of one MLP, of one expert."""
+    gated: bool
+    """True if the MLP has three matrices (gate, up, down), False for two."""
+    experts: int = 1
+    experts_per_token: int = 1
+    shared_intermediate_size: int = 0
+    """Width of the experts that every token passes, together."""
+    dense_layers: int = 0
+    """Layers without experts in a model that has them in others."""
+    dense_intermediate_size: int = 0
+    """Width of the MLP of those layers."""
+    largest_layer: int | None = None
+    """Parameters in the linear layers of the largest layer; None where all layers are alike."""
+    unsupported: str | None = None
+    """Part of this model that the closed form of activations and time does not know; None where it holds."""
+    counted: str = "config.json"
+    """Source of the sizes: config.json (closed form), safetensors headers, or transformers' own code."""
+    decoder: str | None = None
+    """Name of the text decoder in a model of several parts; None if there is one part."""
+    embedding: str = "model.embed_tokens"
+    """Name of the module of the input embedding."""
+    head: str = "lm_head"
+    """Name of the module of the head."""
+    tried_as: str | None = None
+    """Model type of config.json that model_types.json has a row of, where it is not that of the decoder."""
+    own_logits: str | None = None
+    """Reason why its loss is computed of all of its logits; None where TRL's chunked loss is its own."""
+    loss_problem: str | None = None
+    """Reason why its loss cannot be computed; None where it can."""
+    left_out: str | None = None
+    """Stored tensors that transformers does not load, with their parameters; None if there are none."""
+
+    @property
+    def groups_experts(self) -> bool:
+        """True if a layer's experts are one parameter, whose products transformers 5 computes together (grouped_mm)."""
+        return any(one.is_experts for one in self.linears)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Return the parameters of the linear layers of all decoder layers."""
+        return sum(linear.parameters for linear in self.linears)
+
+    @property
+    def quantizable_parameters(self) -> int:
+        """Return the parameters of those linear layers that bitsandbytes quantizes."""
+        return sum(linear.parameters for linear in self.linears if linear.quantizable)
+
+    @property
+    def active_parameters(self) -> int:
+        """Return the parameters of the linear layers that one token passes."""
+        return round(sum(linear.share * linear.parameters for linear in self.linears))
+
+    @property
+    def layer_parameters(self) -> float:
+        """Return the parameters in the linear layers of the largest decoder layer."""
+        return self.linear_parameters / self.num_hidden_layers if self.largest_layer is None else float(self.largest_layer)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Return the parameters of the input embedding, and of the head if it is not tied."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    def with_reward_head(self) -> Self:
+        """Return the sizes of a reward model: a head of one output in the place of the language model's."""
+        return self.model_copy(update={"tie_word_embeddings": True, "extra": self.extra + self.hidden_size})
+
+    @property
+    def parameters(self) -> int:
+        return self.linear_parameters + self.embedding_parameters + self.extra
+
+
+def joined(linears: Iterable[Linear]) -> list[Linear]:
+    """Return the linear layers with those that differ in nothing but their places joined, in the order of the first of each."""
+    found: dict[Linear, list[Linear]] = {}
+    for linear in linears:
+        found.setdefault(linear.model_copy(update={"count": 1, "layers": (), "modules": 0}), []).append(linear)
+
+    def one_of(alike: list[Linear]) -> dict[str, Any]:
+        modules = sum(one.modules or one.count for one in alike) if any(one.modules for one in alike) else 0
+        layers = sorted({layer for one in alike for layer in one.layers})
+        return {"count": sum(one.count for one in alike), "layers": tuple(layers), "modules": modules}
+
+    return [one.model_copy(update=one_of(alike)) for one, alike in found.items()]

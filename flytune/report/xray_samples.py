@@ -1,0 +1,241 @@
+"""Samples of prepared data token by token: those that were dropped, cut or flagged, the longest, and the first ones."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from flytune.data import StoredSamples, examples, row_kind
+from flytune.data.contract import Contract
+from flytune.data.examples import Example, Excerpt
+from flytune.data.stored_samples import parts
+from flytune.records import Manifest
+from flytune.sentences import counted
+
+_SEARCHED = 2000
+"""Number of first samples in which the longest is searched."""
+_HEAD, _TAIL = 360, 120
+"""Numbers of first and last tokens that are shown of a longer sample."""
+_VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
+_LOCATION = re.compile(r"(?P<split>train|heldout)/\S+\.parquet row (?P<row>\d+)(?=: )")
+_TITLES = {
+    "dropped, too long": "Dropped, too long",
+    "dropped, without an answer": "Dropped, without a trained token",
+    "cut": "Cut",
+}
+"""Titles of examples by their kinds, in their order on the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text of one token, or of several tokens that share a character."""
+
+    text: str
+    kind: str = ""
+    """CSS classes: t trained, s special, c the end of a cut sample, l lost behind it; or `gap`."""
+    tip: str = ""
+    breaks: bool = False
+    """True if it ends with a line break."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """One sample on the page."""
+
+    title: str
+    note: str
+    pieces: list[Piece]
+    """Tokens of the sample; of a pair, the tokens that both sequences begin with."""
+    answers: tuple[list[Piece], ...] = ()
+    """Tokens of a pair's chosen and rejected sequence from the place where they part."""
+
+
+def sample_views(
+    folder: Path, manifest: Manifest, tokenizer: Any, count: int, contract: Contract | None = None
+) -> list[SampleView]:
+    """Return the samples to look at, each once: dropped rows, cut ones, those that checks of `contract` flag, the longest of
+    the first _SEARCHED training samples, and the first `count`."""
+    shown = [_example_view(one, manifest, tokenizer) for one in _examples(folder, max(1, count // 2))]
+    found = _flagged(folder, manifest, contract, tokenizer) if contract else {}
+    found |= _stored(folder, manifest, count, has_cut=any(view.title == _TITLES["cut"] for view in shown))
+    # A sample with several titles is shown once, under the first.
+    titles: dict[tuple[str, int, int], list[str]] = {}
+    for title, (part, sample) in found.items():
+        titles.setdefault((part.file, int(part.rows[sample]), int(part.starts[sample])), []).append(title)
+    for named in titles.values():
+        part, sample = found[named[0]]
+        view = _view if row_kind(manifest.row_kind).sequences == 1 else _view_of_several
+        shown.append(view("; ".join(named), part, sample, manifest, tokenizer))
+    return shown
+
+
+def _examples(folder: Path, most: int) -> list[Example]:
+    kept = examples.read(folder)
+    return [one for kind in _TITLES for one in [one for one in kept if one.kind == kind][:most]]
+
+
+def _stored(folder: Path, manifest: Manifest, count: int, has_cut: bool) -> dict[str, tuple[StoredSamples, int]]:
+    """Return samples by their titles: one that may have been cut (where no example of it was kept), the longest, the first."""
+    first: dict[str, tuple[StoredSamples, int]] = {}
+    cut: tuple[StoredSamples, int] | None = None
+    longest: tuple[StoredSamples, int] | None = None
+    seen = most = 0
+    # The sequences of a row are samples that follow one another.
+    kind = row_kind(manifest.row_kind)
+    each, name = kind.sequences, kind.title
+    for part in parts(folder, manifest.train):
+        lengths = part.lengths.tolist()
+        for sample in range(0, len(lengths), each):
+            group = range(sample, sample + each)
+            length = sum(lengths[one] for one in group)
+            if seen < count:
+                first[f"{name} {seen + 1}"] = part, sample
+            if length > most:
+                longest, most = (part, sample), length
+            if not cut and manifest.truncated and any(_may_be_cut(part, one, manifest) for one in group):
+                cut = part, sample
+            seen += 1
+        if seen >= _SEARCHED:
+            break
+    found = {"An answer that may have been cut": cut} if not has_cut else {}
+    return {title: place for title, place in {**found, f"Longest {name.lower()}": longest, **first}.items() if place}
+
+
+def _flagged(folder: Path, manifest: Manifest, contract: Contract, tokenizer: Any) -> dict[str, tuple[StoredSamples, int]]:
+    """Return the sample that each failed check and each warning names."""
+    wanted: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for check in contract.checks:
+        if check.verdict != "ok" and (place := _LOCATION.match(check.example)):
+            wanted.setdefault((place[0].split(" row ")[0], int(place["row"])), []).append((check.name, check.example))
+    found: dict[str, tuple[StoredSamples, int]] = {}
+    files = {file for file, _ in wanted}
+    for counts in (manifest.train, manifest.heldout):
+        few = counts.model_copy(update={"shards": [shard for shard in counts.shards if shard.file in files]})
+        for part in parts(folder, few):
+            rows: dict[int, list[int]] = {}
+            for sample, row in enumerate(part.rows.tolist()):
+                if (part.file, row) in wanted:
+                    rows.setdefault(row, []).append(sample)
+            for row, samples in rows.items():
+                for name, example in wanted[part.file, row]:
+                    # Of a block, the sample whose end is the excerpt; of a row of several sequences, all.
+                    ends = [sample for sample in samples if _ends_with(part, sample, example, tokenizer)]
+                    at = 0 if row_kind(manifest.row_kind).sequences > 1 else samples.index((ends or samples)[0])
+                    found[f"Flagged: {name}"] = part, samples[at]
+    return found
+
+
+def _ends_with(part: StoredSamples, sample: int, example: str, tokenizer: Any) -> bool:
+    known = [number for number in part.tokens(sample)[-60:].tolist() if 0 <= number < len(tokenizer)]
+    text = str(tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return example.endswith(repr(text[-60:]))
+
+
+def _example_view(example: Example, manifest: Manifest, tokenizer: Any) -> SampleView:
+    """Return a row that was dropped or cut, with what was lost."""
+    made = [list(_excerpt_pieces(one, manifest.max_length, tokenizer)) for one in example.sequences]
+    *first, last = [one.tokens for one in example.sequences]
+    tokens = " and ".join([*(f"{one:,}" for one in first), counted(last, "token")])
+    lost = sum(max(0, one.tokens - manifest.max_length) for one in example.sequences)
+    note = f"{example.where}: {tokens}"
+    if example.kind == "cut":
+        note += f", of which {lost:,} were cut off"
+    elif lost:
+        note += f", of which {lost:,} are beyond max_length {manifest.max_length:,}"
+    if example.kind == "dropped, without an answer":
+        note += "; no token that is trained is left"
+    if len(made) == 1:
+        return SampleView(_TITLES[example.kind], note, made[0])
+    return SampleView(_TITLES[example.kind], note, [], (made[0], made[1]))
+
+
+def _excerpt_pieces(excerpt: Excerpt, max_length: int, tokenizer: Any) -> Iterator[Piece]:
+    at = 0
+    for window in excerpt.windows:
+        if window.start > at:
+            yield Piece(f"{counted(window.start - at, 'token is', 'tokens are')} not shown", "gap")
+        cut = min(max(0, max_length - window.start), len(window.ids))
+        yield from _pieces(window.ids[:cut], window.trained[:cut], tokenizer, window.start)
+        at = window.start + len(window.ids)
+        if cut < len(window.ids):
+            if cut or window.start == max_length:
+                yield Piece(f"cut at {counted(max_length, 'token')}", "c")
+            for piece in _pieces(window.ids[cut:], [False] * (len(window.ids) - cut), tokenizer, window.start + cut):
+                yield Piece(piece.text, "l", piece.tip, piece.breaks)
+
+
+def _may_be_cut(part: StoredSamples, sample: int, manifest: Manifest) -> bool:
+    length = int(part.lengths[sample])
+    return length == manifest.max_length and bool(part.trained[part.starts[sample] + length - 1])
+
+
+def _view_of_several(title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
+    """Return a row of two sequences: what both begin with once, then both side by side from where they part."""
+    names, both = row_kind(manifest.row_kind).sequence_names, []
+    for one in range(sample, sample + len(names)):
+        start, length = int(part.starts[one]), int(part.lengths[one])
+        both.append((part.tokens(one).tolist(), part.trained[start : start + length].tolist()))
+    (chosen, first), (rejected, second) = both
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
+    note = (
+        f"{part.where(sample)}: {names[0]} {counted(len(chosen), 'token')}, {sum(first):,} trained; "
+        f"{names[1]} {len(rejected):,}, {sum(second):,} trained; they part after {shared:,}"
+    )
+    before = _shortened(chosen[:shared], first[:shared], tokenizer)
+    answers = []
+    for ids, trained in both:
+        pieces = list(_pieces(ids[: shared + _HEAD], trained, tokenizer, 0, shared))
+        if rest := len(ids) - shared - _HEAD:
+            pieces += [Piece(f"{counted(rest, 'token is', 'tokens are')} not shown", "gap")] if rest > 0 else []
+        if manifest.truncated and len(ids) == manifest.max_length:
+            pieces.append(Piece(f"cut at {counted(manifest.max_length, 'token')}", "c"))
+        answers.append(pieces)
+    return SampleView(title, note, before, tuple(answers))
+
+
+def _view(title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
+    start, length = int(part.starts[sample]), int(part.lengths[sample])
+    ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
+    note = f"{part.where(sample)}: {counted(length, 'token')}, {sum(trained):,} trained"
+    if part.desirable is not None:
+        note += f", {row_kind(manifest.row_kind).label_names[bool(part.desirable[sample])]}"
+    pieces = _shortened(ids, trained, tokenizer)
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):
+        pieces.append(Piece(f"cut at {counted(manifest.max_length, 'token')}", "c"))
+    return SampleView(title, note, pieces)
+
+
+def _shortened(ids: list[int], trained: list[bool], tokenizer: Any) -> list[Piece]:
+    """Return the pieces of a sequence, with a gap in a long one."""
+    length = len(ids)
+    if length <= _HEAD + _TAIL:
+        return list(_pieces(ids, trained, tokenizer, 0))
+    gap = Piece(
+        f"{counted(length - _HEAD - _TAIL, 'token')}, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are not shown", "gap"
+    )
+    tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
+    return [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
+
+
+def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int, start: int = 0) -> Iterator[Piece]:
+    """Yield a piece for each token from `start` on, and one piece for tokens that share a character (its bytes)."""
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+    def text_of(numbers: list[int]) -> str:
+        return str(tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    for end in range(start + 1, len(ids) + 1):
+        # Decode with the previous token: some tokenizers drop the space at the beginning of a text.
+        before = ids[max(0, start - 1) : start]
+        text = text_of(before + ids[start:end])[len(text_of(before)) :]
+        if text.endswith("\ufffd") and end - start < 4 and end < len(ids):
+            continue
+        is_special = end - start == 1 and ids[start] in special
+        kind = " ".join(name for name, holds in (("t", any(trained[start:end])), ("s", is_special)) if holds)
+        tip = f"{first + start}: {' '.join(str(number) for number in ids[start:end])}"
+        lines = text.translate(_VISIBLE).replace("↵", "↵\n")
+        yield Piece(lines.removesuffix("\n") or "∅", kind, tip, text.endswith("\n"))
+        start = end

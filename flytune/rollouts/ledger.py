@@ -1,0 +1,95 @@
+"""The ledger of rollouts: what a model has drawn in each step, beside the run's checkpoints.
+
+A step's file is written at once, after its completions were judged and before the step trains them: an attempt that finds the
+file of a step trains what it says, and draws nothing. A line of JSON is a prompt with its group of completions.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from flytune.errors import TrainingError
+from flytune.schema import RecordError, Strict
+from flytune.storage import Storage
+
+FOLDER = "rollouts"
+_SAMPLED_STEPS = 20
+"""Steps of which an artifact has rollouts, over the whole run."""
+_SAMPLED_GROUPS = 2
+_Token = Annotated[int, Field(ge=0)]
+
+
+class Rollout(Strict):
+    """One completion."""
+
+    tokens: list[_Token]
+    text: str
+    """Tokens as text, without special tokens: what rewards have judged."""
+    log_probs: list[float]
+    """Log-probability of each token when it was drawn."""
+    rewards: list[float]
+    """Value of each of the recipe's rewards."""
+    truncated: bool
+    """True if no end marker was drawn."""
+
+
+class Group(Strict):
+    """The completions of one prompt."""
+
+    step: int
+    """Optimizer step that trains them, from 1 on."""
+    prompt: list[_Token]
+    """Tokens of the prompt."""
+    completions: list[Rollout]
+
+
+class RolloutLedger:
+    """The rollouts of one run, at the address of its checkpoints."""
+
+    def __init__(self, address: str) -> None:
+        self._storage = Storage(address, error=TrainingError)
+
+    def read(self, step: int, prompts: Sequence[Sequence[int]], size: int, rewards: int) -> list[Group] | None:
+        """Return the groups of a step; None if there are none, or they are of other prompts, or of another size.
+
+        Raises:
+            TrainingError: the file is damaged.
+        """
+        name = _name(step)
+        try:
+            content = self._storage.read(name)
+        except FileNotFoundError:
+            return None
+        try:
+            groups = [Group.parse(line) for line in content.decode().splitlines()]
+        except (ValueError, RecordError) as error:
+            raise TrainingError(
+                f"{self._storage.where}/{name}: no rollouts of a step: {' '.join(str(error).split())[:200]}; delete the "
+                "file, and the step draws again"
+            ) from None
+        is_same = [group.prompt for group in groups] == [list(prompt) for prompt in prompts] and all(
+            len(group.completions) == size and all(len(one.rewards) == rewards for one in group.completions) for group in groups
+        )
+        return groups if is_same else None
+
+    def write(self, step: int, groups: Sequence[Group]) -> None:
+        """Store the groups of a step; a reader sees all of them or none."""
+        lines = "".join(group.model_dump_json() + "\n" for group in groups)
+        self._storage.write(_name(step), lines.encode())
+
+    def sample(self, last: int) -> str:
+        """Return lines of JSON of some groups of the steps up to `last`, for an artifact."""
+        steps = sorted({1 + round(place * (last - 1) / max(1, _SAMPLED_STEPS - 1)) for place in range(_SAMPLED_STEPS)})
+        found = list[str]()
+        for step in (step for step in steps if 1 <= step <= last):
+            try:
+                lines = self._storage.read(_name(step)).decode().splitlines()
+            except FileNotFoundError:
+                continue
+            found += lines[:_SAMPLED_GROUPS]
+        return "".join(line + "\n" for line in found)
+
+
+def _name(step: int) -> str:
+    return f"{FOLDER}/{step:08}.jsonl"

@@ -1,0 +1,21 @@
+"""Numbers, and texts of libraries, in sentences."""
+
+import re
+
+
+def counted(count: float, one: str, many: str = "") -> str:
+    """Return a number with its noun: "1 file", "2,112 files"; `many` is the noun, with its verb, of other numbers than 1.
+
+    By default `many` is `one` with an s: counted(1, "row is bad", "rows are bad").
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def counted_of(count: int, whole: int, noun: str, one: str, many: str) -> str:
+    """Return a share of a number with its verb, "1 of 5 rows is": with the verb for 1 and for others."""
+    return f"{count:,} of {counted(whole, noun)} {one if count == 1 else many}"
+
+
+def one_line(text: object, longest: int = 300) -> str:
+    """Return a library's text in one line, in which a class is its name: `float` instead of `<class 'float'>`."""
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", " ".join(str(text).split()))[:longest]

@@ -1,0 +1,43 @@
+"""The stages of workflows: plain functions over records and stored files, and the table of where each one runs.
+
+orchestrator   what a stage needs of the system that runs it
+stored         stored folders as local ones
+table          the rows, and the stages of a run
+planned        a planned run, and the state of a sweep's runs
+points         the pods of a sweep's stages, and their results
+attempts       texts and notes of failed attempts
+ranks          the processes of a node that train
+job_end        the order in which a job's pods end
+calls, worker  stages called in a pod, or in a process of this machine
+All other modules have the functions of one task of `tasks/` each.
+"""
+
+__all__ = [
+    "attempts",
+    "base_model",
+    "calls",
+    "checkpoint",
+    "evaluate",
+    "harness",
+    "infer",
+    "input_data",
+    "job_end",
+    "merge",
+    "orchestrator",
+    "plan",
+    "planned",
+    "points",
+    "prepare",
+    "promote",
+    "ranks",
+    "reference",
+    "refresh",
+    "report",
+    "selftest",
+    "store",
+    "stored",
+    "sweep",
+    "table",
+    "train",
+    "worker",
+]

@@ -1,0 +1,104 @@
+"""Calls of stages: a stage's function with its inputs, which a pod or a process of this machine runs."""
+
+import inspect
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flytune.hardware import Shape, devices
+from flytune.recipe import Recipe
+from flytune.records.training import LIVE
+from flytune.stages import ranks
+from flytune.stages.orchestrator import Orchestrator
+from flytune.stages.stored import saved_sentence
+
+INTERRUPTED = 130
+"""Exit code of a process that a Ctrl-C ends: 128 and the number of SIGINT, as in a shell."""
+OWN = ("orchestrator", "report")
+"""Parameters of stages that are no inputs."""
+
+
+class StageResult(NamedTuple):
+    """Result of a stage, and the pages that it has shown."""
+
+    value: Any
+    pages: list[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A stage's function with its inputs. It can be pickled."""
+
+    function: Callable[..., Any]
+    orchestrator: Orchestrator
+    inputs: Mapping[str, Any]
+    shape: Shape | None = None
+    """Machines of the stage; None of one in a light pod."""
+    processes: int = 0
+    """Number of ranks of a node that are started; 0 if this process is the only one."""
+    fetch: Callable[..., Any] | None = None
+    """Function that brings the inputs of a stage that trains to the node, once for all ranks."""
+    live: str = ""
+    """File that gets the path of the steps' log while the stage trains; empty where nobody looks."""
+
+    def run(self) -> StageResult:
+        """Run the stage in this process, or in ranks that this process starts.
+
+        Raises:
+            StageFailed: a rank has failed. Errors of a stage without ranks are raised as they are.
+            SystemExit: a Ctrl-C, after what is saved was said.
+        """
+        try:
+            return self._made()
+        except KeyboardInterrupt:
+            recipe = self.inputs.get("recipe")
+            if self.orchestrator.is_local() and isinstance(recipe, Recipe):
+                # A print may be what the signal has interrupted; its stream cannot be entered again.
+                os.write(2, f"\n{recipe.name}: Ctrl-C: {saved_sentence(self.orchestrator, recipe)}\n".encode())
+            raise SystemExit(INTERRUPTED) from None
+
+    def _made(self) -> StageResult:
+        pages: list[str] = []
+        if self.live:
+            os.environ[LIVE] = self.live
+        else:
+            os.environ.pop(LIVE, None)
+        if self.shape is not None and not self.processes:
+            check_devices(self.shape)
+        forks = self.fetch is not None and ranks.prepare(self.orchestrator, self._fetched, **self.inputs)
+        own = {"orchestrator": self.orchestrator, "report": _Unshown() if self.processes else pages.append}
+        taken = inspect.signature(self.function).parameters
+        inputs = {name: one for name, one in own.items() if name in taken} | dict(self.inputs)
+        if self.processes:
+            assert self.shape is not None
+            return StageResult(ranks.start(self.function, self.shape.nodes, self.processes, forks, inputs), pages)
+        return StageResult(self.function(**inputs), pages)
+
+    def _fetched(self, **inputs: Any) -> Any:
+        assert self.fetch is not None
+        taken = inspect.signature(self.fetch).parameters
+        return self.fetch(self.orchestrator, **{name: one for name, one in inputs.items() if name in taken})
+
+
+class _Unshown:
+    """Report of a rank: its page stays in its process."""
+
+    def __call__(self, html: str) -> None:
+        """Drop the page."""
+
+
+def check_devices(shape: Shape) -> None:
+    """Compare the node's GPUs with the row, before anything is fetched or a model is loaded.
+
+    In another process: one that has used CUDA cannot be forked, and the self-test forks its ranks.
+
+    Raises:
+        DeviceError: they are others.
+    """
+    if shape.is_gpu:
+        devices.configure_allocator()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor:
+            executor.submit(devices.check, shape).result()

@@ -1,0 +1,115 @@
+"""Stages of a sweep's points: their elements, one for each pod, and the results by which points go to the next stage."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from flytune.errors import FlytuneError
+from flytune.sentences import counted
+from flytune.stages.orchestrator import Orchestrator, Stored
+from flytune.stages.planned import Run, Running
+from flytune.stages.table import Stage
+
+ALL = "all"
+"""Name of the one group of a stage that runs in light pods."""
+
+
+class Element(NamedTuple):
+    """Inputs of one pod, and the names of the runs that its result is for."""
+
+    inputs: dict[str, Any]
+    runs: list[str]
+
+
+def elements(stage: Stage, runs: Sequence[Run]) -> dict[str, list[Element]]:
+    """Return the elements of a stage by the key of their task; runs with equal inputs share one if the stage is cached."""
+    found: dict[str, dict[str, Element]] = {}
+    for run in runs:
+        group = found.setdefault(run.value(stage.on) if stage.on else ALL, {})
+        for at, inputs in enumerate(_inputs(stage, run)):
+            key = _key(stage, inputs) if stage.cache else f"{run.recipe.name} {at}"
+            group.setdefault(key, Element(inputs, [])).runs.append(run.recipe.name)
+    return {group: list(made.values()) for group, made in found.items() if made}
+
+
+def _inputs(stage: Stage, run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the inputs of each pod of a run."""
+    inputs = {name: run.value(source) for name, source in stage.inputs.items()}
+    yield from ([inputs] if not stage.over else (inputs | {stage.over: item} for item in inputs[stage.over]))
+
+
+def _key(stage: Stage, inputs: Mapping[str, Any]) -> str:
+    """Return the inputs that a cached result follows from, as text."""
+    assert stage.cache is not None
+    own = {name: value for name, value in inputs.items() if name not in stage.cache.ignored}
+    return json.dumps(own, default=lambda value: value.model_dump(mode="json"), sort_keys=True)
+
+
+def notes(running: Running, stage: Stage, group: str) -> str:
+    """Return the prefix of the addresses to which one map task's elements store the reasons of their failures."""
+    return f"{running.notes}/{stage.name}/{group}"
+
+
+def failure_reason(orchestrator: Orchestrator, notes: str, index: int) -> str:
+    """Return the reason of an element's failure; empty if it stored none, for example because its pod was killed."""
+    path = orchestrator.new_folder() / "reason.txt"
+    try:
+        orchestrator.fetch(f"{notes}-{index}.txt", path)
+    except FileNotFoundError:
+        return ""
+    return path.read_text(encoding="utf-8")
+
+
+def after(
+    orchestrator: Orchestrator, running: Running, stages: Sequence[Stage], results: Mapping[str, Sequence[Sequence[Any]]]
+) -> Running:
+    """Return the runs for which the stages have succeeded, with what they made, and the reasons of the others.
+
+    Args:
+        results: by what each stage makes, a list for each group of its elements, with None for those that failed.
+    """
+    made: dict[str, dict[str, Any] | str] = {run.recipe.name: {} for run in running.runs}
+    for stage in stages:
+        own: dict[str, list[Any] | str] = {name: [] for name in made}
+        for (group, mapped), values in zip(elements(stage, running.runs).items(), results[stage.makes], strict=True):
+            for index, (element, value) in enumerate(zip(mapped, values, strict=True)):
+                reason = None if value is not None else _reason(orchestrator, running, stage, group, index)
+                for name in element.runs:
+                    own[name] = _with(own[name], _kept(value), reason)
+        for name, found in own.items():
+            made[name] = _joined(made[name], stage, found)
+    return running.after(made)
+
+
+def _with(found: list[Any] | str, value: Any, reason: str | None) -> list[Any] | str:
+    return found if isinstance(found, str) else reason if reason is not None else [*found, value]
+
+
+def _joined(made: dict[str, Any] | str, stage: Stage, found: list[Any] | str) -> dict[str, Any] | str:
+    if isinstance(made, str) or isinstance(found, str):
+        return made if isinstance(made, str) else str(found)
+    return made | {stage.makes: found if stage.over else found[0]}
+
+
+def refuse(failed: int, allowed: int) -> None:
+    """Refuse a point's stage after too many failures of others.
+
+    Raises:
+        FlytuneError: more have failed than may.
+    """
+    if failed > allowed:
+        raise FlytuneError(f"not run: {counted(failed, 'point')} had failed, and {allowed} may (min_success_ratio)")
+
+
+def _kept(value: Any) -> Any:
+    """Return a result as it is kept in the state of a sweep: an address, or the content of a record."""
+    if isinstance(value, Stored):
+        return value.address
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def _reason(orchestrator: Orchestrator, running: Running, stage: Stage, group: str, index: int) -> str:
+    reason = failure_reason(orchestrator, notes(running, stage, group), index)
+    return f"{stage.name}: {reason or 'its pod ended without a reason; see the console'}"

@@ -1,0 +1,16 @@
+"""Log-probabilities of the reference model of preference tuning, computed once before training."""
+
+from flytune.models import clean_process
+from flytune.stages import base_model
+from flytune.stages.orchestrator import Folder, Orchestrator
+from flytune.stages.stored import local
+from flytune.training import reference
+from flytune.training.reference import ReferenceRequest
+
+
+def reference_log_probs(orchestrator: Orchestrator, request: ReferenceRequest, dataset: Folder, base: Folder) -> Folder:
+    """Store the reference's log-probabilities of all pairs; cached by the content of data, base model and adapter."""
+    out = orchestrator.new_folder() / "reference"
+    base_model.unpack(orchestrator, base)
+    clean_process.run(reference.compute, request.recipe, local(orchestrator, dataset), out)
+    return Folder.here(out)

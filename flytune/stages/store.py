@@ -1,0 +1,72 @@
+"""Storage of one artifact, complete or not at all."""
+
+import logging
+from pathlib import Path
+
+from flytune.artifacts import build, notify, publish
+from flytune.console import run_lines, step_lines
+from flytune.evaluation import guards
+from flytune.recipe import Recipe
+from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.stages.harness import combine_scores
+from flytune.stages.orchestrator import File, Folder, Listed, Orchestrator, Report
+from flytune.stages.stored import local, local_without, store, with_checkpoint_folder
+from flytune.storage import Storage
+from flytune.training import checkpoints
+
+log = logging.getLogger(__name__)
+KEEP = "publish.address names one that stays"
+
+
+def store_artifact(
+    orchestrator: Orchestrator,
+    report: Report,
+    recipe: Recipe,
+    plan: Plan,
+    dataset: Folder,
+    trained: Folder,
+    metrics: Metrics,
+    answers: list[File],
+    harness_data: Folder,
+) -> Listed:
+    """Store the artifact with its report, which is also shown; publish it if the recipe asks for that, or fail.
+
+    `answers` are the answers to the parts of the harness's tasks; `harness_data` is needed to score them.
+    """
+    metrics, results = combine_scores(orchestrator, recipe, metrics, answers, harness_data)
+    broken = guards.broken(recipe, metrics)
+    small, model = local_without(orchestrator, build.WEIGHTS, trained)
+    out = orchestrator.new_folder() / recipe.name
+    folder = build.store(recipe, plan, local(orchestrator, dataset), small, metrics, out, results, model, broken)
+    report((folder / "report.html").read_text(encoding="utf-8"))
+    # 405B parameters are 811 GB: no weight passes through this pod, unless a hub is to get it.
+    stored = store(orchestrator, folder, build.weight_files(folder, model) if model else None, model)
+    # An error leaves the checkpoints, so that the next run has nothing left but to publish.
+    published = publish.attempt(folder, recipe, broken, stored.address, Storage(stored.address, "") if model else None)
+    _clear_checkpoints(with_checkpoint_folder(orchestrator, recipe), folder)
+    notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.address, broken))
+    address = published or stored.address
+    if is_here := orchestrator.is_local() and "://" not in published:
+        address = str(Path(address).absolute())
+    keep = "" if published or not orchestrator.is_local() else KEEP
+    for line in run_lines.result_lines(f"{recipe.name}: artifact", address, keep):
+        step_lines.show(line)
+    # Where it is here, the last line of pyflyte is the address that a person reads.
+    return _listed(address if is_here else stored.address, folder, recipe, metrics)
+
+
+def _clear_checkpoints(recipe: Recipe, folder: Path) -> None:
+    records = Manifest.read(folder / "manifest.json"), TrainingResult.read(folder / "training.json")
+    try:
+        checkpoints.clear(recipe, *records)
+    except Exception as error:  # noqa: BLE001 (the artifact is stored; the task must not fail)
+        log.warning("%s: the checkpoints could not be deleted: %s", recipe.name, error)
+
+
+def _listed(address: str, folder: Path, recipe: Recipe, metrics: Metrics) -> Listed:
+    partitions = {
+        "recipe": recipe.name,
+        "base_model": recipe.model.name_or_path,
+        "data": Manifest.read(folder / "manifest.json").content_sha256,
+    }
+    return Listed(address, folder, partitions, partitions | build.facts(folder, recipe, metrics))

@@ -1,0 +1,117 @@
+"""Process of this machine in which the stages of a local run are run one after the other, as in a pod each.
+
+What an orchestrator's own process runs beside them (event loops, threads) would disturb training: torch has a pool of threads
+for each thread that computes, and the pools wait for each other on the same cores.
+"""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from flytune import garbage_collection
+from flytune.console import output
+from flytune.failures import reports
+from flytune.stages.ranks import StageFailed
+
+_SERVE = "import sys; sys.path[:] = {path!r}; from flytune.stages import worker; worker.serve({handle}, {parent})"
+SECONDS_TO_END = 60.0
+"""Longest wait for a worker after a Ctrl-C, in which it says what is saved."""
+
+
+class Worker:
+    """A process that is started at its first call, and again after it was killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a function that can be imported, which runs in the process's main thread.
+
+        Raises:
+            StageFailed: its failure, or that of a process that was killed.
+        """
+        with self._lock:
+            connection = self._started()
+            connection.send((function, arguments))
+            try:
+                succeeded, made = connection.recv()
+            except EOFError:
+                raise StageFailed(reports.of_exit(self._ended(), rank=0)) from None
+        if not succeeded:
+            raise StageFailed(made)
+        return made
+
+    def end(self) -> None:
+        """End the process, if there is one; after a Ctrl-C it ends by itself."""
+        if self._process is None:
+            return
+        assert self._connection is not None
+        self._connection.close()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._ended()
+
+    def _started(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        own, other = socket.socketpair()
+        with other:
+            code = _SERVE.format(path=sys.path, handle=other.fileno(), parent=os.getpid())
+            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[other.fileno()])
+        self._connection = Connection(own.detach())
+        return self._connection
+
+    def _ended(self) -> int:
+        """Return the exit code of the process that has ended, and forget it."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._process = self._connection = None
+        return code
+
+
+def serve(handle: int, parent: int) -> None:
+    """Run what the parent process sends until it closes the connection or ends."""
+    _end_with(parent)
+    garbage_collection.skip_at_exit()
+    output.install()
+    with Connection(handle) as connection:
+        while True:
+            try:
+                function, arguments = connection.recv()
+            except (EOFError, KeyboardInterrupt):
+                return
+            try:
+                made = True, function(*arguments)
+            except StageFailed as failed:
+                made = False, failed.failure
+            except Exception as error:  # noqa: BLE001 (raised again in the parent)
+                made = False, reports.of_error(error, rank=0)
+            connection.send_bytes(pickle.dumps(made))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the parent does: SIGTERM, at which ranks end too, and SIGKILL where that does not help.
+
+    Not Linux's signal at the end of a parent: it comes at the end of the thread that has started this process.
+    """
+
+    def watch() -> None:
+        for number, wait in ((signal.SIGTERM, SECONDS_TO_END), (signal.SIGKILL, 0.0)):
+            while os.getppid() == parent:
+                time.sleep(1)
+            os.kill(os.getpid(), number)
+            time.sleep(wait)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

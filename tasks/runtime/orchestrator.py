@@ -1,0 +1,80 @@
+"""Flyte as the orchestrator of stages: its storage, the folders of an attempt, and the addresses that attempts share."""
+
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from flytekit import FlyteContextManager, current_context
+from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.exceptions.user import FlyteDataNotFoundException
+
+EXECUTION = "FLYTE_INTERNAL_EXECUTION_ID"
+"""Variable of a pod with the identifier of its execution."""
+
+
+class Flyte:
+    """Flyte, as stages know their orchestrator."""
+
+    def fetch(self, address: str, target: Path, is_folder: bool = False) -> None:
+        """Copy a stored file or folder to a path.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        try:
+            _files().get_data(address, str(target), is_multipart=is_folder)
+        except FlyteDataNotFoundException as error:
+            raise FileNotFoundError(address) from error
+
+    def store(self, path: Path, address: str) -> str:
+        """Copy a file or folder to an address; return the address."""
+        return str(_files().put_data(str(path), address, is_multipart=path.is_dir()))
+
+    def new_address(self) -> str:
+        """Return an address of this attempt's own where nothing is stored yet."""
+        return str(_files().get_random_remote_directory())
+
+    def new_folder(self) -> Path:
+        """Create an empty folder in this attempt's working directory."""
+        return Path(tempfile.mkdtemp(prefix="flytune-", dir=current_context().working_directory))
+
+    def shared_address(self, name: str) -> str | None:
+        """Return an address that all attempts and executions share; None on this machine.
+
+        It is below the cluster's raw output location, next to the folders of attempts: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
+        """
+        scheme, _, path = _files().raw_output_prefix.partition("://")
+        if self.is_local():
+            return None
+        location = "/".join(path.rstrip("/").split("/")[:-2]) or path.partition("/")[0]
+        return f"{scheme}://{location}/flytune-{name}"
+
+    def execution(self) -> str:
+        """Return the identifier of the execution; empty on this machine."""
+        return os.environ.get(EXECUTION, "")
+
+    def is_local(self) -> bool:
+        """Return True if tasks' outputs stay on this machine: a run without a cluster."""
+        scheme, _, path = _files().raw_output_prefix.partition("://")
+        return not path or scheme == "file"
+
+
+FLYTE = Flyte()
+
+
+def _files() -> FileAccessProvider:
+    return FlyteContextManager.current_context().file_access
+
+
+def attempt_notes_address() -> str | None:
+    """Return the address of the phase notes that all attempts of this task share; None on this machine."""
+    root = FLYTE.shared_address("phases")
+    if root is None:
+        return None
+    # All attempts of a node have the same address of inputs; elements of a map task have an index as well.
+    inputs = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--inputs", "")
+    index = os.environ.get(os.environ.get("BATCH_JOB_ARRAY_INDEX_VAR_NAME", ""), "")
+    key = hashlib.sha256(f"{inputs} {index}".encode()).hexdigest()[:16]
+    return f"{root}/{FLYTE.execution() or 'none'}/{key}"

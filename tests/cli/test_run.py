@@ -1,0 +1,144 @@
+"""`flytune run`: the command of pyflyte that it prints and becomes."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from flytune import cli
+from flytune.cli import run
+from tests.support.paths import ROOT
+from tests.support.recipes import content
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content(data={"path": str(tmp_path / "none.jsonl")})))
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """List of the commands that would replace this process."""
+    commands = []
+
+    def start(program, arguments):
+        commands.append(arguments[1:])
+        raise SystemExit(7)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(run.os, "execv", start)
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ([], "run workflows/finetune.py finetune --recipe {}"),
+        (["--remote"], "run --remote --copy all workflows/finetune.py finetune --recipe {}"),
+        (
+            ["--remote", "-p", "team", "-d", "production", "--name", "first", "-i", "a=b/c:1", "--image", "d=e"],
+            "run --remote --copy all --project team --domain production --name first --image a=b/c:1 --image d=e "
+            "workflows/finetune.py finetune --recipe {}",
+        ),
+        (["--grid", "grid.yaml"], "run workflows/sweep.py sweep --recipe {} --grid grid.yaml"),
+        (["--changes", "c.yaml"], "run workflows/sweep.py sweep --recipe {} --changes c.yaml"),
+    ],
+)
+def test_it_prints_and_becomes_the_command_of_pyflyte(given, command, recipe, started, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(recipe), *given])
+    wanted = command.format(recipe)
+    assert started == [wanted.split()]
+    assert capsys.readouterr().out == f"$ pyflyte {wanted}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ([], "run --local flyte2/finetune.py finetune --recipe {}"),
+        (
+            ["--remote", "-p", "team", "-d", "production", "--name", "first", "-i", "a=b/c:1"],
+            "run --copy-style all --follow --project team --domain production --name first --image a=b/c:1 "
+            "flyte2/finetune.py finetune --recipe {}",
+        ),
+        (["--grid", "grid.yaml"], "run --local flyte2/sweep.py sweep --recipe {} --grid grid.yaml"),
+    ],
+)
+def test_it_becomes_the_command_of_flyte_2(given, command, recipe, started, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(recipe), "--flyte2", *given])
+    wanted = command.format(recipe)
+    assert started == [wanted.split()]
+    assert capsys.readouterr().out == f"$ flyte {wanted}\n"
+    assert os.environ.pop("FLYTE_DISABLE_TELEMETRY") == "1"
+
+
+def test_without_the_command_of_flyte_2_the_extra_is_named(recipe, started, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["run", str(recipe), "--flyte2"]) == 1
+    assert "pip install -e '.[flyte2]' in the clone installs it" in capsys.readouterr().err
+    assert started == []
+
+
+def test_what_a_shell_would_split_is_printed_quoted(recipe, started, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(recipe), "--grid", '{"training.learning_rate": [1e-4]}'])
+    assert """ --grid '{"training.learning_rate": [1e-4]}'\n""" in capsys.readouterr().out
+
+
+def test_elsewhere_it_takes_the_workflows_of_the_clone(recipe, started, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(recipe)])
+    assert started[0][1] == str(ROOT / "workflows" / "finetune.py")
+
+
+def test_mistakes_are_refused_before_anything_is_started(recipe, started, capsys):
+    assert cli.main(["run", str(recipe), "--name", "x"]) == 1
+    assert "RecipeError: --name: says where on a cluster to run; give --remote too" in capsys.readouterr().err
+    recipe.write_text("name: x\n")
+    assert cli.main(["run", str(recipe)]) == 1
+    assert "missing" in capsys.readouterr().err
+    assert started == []
+
+
+def test_without_pyflyte_it_says_what_installs_it(recipe, started, capsys, monkeypatch):
+    monkeypatch.setattr(run.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(run.shutil, "which", lambda name: None)
+    assert cli.main(["run", str(recipe)]) == 1
+    assert "pyflyte: not installed beside /nowhere/python, nor on PATH; `make install` in the clone" in capsys.readouterr().err
+
+
+def of_process(arguments, folder, path):
+    environment = os.environ | {"PYTHONPATH": str(path), "HOME": str(folder), "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "flytune.cli", "run", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_package_without_workflows_says_that_a_clone_is_needed(recipe, tmp_path):
+    site = tmp_path / "site-packages"
+    shutil.copytree(ROOT / "flytune", site / "flytune", ignore=shutil.ignore_patterns("__pycache__"))
+    done = of_process([recipe], tmp_path, site)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"RecipeError: workflows/finetune.py: neither in {tmp_path} nor beside the package ({site})")
+    assert "a run needs a clone of Flytune" in done.stderr
+
+
+def test_the_exit_code_and_the_error_are_pyflyte_s(recipe, tmp_path):
+    done = of_process([recipe], tmp_path, ROOT)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"$ pyflyte run {ROOT}/workflows/finetune.py finetune --recipe {recipe}\n")
+    assert "none.jsonl: no such file or folder" in done.stderr
+    assert "heckpoints are" not in done.stdout + done.stderr, "nothing but the error is said"
+
+
+def test_it_starts_without_flytekit(recipe, tmp_path):
+    code = f"import sys; from flytune import cli; cli.main(['run', {str(recipe)!r}, '--name', 'x']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"flytekit", "torch", "transformers"} & set(done.stdout.replace("'", "").split(", "))

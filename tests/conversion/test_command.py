@@ -1,0 +1,124 @@
+"""Command lines of TRL, LLaMA-Factory and axolotl, as scripts have them."""
+
+import pytest
+
+from flytune import yaml_core
+from flytune.conversion import convert
+from flytune.errors import RecipeError
+from flytune.recipe import Recipe, peers
+
+SFT = "--model_name_or_path Qwen/Qwen3-0.6B --dataset_name a/b"
+FACTORY = "--stage sft --do_train True --model_name_or_path Qwen/Qwen3-0.6B --dataset identity --template qwen"
+YAML = {"model_name_or_path": "Qwen/Qwen3-0.6B", "stage": "sft", "dataset": "identity", "learning_rate": 1e-4}
+AXOLOTL = {
+    "base_model": "Qwen/Qwen3-0.6B",
+    "datasets": [{"path": "a/b", "type": "alpaca"}],
+    "micro_batch_size": 2,
+    "learning_rate": 1e-4,
+}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def recipe_of(tmp_path, text, **arguments):
+    (tmp_path / "run.sh").write_text(text)
+    return Recipe.from_content(yaml_core.load(convert(str(tmp_path / "run.sh"), **arguments)), "converted")
+
+
+@pytest.mark.parametrize(
+    ("line", "batch", "sharding"),
+    [
+        (f"CUDA_VISIBLE_DEVICES=0,1 trl sft {SFT}", 16, "ddp"),
+        (f"export CUDA_VISIBLE_DEVICES=0,1,2,3\ntrl sft {SFT}", 32, "ddp"),
+        (f"torchrun --nproc-per-node=2 --nnodes 2 sft.py {SFT}", 32, "ddp"),
+        (f"deepspeed --num_gpus 4 my_sft.py {SFT} --deepspeed zero2.json", 32, "zero2"),
+        (f"python -m accelerate.commands.launch --multi_gpu -m trl.scripts.sft {SFT}", 64, "ddp"),
+        (f"trl sft --accelerate_config multi_gpu {SFT}", 64, "ddp"),
+        (f"trl sft --accelerate_config zero3 --num_processes 2 {SFT}", 16, "zero3"),
+        (f"NPROC=4\naccelerate launch --num_processes $NPROC sft.py {SFT}", 32, "ddp"),
+        (f"CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train {FACTORY}", 16, "ddp"),
+        (f"FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=4 llamafactory-cli train {FACTORY}", 64, "ddp"),
+        (f"accelerate launch --config_file fsdp.yaml --num_processes 2 src/train.py {FACTORY}", 16, "fsdp"),
+    ],
+)
+def test_the_batch_is_that_of_all_processes_of_the_launcher(line, batch, sharding, tmp_path):
+    recipe = recipe_of(tmp_path, line)
+    assert (recipe.training.global_batch_size, recipe.sharding.name) == (batch, sharding)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        (f"# a comment\ntrl sft {SFT} \\  \n  --bf16 True\necho done", "model.dtype", "bfloat16"),
+        (f"M=Qwen/Qwen3-4B\ntrl sft {SFT} --model_name_or_path=${{M}}", "model.name_or_path", "Qwen/Qwen3-4B"),
+        (f"trl sft {SFT} --max_length ${{LENGTH:-512}}", "data.max_length", 512),
+        (f"trl sft {SFT} --output_dir $OUT/x", "data.dataset_name", "a/b"),
+        (f"trl sft {SFT} --dataset_name=my-lib/my-rows", "data.dataset_name", "my-lib/my-rows"),
+        (f"trl sft {SFT} --no_gradient_checkpointing", "training.activation_checkpointing", False),
+        (f"trl sft {SFT} --no_bf16", "model.dtype", "float32"),
+        (f"trl sft {SFT} --learning_rate 1e-5 > log.txt 2>&1 &", "training.learning_rate", 1e-5),
+        (f"pip install trl\npython prepare.py --x 1\npython my_dpo_run.py {SFT}", "objective.name", "dpo"),
+        ("llamafactory-cli train lf.yaml learning_rate=1e-5", "training.learning_rate", 1e-5),
+        ("FORCE_TORCHRUN=1 python src/train.py lf.yaml", "training.learning_rate", 1e-4),
+        ("axolotl train ax.yml --learning-rate 1e-3", "training.learning_rate", 1e-3),
+        ("accelerate launch --num_processes 2 -m axolotl.cli.train ax.yml", "training.global_batch_size", 4),
+    ],
+)
+def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
+    (tmp_path / "lf.yaml").write_text(yaml_core.dump(YAML))
+    (tmp_path / "ax.yml").write_text(yaml_core.dump(AXOLOTL))
+    section, name = field.split(".")
+    assert getattr(getattr(recipe_of(tmp_path, text), section), name) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"srun accelerate launch --num_processes $((8*N)) sft.py {SFT}", "write the number there, or say --gpus N"),
+        (f"trl sft {SFT} --learning_rate $LR", "--learning_rate $LR: a variable that this file does not set"),
+        (f"python sft_vlm.py {SFT}", "sft_vlm: images, video and audio are not trained"),
+        (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto and reward"),
+        (f"trl sft {SFT} --loss_type dft", "loss_type: dft: sft has the cross entropy of each token"),
+        ("llamafactory-cli train nowhere.yaml", "nowhere.yaml"),
+    ],
+)
+def test_a_command_that_no_recipe_can_stand_for_is_refused_in_one_sentence(line, said, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        recipe_of(tmp_path, line)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_callers_number_of_gpus_stands_for_a_variable(tmp_path):
+    assert recipe_of(tmp_path, f"accelerate launch --num_processes $N sft.py {SFT}", gpus=3).training.global_batch_size == 24
+
+
+def test_a_command_in_a_comment_of_a_yaml_is_no_command(tmp_path):
+    content = "# trl sft --config this.yaml\n" + yaml_core.dump(YAML)
+    (tmp_path / "a.yaml").write_text(content)
+    assert "Made of LLaMA-Factory's a.yaml" in convert(str(tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [
+        ("llamafactory-cli train \\\n --stage sft", "LLaMA-Factory"),
+        ("python src/train_bash.py --stage sft", "LLaMA-Factory"),
+        ("axolotl train a.yml", "axolotl"),
+        ("trl dpo --beta 1", "TRL"),
+        ("# trl dpo --beta 1", None),
+        ("echo sft", None),
+    ],
+)
+def test_the_tool_of_a_script(text, tool):
+    assert peers.tool_of(text) == tool
+
+
+def test_json_of_llama_factory_may_have_tabs(tmp_path):
+    (tmp_path / "a.json").write_text(
+        '{\n\t"stage": "sft", "model_name_or_path": "Qwen/Qwen3-0.6B",\n\t"dataset": "identity"\n}'
+    )
+    assert "Made of LLaMA-Factory's a.json" in convert(str(tmp_path / "a.json"))

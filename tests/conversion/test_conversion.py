@@ -1,0 +1,415 @@
+"""Files in the form of axolotl, LLaMA-Factory and TRL: each becomes a recipe that is planned, or is refused in one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flytune import schema, yaml_core
+from flytune.cli import main
+from flytune.conversion import convert
+from flytune.data.formats import Chat
+from flytune.data.formats import convert as sample_of
+from flytune.data.rows.labelled import labelled_of
+from flytune.data.rows.pairs import pair_of
+from flytune.errors import RecipeError
+from flytune.planning import base_sizes, planner
+from flytune.recipe import Recipe, peers
+
+HERE = Path(__file__).parent
+AXOLOTL = yaml_core.load((HERE / "axolotl.yaml").read_text())
+LLAMA_FACTORY = yaml_core.load((HERE / "llamafactory.yaml").read_text())
+WHOLE = AXOLOTL["common"] | AXOLOTL["adapter"]
+
+
+def files():
+    for name, content in AXOLOTL["files"].items():
+        yield f"{name}.yml", content.pop("planned"), WHOLE | {key: value or None for key, value in content.items()}
+    for name, content in LLAMA_FACTORY["files"].items():
+        yield f"{name}.yaml", content.pop("planned"), LLAMA_FACTORY["common"] | content
+
+
+FILES = list(files())
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+
+
+def written(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content if isinstance(content, str) else yaml_core.dump(content))
+    return str(path)
+
+
+def recipe_of(text):
+    return Recipe.from_content(yaml_core.load(text), "converted")
+
+
+def test_there_are_thirty_files_of_each():
+    assert min(sum(name.endswith(suffix) for name, _, _ in FILES) for suffix in (".yml", ".yaml")) >= 30
+
+
+@pytest.mark.parametrize(("name", "planned", "content"), FILES, ids=[name for name, _, _ in FILES])
+def test_a_file_is_planned_or_refused_in_one_sentence(name, planned, content, tmp_path):
+    path = written(tmp_path, name, content)
+    if planned is True:
+        recipe = recipe_of(convert(path))
+        assert planner.make(recipe, geometry=base_sizes.read_geometry(recipe.model), samples=1000).shape
+        return
+    with pytest.raises(RecipeError) as caught:
+        recipe = recipe_of(convert(path))
+        base_sizes.read_geometry(recipe.model)
+    assert planned in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "planned", "content"), FILES, ids=[name for name, _, _ in FILES])
+def test_each_key_is_in_the_recipe_or_has_a_comment(name, planned, content, tmp_path):
+    if planned is not True:
+        return
+    tool = "axolotl" if name.endswith(".yml") else "LLaMA-Factory"
+    text = convert(written(tmp_path, name, content))
+    assert "not known as a key" not in text
+    for key in content:
+        assert peers.counterpart(tool, key), key
+
+
+def test_a_whole_file_of_another_tool_is_recognized(tmp_path, capsys):
+    for name, content in (("axolotl", FILES[0][2]), ("LLaMA-Factory", FILES[-5][2])):
+        path = written(tmp_path, "a.yaml", content)
+        assert main(["plan", path]) == 1
+        said = capsys.readouterr().err
+        assert f"this is a file of {name}, not a recipe; make a recipe of it: flytune convert {path}" in said
+        assert len(said.strip().splitlines()) == 1
+
+
+def test_the_command_prints_the_recipe_or_writes_a_new_file(tmp_path, capsys):
+    path, out = written(tmp_path, "qlora.yml", FILES[0][2]), tmp_path / "recipe.yaml"
+    assert main(["convert", path]) == 0
+    shown = capsys.readouterr().out
+    assert main(["convert", path, "--output", str(out)]) == 0
+    assert out.read_text() == shown
+    assert main(["convert", path, "--output", str(out)]) == 1
+    assert "exists already; give a new one" in capsys.readouterr().err
+    assert Recipe.from_yaml(out).method.name == "qlora"
+
+
+def test_a_recipe_is_not_converted(tmp_path):
+    path = written(tmp_path, "r.yaml", {"name": "r", "model": {"name_or_path": "a"}})
+    with pytest.raises(RecipeError, match="no file of axolotl, LLaMA-Factory or TRL, by its keys"):
+        convert(path)
+
+
+def axolotl(tmp_path, gpus=None, **changes):
+    given = WHOLE | {"base_model": "Qwen/Qwen2.5-0.5B", "datasets": [{"path": "a/b", "type": "alpaca"}]} | changes
+    text = convert(written(tmp_path, "a.yml", given), gpus)
+    return recipe_of(text), text
+
+
+def test_the_batch_is_that_of_all_gpus(tmp_path):
+    assert axolotl(tmp_path)[0].training.global_batch_size == 8
+    assert axolotl(tmp_path, gpus=4)[0].training.global_batch_size == 32
+    assert axolotl(tmp_path, gpus=4)[0].sharding.name == "ddp"
+    assert axolotl(tmp_path, deepspeed="deepspeed_configs/zero3.json")[0].training.global_batch_size == 64
+
+
+def test_shares_of_steps_follow_from_times_in_an_epoch(tmp_path):
+    recipe, text = axolotl(tmp_path, evals_per_epoch=4, saves_per_epoch=1, num_epochs=2)
+    assert (recipe.evaluation.eval_steps, recipe.checkpoints.save_steps) == (0.125, "epoch")
+    assert "a share of all steps: 1 / (4 x 2 epochs)" in text
+
+
+def test_axolotl_trains_a_whole_model_in_bfloat16_and_drops_long_samples(tmp_path):
+    recipe, _ = axolotl(tmp_path, adapter=None)
+    assert (recipe.method.name, recipe.training.master_dtype, recipe.data.too_long) == ("full", "bfloat16", "drop")
+    assert axolotl(tmp_path, adapter=None, gpus=8, deepspeed="zero2.json")[0].training.master_dtype == "float32"
+
+
+def test_files_of_a_data_set_are_sources(tmp_path):
+    given = [
+        {"path": "json", "data_files": ["a.jsonl", "b.jsonl"], "type": "chat_template"},
+        {"path": "./rows.jsonl", "type": "alpaca"},
+    ]
+    recipe, _ = axolotl(tmp_path, datasets=given)
+    assert [(source.path, source.format) for source in recipe.data.sources] == [
+        ("a.jsonl", "messages"), ("b.jsonl", "messages"), ("./rows.jsonl", "instruction"),
+    ]  # fmt: skip
+
+
+ASKED, RIGHT, WRONG = (
+    {"role": role, "content": text} for role, text in (("user", "q"), ("assistant", "a"), ("assistant", "b"))
+)
+SAID = {"chosen": "a", "rejected": "b"}
+TURNS = {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}
+OWN = {"field_prompt": "query", "field_chosen": "yes", "field_rejected": "no", "prompt_format": "{prompt}"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "more"),
+    [
+        ("chatml.argilla", {"instruction": "q", "chosen_response": "a", "rejected_response": "b"}, {}),
+        ("llama3.argilla_chat", TURNS, {}),
+        ("chatml.icr", {"input": "q", **SAID}, {}),
+        ("chatml.intel", {"question": "q", **SAID}, {}),
+        ("llama3.prompt_pairs", {"prompt": "q", **SAID}, {}),
+        ("chatml.ultra", {"prompt": "q", **TURNS}, {}),
+        ("chat_template.default", {"messages": [ASKED], "chosen": RIGHT, "rejected": WRONG}, {}),
+        ("chat_template.default", {"talk": [ASKED], "yes": RIGHT, "no": WRONG},
+         {"field_messages": "talk", "field_chosen": "yes", "field_rejected": "no"}),
+        ("chat_template.default", {"messages": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
+         "rejected": {"from": "gpt", "value": "b"}}, {"message_property_mappings": {"role": "from", "content": "value"}}),
+        ("chat_template.default", {"messages": [{"by": "user", "text": "q"}], "chosen": {"by": "assistant", "text": "a"},
+         "rejected": {"by": "assistant", "text": "b"}}, {"message_property_mappings": {"role": "by", "content": "text"}}),
+        (OWN, {"query": "q", "yes": "a", "no": "b"}, {}),
+    ],
+)  # fmt: skip
+def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_path):
+    recipe, _ = axolotl(tmp_path, rl="dpo", datasets=[{"path": "a/b", "type": kind} | more])
+    found = pair_of(row, recipe.data.columns, "here")
+    assert (found.chosen, found.rejected) == (Chat([ASKED, RIGHT]), Chat([ASKED, WRONG]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("chatml.argilla", {"instruction": "q", "completion": "a"}),
+        ("chatml.argilla_chat", {"chosen": [ASKED], "completion": [RIGHT]}),
+        ("chatml.intel", {"question": "q", "completion": "a"}),
+        ("llama3.prompt_pairs", {"prompt": "q", "completion": "a"}),
+        ("llama3.ultra", {"prompt": "q", "completion": "a"}),
+        ("llama3.ultra", {"prompt": "q", "completion": [ASKED, RIGHT]}),
+        (
+            {"field_prompt": "query", "field_completion": "said", "field_label": "good"},
+            {"query": "q", "said": "a", "good": True},
+        ),
+    ],
+)
+def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
+    recipe, _ = axolotl(tmp_path, rl="kto", datasets=[{"path": "a/b", "type": kind}])
+    found = labelled_of({"label": True, **row}, recipe.data.format, recipe.data.columns, "here")
+    assert (found.samples, found.labels) == ([Chat([ASKED, RIGHT])], [True])
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("alpaca", {"instruction": "q", "input": "", "output": "a"}),
+        ("gpteacher", {"instruction": "q", "input": "", "response": "a"}),
+        ("oasst", {"INSTRUCTION": "q", "RESPONSE": "a"}),
+        ("alpaca_chat.load_qa", {"question": "q", "answer": "a"}),
+        ("alpaca_chat.load_camel_ai", {"message_1": "q", "message_2": "a"}),
+        ("alpaca_w_system.load_open_orca", {"system_prompt": "", "question": "q", "response": "a"}),
+        ("chat_template", {"messages": [ASKED, RIGHT]}),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}),
+    ],
+)
+def test_chats_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
+    recipe, _ = axolotl(tmp_path, datasets=[{"path": "a/b", "type": kind}])
+    assert sample_of(row, recipe.data.format, recipe.data.columns, "here") == Chat([ASKED, RIGHT])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("zephyr.nectar", "several answers with ranks"), ("explainchoice.load", "no format is like it")],
+)
+def test_types_of_axolotl_without_a_format_are_refused(kind, said, tmp_path):
+    with pytest.raises(RecipeError, match=said):
+        axolotl(tmp_path, rl="dpo" if "zephyr" in kind else None, datasets=[{"path": "a/b", "type": kind}])
+
+
+@pytest.mark.parametrize(
+    ("stage", "entry", "row"),
+    [
+        ("dpo", {"ranking": True}, {"instruction": "q", "input": "", **SAID}),
+        ("rm", {"ranking": True, "columns": {"prompt": "prompt", "chosen": "y"}}, {"prompt": "q", "y": "a", "rejected": "b"}),
+        ("dpo", {"ranking": True, "formatting": "sharegpt"}, {"conversations": [{"from": "human", "value": "q"}], "chosen":
+         {"from": "gpt", "value": "a"}, "rejected": {"from": "gpt", "value": "b"}}),
+        ("dpo", {"ranking": True, "formatting": "openai", "columns": {"messages": "messages"}},
+         {"messages": [ASKED], "chosen": RIGHT, "rejected": WRONG}),
+        ("kto", {}, {"instruction": "q", "input": "", "output": "a", "kto_tag": True}),
+        ("kto", {"formatting": "sharegpt", "columns": {"messages": "messages", "kto_tag": "label"}},
+         {"messages": [ASKED, RIGHT], "label": True}),
+        ("sft", {"columns": {"prompt": "p", "query": "q", "response": "r", "system": "s", "history": "h"}},
+         {"p": "q", "q": "", "r": "a", "s": "", "h": []}),
+        ("sft", {"formatting": "sharegpt", "tags": {"role_tag": "by", "content_tag": "text", "user_tag": "user",
+         "assistant_tag": "assistant"}}, {"conversations": [{"by": "user", "text": "q"}, {"by": "assistant", "text": "a"}]}),
+    ],
+)  # fmt: skip
+def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": {"file_name": "x.json", "num_samples": 7} | entry}))
+    recipe, _ = llamafactory(tmp_path, dataset="ours", stage=stage)
+    found, columns = recipe.data, recipe.data.columns
+    assert found.max_samples == 7
+    if stage == "sft":
+        assert sample_of(row, found.format, columns, "here") == Chat([ASKED, RIGHT])
+    elif stage == "kto":
+        assert labelled_of(row, found.format, columns, "here").samples == [Chat([ASKED, RIGHT])]
+    else:
+        assert pair_of(row, columns, "here").rejected == Chat([ASKED, WRONG])
+
+
+def test_speakers_of_llama_factory_that_are_not_known_are_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    entry = {"file_name": "x.json", "formatting": "sharegpt", "tags": {"user_tag": "USER"}}
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": entry}))
+    with pytest.raises(RecipeError, match="dataset: ours: user_tag: USER: of the names of this speaker, human, user are read"):
+        llamafactory(tmp_path, dataset="ours")
+
+
+def test_nothing_is_held_out_or_evaluated_where_the_tool_does_not(tmp_path):
+    recipe, text = axolotl(tmp_path, val_set_size=0.0, evals_per_epoch=4)
+    assert (recipe.data.heldout_fraction, recipe.evaluation.eval_steps) == (0, None)
+    assert "# evals_per_epoch: without held-out data there is nothing to evaluate" in text
+    assert llamafactory(tmp_path)[0].data.heldout_fraction == 0
+    assert llamafactory(tmp_path, val_size=0.1, eval_strategy="steps", eval_steps=50)[0].evaluation.eval_steps == 50
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "x", -1, 0, True, 10**30, [[]], [{"path": ["a"]}], 1.5])
+def test_values_of_other_types_are_refused_in_one_sentence(value, tmp_path):
+    said = []
+    for name, content in (("a.yml", FILES[0][2]), ("a.yaml", LLAMA_FACTORY["common"])):
+        for key in content:
+            try:
+                convert(written(tmp_path, name, content | {key: value}))
+            except RecipeError as error:
+                said.append(str(error))
+    assert [line for line in said if "\n" in line] == []
+    assert said
+
+
+def test_a_key_that_nobody_knows_is_named(tmp_path):
+    assert "# my_key: not known as a key of axolotl; nothing of it is in this recipe" in axolotl(tmp_path, my_key=1)[1]
+
+
+def llamafactory(tmp_path, **changes):
+    text = convert(written(tmp_path, "a.yaml", LLAMA_FACTORY["common"] | changes))
+    return recipe_of(text), text
+
+
+def test_the_defaults_of_llama_factory_are_written(tmp_path):
+    without = dict.fromkeys(("lora_rank", "learning_rate", "num_train_epochs", "lr_scheduler_type", "warmup_ratio"))
+    recipe, _ = llamafactory(tmp_path, **without)
+    assert (recipe.method.r, recipe.method.lora_alpha, recipe.method.lora_dropout) == (8, 16, 0.0)
+    training = recipe.training
+    assert (training.learning_rate, training.num_train_epochs, training.lr_scheduler_type) == (5e-5, 3.0, "linear")
+    assert training.warmup_steps == 0
+
+
+def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
+    (tmp_path / "data").mkdir()
+    info = {
+        "ours": {"file_name": "ours.jsonl", "columns": {"prompt": "question", "response": "answer"}},
+        "chats": {"hf_hub_url": "owner/chats", "formatting": "sharegpt", "columns": {"messages": "turns"},
+                  "tags": {"role_tag": "role", "content_tag": "content"}},
+    }  # fmt: skip
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
+    recipe, _ = llamafactory(tmp_path, dataset="ours,chats,identity", max_samples=None)
+    first, second, third = recipe.data.sources
+    assert first.path.endswith("data/ours.jsonl")
+    assert first.columns == {"instruction": "question", "output": "answer"}
+    assert (second.dataset_name, second.format, second.columns) == ("owner/chats", "messages", {"messages": "turns"})
+    assert third.path == "hf://datasets/llamafactory/demo_data/identity.json"
+
+
+COMMAND = r"""#!/bin/bash
+# full training
+accelerate launch --config_file configs/deepspeed_zero3.yaml --num_processes 4 trl/scripts/sft.py \
+    --model_name_or_path Qwen/Qwen3-8B \
+    --dataset_name trl-lib/Capybara \
+    --learning_rate 2.0e-5 --packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8 \
+    --eos_token '<|im_end|>' --eval_strategy steps --eval_steps 100 --output_dir out
+"""
+
+
+def test_a_command_line_of_trl(tmp_path, capsys):
+    path = written(tmp_path, "train.sh", COMMAND)
+    recipe = recipe_of(convert(path))
+    assert (recipe.sharding.name, recipe.training.global_batch_size, recipe.training.learning_rate) == ("zero3", 64, 2e-5)
+    assert (recipe.data.packing, recipe.data.eos_token, recipe.data.eval_split) == (True, "<|im_end|>", "test")
+    assert recipe.evaluation.eval_steps == 100
+    assert main(["plan", path]) == 1
+    assert "this is a file of TRL" in capsys.readouterr().err
+
+
+def test_trl_with_an_adapter_on_four_bits(tmp_path):
+    line = "trl dpo --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --use_peft --load_in_4bit"
+    line += " --lora_target_modules q_proj v_proj"
+    recipe = recipe_of(convert(written(tmp_path, "run.txt", f"{line} --beta=0.2 --report_to wandb\n")))
+    assert (recipe.method.name, recipe.method.target_modules) == ("qlora", ["q_proj", "v_proj"])
+    assert (recipe.objective.name, recipe.objective.beta, recipe.training.learning_rate) == ("dpo", 0.2, 1e-6)
+    assert recipe.method.bnb_4bit_use_double_quant is False
+    assert recipe.tracking.report_to == ["wandb"]
+
+
+def test_a_yaml_of_trl(tmp_path):
+    content = {
+        "model_name_or_path": "Qwen/Qwen2.5-0.5B",
+        "dataset_name": "a/b",
+        "use_peft": True,
+        "max_length": 512,
+        "output_dir": "o",
+    }
+    recipe = recipe_of(convert(written(tmp_path, "a.yaml", content), objective="reward"))
+    assert (recipe.objective.name, recipe.data.format, recipe.data.max_length) == ("reward", "preference", 512)
+    assert "sft: the file does not name it" in convert(written(tmp_path, "b.yaml", content))
+    command = written(tmp_path, "c.sh", f"trl kto --config {tmp_path}/a.yaml --max_length 256")
+    recipe = recipe_of(convert(command))
+    assert (recipe.objective.name, recipe.data.max_length) == ("kto", 256)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trl grpo --model_name_or_path a/b --dataset_name a/b", "grpo: the objectives are sft, dpo, kto and reward"),
+        ("trl sft --model_name_or_path a/b", "dataset_name is missing"),
+        ("trl sft --model_name_or_path 'a/b", "the command line cannot be read: No closing quotation"),
+        ("trl sft --model_name_or_path a/b --dataset_name a/b --optim muon", "optimizer muon: there is none like it"),
+    ],
+)
+def test_a_command_line_that_no_recipe_can_stand_for(line, said, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        convert(written(tmp_path, "run.sh", line))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_row_of_the_table_names_a_key_of_a_recipe():
+    def keys(model, place=()):
+        for name, field in model.model_fields.items():
+            yield ".".join((*place, name))
+            for kind in schema.alternatives(field.annotation):
+                if schema.is_model(kind):
+                    yield from keys(kind, (*place, name))
+
+    known = set(keys(Recipe))
+    rows = [one for of_tool in peers.table().values() for one in of_tool.values()]
+    assert [one for one in rows if one.key is not None and one.key not in known] == []
+    assert [one for one in rows if one.key is None and not one.change] == []
+
+
+def test_texts_of_a_file_add_no_lines_and_write_no_control_characters(tmp_path):
+    hostile = {
+        "deepspeed": "zero3\npublish: {address: /elsewhere}",
+        "\x1b[31mkey": 1,
+        "a\u2028model: {}": 1,
+        "b\u202e\ufffe": 1,
+    }
+    text = convert(written(tmp_path, "other.yaml", FILES[0][2] | hostile))
+    assert recipe_of(text).publish.address is None
+    assert recipe_of(text).sharding.name == "zero3"
+    assert all(letter.isprintable() for letter in text.replace("\n", ""))
+    assert "# \\x1b[31mkey: " in text
+    assert "# b\\u202e\\ufffe: " in text
+
+
+@pytest.mark.parametrize("named", ["/proc/self/mem", "/proc/kmsg", "large.json"])
+def test_a_deepspeed_file_that_cannot_be_read_is_refused(named, tmp_path):
+    (tmp_path / "large.json").write_bytes(b" " * (yaml_core.LARGEST + 1))
+    with pytest.raises(RecipeError, match="cannot be converted: deepspeed: "):
+        convert(written(tmp_path, "other.yaml", FILES[0][2] | {"deepspeed": named}))

@@ -1,0 +1,60 @@
+"""Arguments of TRL whose values change on the way."""
+
+import pytest
+
+from flytune import yaml_core
+from flytune.conversion import convert
+from flytune.recipe import Recipe
+
+BASE = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "a/b", "output_dir": "o"}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def converted(tmp_path, **changes):
+    (tmp_path / "sft.yaml").write_text(yaml_core.dump(BASE | changes))
+    text = convert(str(tmp_path / "sft.yaml"))
+    return Recipe.from_content(yaml_core.load(text), "converted"), text
+
+
+def test_files_of_a_mixture_are_sources(tmp_path):
+    given = [
+        {"path": "a/b", "columns": ["messages"]},
+        {"path": "json", "data_files": {"train": ["a.jsonl", "b.jsonl"], "test": "c.jsonl"}},
+        {"path": "csv", "data_files": ["d.csv", "e.csv"]},
+        {"path": "./rows", "split": "train"},
+    ]
+    recipe, text = converted(
+        tmp_path, dataset_name=None, datasets=given, test_split_size=0.1, eval_strategy="steps", eval_steps=5
+    )
+    assert [source.name for source in recipe.data.sources] == ["a/b", "a.jsonl", "b.jsonl", "d.csv", "e.csv", "./rows"]
+    assert recipe.data.heldout_fraction == 0.1
+    assert "# datasets: columns: columns that no sample has are not read" in text
+
+
+@pytest.mark.parametrize("strategy", [None, "no", False])
+def test_eval_steps_alone_evaluate_nothing(strategy, tmp_path):
+    recipe, text = converted(tmp_path, eval_steps=50, eval_strategy=strategy)
+    assert (recipe.evaluation.eval_steps, recipe.data.eval_split, recipe.data.heldout_fraction) == (None, None, 0)
+    assert "# eval_steps: without eval_strategy TRL does not evaluate" in text
+
+
+def test_a_length_without_limit_is_said(tmp_path):
+    assert "max_length: 1024  # max_length: None there, which cuts nothing" in converted(tmp_path, max_length=None)[1]
+    assert "None there" not in converted(tmp_path)[1]
+
+
+def test_wrapped_packing_splits_long_samples(tmp_path):
+    recipe, _ = converted(tmp_path, packing=True, packing_strategy="wrapped")
+    assert (recipe.data.packing, recipe.data.too_long) == (True, "split")
+
+
+def test_a_launchers_keys_of_a_yaml_count_gpus(tmp_path):
+    assert converted(tmp_path, num_processes=4)[0].training.global_batch_size == 32
+    assert converted(tmp_path, env={"CUDA_VISIBLE_DEVICES": "0,1"})[0].training.global_batch_size == 16
+    recipe, text = converted(tmp_path, accelerate_config="zero2", num_processes=2)
+    assert (recipe.sharding.name, recipe.training.global_batch_size) == ("zero2", 16)
+    assert "not known as a key" not in text

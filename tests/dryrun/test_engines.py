@@ -1,0 +1,39 @@
+"""The closed form beside the dry run: GPU memory of one step, whatever the method, and with and without checkpointing."""
+
+import json
+
+import pytest
+
+from flytune.dryrun import Case, trace
+from flytune.estimates.memory import memory
+from flytune.hardware import shape_named
+from flytune.planning import workloads
+from flytune.planning.base_sizes import read_geometry
+from flytune.recipe import Recipe
+from flytune.records import Degrees
+from tests.support import ranks
+from tests.support.plans import LLAMA_8B
+from tests.support.tiny import tiny_recipe
+
+SIZES = {"num_hidden_layers": 12, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
+SIZES |= {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}
+NOT_TRACED = ("CUDA context", "NCCL", "fragmentation")
+CASES = [("full", "none", "sft"), ("lora", "none", "sft"), ("qlora", "none", "sft"), ("lora", "fsdp", "sft")]
+CASES += [("full", "none", "dpo"), ("qlora", "none", "dpo"), ("lora", "none", "kto"), ("lora", "none", "reward")]
+CASES += [("full", "zero1", "sft"), ("full", "zero3", "sft"), ("lora", "zero3", "sft"), ("qlora", "zero2", "sft")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize(("method", "sharding", "objective"), CASES)
+def test_the_closed_form_is_near_to_the_trace(method, sharding, objective, is_checkpointed, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | SIZES))
+    changes = {"method": method, "sharding": sharding, "objective": objective, "model.dtype": "bfloat16"}
+    changes |= {"data.max_length": 2048, "data.packing": False, "training.activation_checkpointing": is_checkpointed}
+    shape = shape_named("a100-80gb-1" if sharding == "none" else "a100-80gb-8")
+    recipe = Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "x.jsonl", changes))
+    case = Case(recipe=recipe, config=str(tmp_path), degrees=Degrees(shape.world_size), micro_batch=4)
+    traced = ranks.run(1, trace.trace, case).peak_bytes
+    work = workloads.workload(recipe, read_geometry(recipe.model), shape, 4, 1)
+    counted = sum(size for name, size in memory(work).tables["steady step"].items() if name not in NOT_TRACED)
+    assert 0.89 < counted / traced < 1.21

@@ -1,0 +1,68 @@
+"""Adapters on experts: counted as training makes them, and refused by name where there can be none."""
+
+import json
+
+import pytest
+
+from flytune.estimates import counting
+from flytune.models import expert_layers
+from flytune.planning import workloads
+from tests.support.counted_models import adapters, built
+from tests.support.model_types import MODEL_TYPES, NOT_BUILT, tiny_config
+from tests.support.plans import recipe_of
+
+
+def problems(kind, **method):
+    found = counting.count(json.loads(tiny_config(kind).to_json_string()), None, kind)
+    return workloads.adapter_problems(recipe_of(method={"name": "lora", "experts": True} | method), found)
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern")
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h"])
+def test_adapters_of_experts_are_counted_as_training_makes_them(kind):
+    planned, true = adapters(kind, "all-linear", experts=True)
+    assert planned == true
+    assert true > adapters(kind, "all-linear")[1]
+    ranked = adapters(kind, "all-linear", experts=True, rank_pattern={"experts.down_proj": 2})
+    assert ranked[0] == ranked[1] < true
+    named = adapters(kind, ["o_proj"], experts=True)
+    assert named[0] == named[1] < true
+
+
+@pytest.mark.slow
+def test_those_of_every_type_with_experts_are():
+    kinds = [kind for kind in MODEL_TYPES if kind not in NOT_BUILT and expert_layers.fused(built(tiny_config(kind)))]
+    assert len(kinds) >= 56
+    counts = {kind: adapters(kind, "all-linear", experts=True) for kind in kinds}
+    assert {kind: found for kind, found in counts.items() if found[0] != found[1]} == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "said"),
+    [
+        ("llama", {}, "method.experts: llama has no routed experts; leave it out"),
+        ("dbrx", {}, "method.experts: dbrx: PEFT's layer around its experts hides"),
+        ("jetmoe", {}, "method.experts: jetmoe: its experts, of MLP and attention"),
+        (
+            "mixtral",
+            {"rank_pattern": {"gate_up": 8}},
+            "rank_pattern: gate_up: no linear layer of mixtral has such a name",
+        ),
+        ("mixtral", {"rank_pattern": {"gate_up_proj|upp": 8}}, "upp in it"),
+        ("qwen2_moe", {"target_modules": ["gate_up_proj"]}, "write method.experts: true for adapters on them"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_by_name(kind, method, said):
+    assert said in problems(kind, **method)[0]
+
+
+def test_a_pattern_of_experts_matches_nothing_where_experts_have_no_adapter():
+    found = counting.count(json.loads(tiny_config("mixtral").to_json_string()), None, "mixtral")
+    recipe = recipe_of(method={"name": "lora", "rank_pattern": {"experts.down_proj": 8}})
+    assert "rank_pattern: experts.down_proj" in workloads.adapter_problems(recipe, found)[0]
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_an_expression_of_one_layer_adapts_no_other(experts):
+    planned, true = adapters("qwen3_moe", r".*\.layers\.0\.self_attn\.(q|v)_proj", experts=experts)
+    assert planned == true

@@ -1,0 +1,178 @@
+"""Objective grpo: its section, its rollouts under every sharding, and what a killed run does with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flytune.errors import RecipeError, TrainingError
+from flytune.objectives import objective_of
+from flytune.objectives.rollout_steps import advantages_of
+from flytune.recipe import Grpo, Recipe, read_recipe
+from flytune.rollouts import Group, Rollout, RolloutLedger
+from tests.support import objective_runs, ranks, rollout_kills, saved_runs
+from tests.support.prompts import LETTERS, section, write_prompts
+from tests.support.tiny import tiny_recipe
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    return objective_runs.prepare(tmp_path_factory.mktemp("grpo"), "grpo", write_prompts)
+
+
+def recipe_of(objective, **changes):
+    return Recipe.model_validate(tiny_recipe(Path("/of/base"), Path("/rows.jsonl"), {"objective": objective, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "said"),
+    [
+        ({"rewards": []}, {}, "rewards"),
+        ({"rewards": ["nothing"]}, {}, "there is no such reward"),
+        ({"rewards": ["exact_answer", "exact_answer"]}, {}, "named twice"),
+        ({"rewards": ["regular_expression"]}, {}, "pattern"),
+        ({"rewards": [{"name": "regular_expression", "pattern": "(.*)*x"}]}, {}, "too many ways"),
+        ({"rewards": [{"name": "exact_answer", "weight": 0}]}, {}, "counts for nothing"),
+        ({"rewards": [{"name": "exact_answer", "code": "x"}]}, {}, "give the function another name"),
+        ({"rewards": ["rewards.py:f"]}, {}, "only a person's own recipe file"),
+        ({"loss_type": "bnpo"}, {}, "loss_type"),
+        ({"importance_sampling_level": "sequence"}, {}, "as GSPO does"),
+        ({}, {"data.format": "messages"}, "data.format"),
+        ({}, {"data.packing": True}, "data.packing"),
+        ({}, {"data.too_long": "split"}, "data.too_long"),
+        ({}, {"training.neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        ({}, {"training.probe_longest": True}, "probe_longest"),
+    ],
+)
+def test_a_section_that_makes_no_sense_is_refused(objective, changes, said):
+    with pytest.raises(RecipeError, match=said):
+        recipe_of({"name": "grpo"} | objective, **changes)
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "said"),
+    [
+        ({"group_size": 3}, {}, "is no multiple of objective.group_size 3"),
+        ({"max_completion_length": 128}, {}, "leaves no token of data.max_length"),
+        ({"beta": 0.1}, {}, "objective.beta: 0.1"),
+        ({}, {"sharding": "zero3"}, "sharding zero3"),
+        ({}, {"method": {"name": "lora", "init_lora_weights": "pissa"}}, "init_lora_weights"),
+        ({}, {"model.trust_remote_code": True}, "trust_remote_code"),
+        ({}, {"training.on_bad_loss": "skip"}, "on_bad_loss"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(objective, changes, said):
+    recipe = recipe_of(section() | objective, **changes)
+    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+
+
+def test_a_file_of_rewards_is_part_of_the_recipe_and_of_its_key(tmp_path):
+    (tmp_path / "own.py").write_text(LETTERS)
+    content = tiny_recipe(tmp_path, tmp_path, {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:letters"]}})
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(content))
+    first = read_recipe(file)
+    assert first.objective.rewards[0].code == LETTERS
+    assert first.objective.own_code == ["letters"]
+    content["objective"]["rewards"] = [{"name": f"{tmp_path}/own.py:letters", "weight": 2}]
+    file.write_text(json.dumps(content))
+    assert read_recipe(file).objective.rewards[0].weight == 2
+    (tmp_path / "own.py").write_text(LETTERS + "\n")
+    file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:letters"]}}))
+    assert read_recipe(file).key() != first.key()
+    for name, said in (("own.py:other", "has no function other; it has letters"), ("none.py:f", "no such file")):
+        file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/{name}"]}}))
+        with pytest.raises(RecipeError, match=said):
+            read_recipe(file)
+    (tmp_path / "own.py").write_text("def f(:")
+    file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:f"]}}))
+    with pytest.raises(RecipeError, match="is no Python"):
+        read_recipe(file)
+
+
+@pytest.mark.parametrize(
+    ("scale", "wanted"), [("none", [-0.5, 0.5, 0, 0]), ("group", [-0.707, 0.707, 0, 0]), ("batch", [-1, 1, 0, 0])]
+)
+def test_advantages_are_those_of_the_group(scale, wanted):
+    grpo = Grpo.model_validate({"name": "grpo", "group_size": 2, "scale_rewards": scale})
+    found, logs = advantages_of(grpo, [[0.0], [1.0], [1.0], [1.0]] if scale != "batch" else [[0.0], [1.0], [0.5], [0.5]])
+    assert found.tolist() == pytest.approx([one * (1.2247 if scale == "batch" else 1) for one in wanted], rel=1e-3)
+    assert logs["frac_reward_zero_std"] == 0.5
+
+
+def group(step=1, prompt=(1, 2), rewards=(1.0,)):
+    one = Rollout(tokens=[3], text="a", log_probs=[-1.0], rewards=list(rewards), truncated=False)
+    return Group(step=step, prompt=list(prompt), completions=[one, one])
+
+
+def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts(tmp_path):
+    ledger = RolloutLedger(str(tmp_path / "run"))
+    assert ledger.read(1, [[1, 2]], 2, 1) is None
+    ledger.write(1, [group()])
+    assert ledger.read(1, [[1, 2]], 2, 1) == [group()]
+    assert [ledger.read(1, *other) for other in (([[1, 3]], 2, 1), ([[1, 2]], 4, 1), ([[1, 2]], 2, 2))] == [None] * 3
+    for step in range(2, 60):
+        ledger.write(step, [group(step)] * 5)
+    sample = [json.loads(line) for line in ledger.sample(59).splitlines()]
+    assert sorted({one["step"] for one in sample})[::19] == [1, 59]
+    assert len(sample) == 39
+    (tmp_path / "run/rollouts/00000001.jsonl").write_text("{")
+    with pytest.raises(TrainingError, match="delete the file"):
+        ledger.read(1, [[1, 2]], 2, 1)
+
+
+def rollouts_of(folder):
+    """Return the recorded lines of all steps."""
+    return [line for file in sorted(folder.rglob("rollouts/*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def tokens_of(folder):
+    return [one["tokens"] for line in rollouts_of(folder) for one in json.loads(line)["completions"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["generation", "reward", "update"])
+def test_a_run_that_is_killed_within_a_step_goes_on_to_the_bit(inputs, tmp_path, where):
+    recipe = saved_runs.recipe_for(inputs, "none", tmp_path / "kept", objective=section())
+    calm = saved_runs.recipe_for(inputs, "none", tmp_path / "calm", objective=section())
+    never = ranks.run(1, saved_runs.fit, calm, inputs, tmp_path / "never")
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(1, rollout_kills.fit_and_die, recipe, inputs, tmp_path / "killed", where, 3)
+    # What was recorded is not drawn again.
+    goes_on = rollout_kills.fit_without_drawing if where == "update" else rollout_kills.fit_and_die
+    arguments = (3,) if where == "update" else ("nowhere", 3)
+    resumed = ranks.run(1, goes_on, recipe, inputs, tmp_path / "resumed", *arguments)
+    assert resumed.resumed_from_step == 2
+    assert [(step.loss, step.grad_norm) for step in resumed.steps] == [(step.loss, step.grad_norm) for step in never.steps]
+    assert resumed.heldout_loss == never.heldout_loss
+    assert rollouts_of(tmp_path / "kept") == rollouts_of(tmp_path / "calm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "sharding"),
+    [
+        ("full", "ddp"),
+        ("full", "zero2"),
+        ("full", "fsdp"),
+        ("lora", "ddp"),
+        ("lora", "zero2"),
+        ("lora", "fsdp"),
+        ("qlora", "ddp"),
+    ],
+)
+def test_two_processes_draw_and_train_what_one_does(inputs, tmp_path, method, sharding):
+    found = [
+        ranks.run(
+            processes, objective_runs.fit,
+            objective_runs.recipe_for(
+                inputs, "grpo", method, name, **{"checkpoints.folder": str(tmp_path / f"kept-{name}")},
+            ),
+            inputs, tmp_path / name,
+        )
+        for processes, name in ((1, "none"), (2, sharding))
+    ]  # fmt: skip
+    assert tokens_of(tmp_path / "kept-none") == tokens_of(tmp_path / f"kept-{sharding}")
+    alone, together = ([(step.grad_norm, step.reward, step.entropy) for step in one.steps] for one in found)
+    assert together == [pytest.approx(one, rel=1e-4) for one in alone]
+    assert found[1].heldout_loss == pytest.approx(found[0].heldout_loss, rel=1e-5)

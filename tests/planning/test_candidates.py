@@ -1,0 +1,76 @@
+"""Settings that a model type does not have are refused by the plan, before a GPU is there, by their keys."""
+
+import json
+
+import pytest
+
+from flytune.errors import RecipeError
+from flytune.models import model_types
+from flytune.planning import planner
+from flytune.recipe import Recipe
+from flytune.records.plan import STEP
+from tests.support.model_types import tiny_config
+from tests.support.tiny import tiny_recipe
+
+
+def plan(folder, model_type, config=None, **changes):
+    content = json.loads(tiny_config(model_type).to_json_string()) | (config or {})
+    (folder / "config.json").write_text(json.dumps(content))
+    defaults = {"model.attn_implementation": "sdpa", "training.activation_checkpointing": True}
+    return planner.make(Recipe.model_validate(tiny_recipe(folder, folder / "rows.jsonl", defaults | changes)))
+
+
+def refusal(folder, model_type, config=None, **changes):
+    with pytest.raises(RecipeError) as raised:
+        plan(folder, model_type, config, **changes)
+    return str(raised.value)
+
+
+def test_a_type_without_activation_checkpointing_is_refused_with_the_default(tmp_path):
+    assert (
+        "training.activation_checkpointing: transformers has no activation checkpointing for ctrl; set "
+        "training.activation_checkpointing: false"
+    ) in refusal(tmp_path, "ctrl")
+    plan(tmp_path, "ctrl", **{"training.activation_checkpointing": False})
+
+
+def test_a_type_without_sdpa_is_refused_with_the_default(tmp_path):
+    assert (
+        "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or flash_attention_2"
+    ) in refusal(tmp_path, "gemma2")
+    plan(tmp_path, "gemma2", **{"model.attn_implementation": "eager"})
+
+
+def test_a_type_that_does_not_compute_in_16_bits_is_refused(tmp_path):
+    said = refusal(tmp_path, "dbrx", **{"model.dtype": "bfloat16"})
+    assert "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and source" in said
+    assert "; set float32" in said
+    plan(tmp_path, "dbrx")
+
+
+def test_a_term_of_the_loss_that_is_not_trained_is_refused(tmp_path):
+    said = refusal(tmp_path, "bamba", {"z_loss_coefficient": 0.1})
+    assert f"model.name_or_path: {tmp_path}: its config.json has z_loss_coefficient: 0.1, with which the loss" in said
+    plan(tmp_path, "bamba")
+
+
+def test_the_plan_says_where_all_logits_are_made_and_counts_them(tmp_path):
+    one, tokens = {"training.per_device_train_batch_size": 1}, 128
+    chunked = plan(tmp_path, "llama", {"vocab_size": 100_000}, **one)
+    own = plan(tmp_path, "llama", {"vocab_size": 100_000, "logit_scale": 0.5}, **one)
+    assert not [note for note in chunked.reasons if note.startswith("loss:")]
+    assert "loss: of all logits of the model, which take memory: TRL's chunked loss leaves out logit_scale: 0.5" in own.reasons
+    more, less = (plan.needs[0].phases[STEP]["logits and loss"] for plan in (own, chunked))
+    assert more - less == pytest.approx(8 * tokens * 100_000, rel=0.01)
+
+
+@pytest.mark.parametrize("model_type", [name for name, row in model_types.table().items() if "full" not in row["problems"]])
+def test_each_trained_type_is_planned_or_refused_by_a_key_with_the_defaults(model_type, tmp_path):
+    row = model_types.table()[model_type]
+    has_defaults = "sdpa" in row["attention"] and row.get("checkpointing", True)
+    if has_defaults:
+        plan(tmp_path, model_type)
+        return
+    said = refusal(tmp_path, model_type)
+    assert ("model.attn_implementation" in said) == ("sdpa" not in row["attention"])
+    assert ("training.activation_checkpointing" in said) == (not row.get("checkpointing", True))

@@ -1,0 +1,33 @@
+"""Models on the meta device, and the parameters of adapters on them: as a plan counts them, and as training makes them."""
+
+import json
+
+from flytune.estimates import counting
+from flytune.hardware import shape_named
+from flytune.models import loading
+from flytune.planning import workloads
+from tests.support.model_types import tiny_config
+from tests.support.plans import recipe_of
+
+
+def built(config):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def adapters(kind, named, **method):
+    """Return the parameters of adapters that the plan counts, and those that training makes."""
+    import torch
+    from peft import get_peft_model
+
+    recipe = recipe_of(method={"name": "lora", "r": 4, "target_modules": named} | method)
+    found = counting.count(json.loads(tiny_config(kind).to_json_string()), None, kind)
+    assert workloads.adapter_problems(recipe, found) == []
+    model = built(tiny_config(kind))
+    with torch.device("meta"):
+        model = get_peft_model(model, loading.peft_config(recipe, model, []))
+    work = workloads.workload(recipe, found, shape_named("a100-80gb-1"), 1, 1)
+    return work.lora_parameters, sum(one.numel() for one in model.parameters() if one.requires_grad)

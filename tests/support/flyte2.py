@@ -1,0 +1,48 @@
+"""Runs of Flyte 2 in its local mode, in this process and its worker."""
+
+import atexit
+import os
+
+import flyte
+import flyte.storage
+import pytest
+from fsspec.registry import _registry
+from obstore.fsspec import FsspecStore
+
+from flytune.stages.worker import Worker
+
+# The SDK puts obstore's file systems in the place of fsspec's own, which the other tests of this process use.
+for _name in [name for name, kind in _registry.items() if issubclass(kind, FsspecStore)]:
+    del _registry[_name]
+os.environ["FLYTE_DISABLE_TELEMETRY"] = "1"
+
+
+def run2(task, **inputs):
+    """Return what a task of the second face makes."""
+    made = flyte.with_runcontext(mode="local").run(task, **inputs)
+    return made.outputs()[0]
+
+
+@pytest.fixture
+def home2(tmp_path, monkeypatch):
+    """Give the SDK's cache of local runs a home of its own."""
+    from flyte._persistence import _db
+
+    monkeypatch.setattr(_db, "DEFAULT_CACHE_DIR", str(tmp_path / "home2"))
+    monkeypatch.setattr(_db.LocalDB, "_initialized", False)
+    return tmp_path
+
+
+def run1(recipe):
+    """Return the address of the artifact that the first face makes of a recipe, in a process of its own without Flyte 2."""
+    return FIRST.call(_finetune, recipe)
+
+
+FIRST = Worker()
+atexit.register(FIRST.end)
+
+
+def _finetune(recipe):
+    from workflows.finetune import finetune
+
+    return str(finetune(recipe=recipe).path)

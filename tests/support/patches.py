@@ -1,0 +1,5 @@
+"""Records of flytune/patches/, by library and name."""
+
+from flytune.patches import table
+
+RECORDS = dict(table.records())

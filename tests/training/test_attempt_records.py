@@ -1,0 +1,79 @@
+"""Figures of runs that lose their machines: of all attempts together."""
+
+import pytest
+
+from flytune import data
+from flytune.artifacts.comparison import compare
+from flytune.artifacts.reproduction import _losses
+from flytune.planning import planner
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Attempt
+from flytune.training import attempt_records, checkpoints, step_log
+from tests.support import ranks
+from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attempts")
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
+    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
+    return folder
+
+
+def figures(steps):
+    """Return what an uninterrupted run has bit for bit."""
+    return [(step.step, step.loss, step.eval_loss, step.grad_norm, step.learning_rate, step.tokens) for step in steps]
+
+
+@pytest.mark.slow
+def test_all_figures_of_a_run_killed_twice_are_of_all_attempts(inputs, tmp_path, capfd):
+    recipe = recipe_for(inputs, "ddp", tmp_path / "kept", **{"evaluation.eval_steps": 2})
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 1, 3)
+    with pytest.raises(ranks.RankFailed, match="signal 9"):
+        ranks.run(2, fit_and_die_in_the_export, recipe, inputs, tmp_path / "killed again")
+    # With nothing left to train.
+    resumed = ranks.run(2, fit, recipe, inputs, tmp_path / "resumed")
+    said = capfd.readouterr().out
+    calm = recipe_for(inputs, "ddp", tmp_path / "calm", **{"evaluation.eval_steps": 2})
+    whole = ranks.run(2, fit, calm, inputs, tmp_path / "whole")
+
+    assert figures(resumed.steps) == figures(whole.steps) == figures(step_log.read(tmp_path / "resumed" / "steps.jsonl"))
+    assert (resumed.tokens, resumed.heldout_loss, resumed.exported) == (whole.tokens, whole.heldout_loss, whole.exported)
+    # The record is written beside training: that of a killed process may be a step late, but not behind its checkpoint.
+    again = resumed.attempts[0].last_step - 2
+    assert again in (0, 1)
+    assert [(one.resumed_from_step, one.last_step) for one in resumed.attempts] == [(0, 2 + again), (2, 4), (4, 4)]
+    assert (resumed.repeated_steps, whole.repeated_steps, len(whole.attempts)) == (again, 0, 1)
+    assert resumed.seconds == pytest.approx(sum(one.seconds for one in resumed.attempts))
+    assert resumed.held_seconds > resumed.seconds
+    assert all(resumed.peaks[phase] >= one.peaks.get(phase, 0) for one in resumed.attempts for phase in resumed.peaks)
+    assert _losses(resumed.steps, whole.steps).result == "equal"
+    assert "3 attempts: 4 steps in 0:0" in said
+    assert ("1 trained again" in said) == (again == 1)
+    plan, manifest = planner.make(recipe), data.read_manifest(inputs / "dataset")
+    assert compare(recipe, plan, manifest, resumed).measured_step_seconds > 0
+    checkpoints.clear(recipe, manifest, resumed)
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_an_attempt_without_a_record_counts_as_far_as_its_checkpoint():
+    empty = {"shape": "cpu-1", "world_size": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    mine = Attempt(number=2, resumed_from_step=4, last_step=6, price_per_hour=36.0, seconds=1.0, held_seconds=2.0, **empty)
+    (before,) = attempt_records._covering([], mine, 10.0, 15.0)
+    assert (before.last_step, before.seconds, before.held_seconds) == (4, 10.0, 15.0)
+    late = before.model_copy(update={"last_step": 5, "seconds": 12.0, "held_seconds": 20.0})
+    assert attempt_records._covering([late], mine, 10.0, 15.0) == [late]
+
+
+def test_a_record_that_is_late_counts_as_far_as_the_next_attempt_s_checkpoint():
+    row = {"shape": "cpu-1", "world_size": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    row |= {"price_per_hour": 36.0, "seconds": 1.0, "held_seconds": 2.0}
+    steps = [(0, 1), (2, 2), (2, 4), (4, 6)]
+    *found, mine = (
+        Attempt(number=number, resumed_from_step=first, last_step=last, **row) for number, (first, last) in enumerate(steps)
+    )
+    covered = attempt_records._covering(found, mine, 3.0, 6.0)
+    assert [(one.resumed_from_step, one.last_step) for one in covered] == [(0, 2), (2, 2), (2, 4)]

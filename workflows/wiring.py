@@ -1,0 +1,40 @@
+"""Stages of a run, wired by the table: each one takes the results that its row names."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from flytune.stages.planned import Planned
+from flytune.stages.table import RUN, Stage
+from tasks import run
+from tasks.runtime.face import TASKS
+from workflows.routing import map_on, route_to
+
+assert run, "it declares the tasks"
+
+
+def values_of(planned: Any, recipe: Any, export_only: bool = False) -> dict[str, Any]:
+    """Return the values that a run begins with: outputs of the plan task, and the recipe."""
+    own = {name: getattr(planned, name) for name in (*Planned.model_fields, "harness_data")}
+    return own | {"recipe": recipe, "export_only": export_only}
+
+
+def wire(stages: Iterable[Stage], values: dict[str, Any]) -> dict[str, Any]:
+    """Run stages in their order; return the values with their results."""
+    for stage in stages:
+        values = values | {stage.makes: _run(stage, values)}
+    return values
+
+
+def _run(stage: Stage, values: dict[str, Any]) -> Any:
+    tasks, inputs = TASKS[stage.name], {name: values[source] for name, source in stage.inputs.items()}
+    if not stage.on:
+        return tasks(**inputs)
+    if not stage.over:
+        return route_to(stage.name, values[stage.on], tasks, **inputs)
+    over = {stage.over: inputs.pop(stage.over)}
+    return map_on(stage.name, values[stage.on], tasks, over, **inputs)
+
+
+def stages_of(*phases: str) -> list[Stage]:
+    """Return the stages of phases of RUN, of all of them if none is named."""
+    return [stage for phase in RUN for stage in phase.stages if phase.name in phases or not phases]
