@@ -17,6 +17,9 @@ FAULTS ?=
 INPUTS ?=
 SEED ?=
 JOBS ?=
+# Of make proofs: the parts to run, all where it is empty; LIST=1 shows them.
+PARTS ?=
+LIST ?=
 # TORCH=cpu: torch without CUDA, some 4 GB less, where pip is told of an index or a folder that has it (README.md).
 TORCH ?=
 TORCH_CPU = $(shell sed -n 's/^torch==[^ ;]*/&+cpu/p' requirements-dev.lock)
@@ -110,14 +113,14 @@ check: .venv/.installed ## Lint, format, types, floors
 
 # tests/rules is a part of make check.
 TEST = pytest -n $(WORKERS) --dist worksteal --ignore tests/rules
-test: .venv/.installed ## The tests that take seconds
-	@$(TEST) -m "not slow and not release and not gpu"
+test: .venv/.installed ## The tests that take seconds; after each change
+	@$(TEST) -m "not journey and not slow and not release and not gpu"
 
-test-all: .venv/.installed ## All tests but those of make check; CI runs both, and no GPU is needed
-	@$(TEST) -m "not release and not gpu"
+journeys: .venv/.installed ## Whole roads, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
+	@$(TEST) -m "journey and not release"
 
-test-release: .venv/.installed ## The further cases of matrices (tests/release.py), before a release; an hour of two cores
-	@$(TEST) -m "release and not gpu"
+proofs: .venv/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
+	@python -m tests.proofs $(if $(LIST),--list) $(PARTS)
 
 selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes
 	@flytune selftest
@@ -171,4 +174,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test test-all test-release selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean
+.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test journeys proofs selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean

@@ -1,4 +1,4 @@
-"""Tests that run before a release alone (`make test-release`): the further cases of what `make test-all` tests in a few.
+"""Tests that run before a release alone (`make proofs PARTS=matrices`): the further cases of what the other parts test in a few.
 
 All cases take more than an hour of two cores, and what CI runs for every change is to be short.
 """
@@ -174,4 +174,4 @@ KEPT: dict[str, dict[str, list[str]]] = {
         "test_preferences_are_tuned_on_the_supervised_model": ["lora"],
     },
 }
-"""By file and test, the cases that `make test-all` runs; none of a test that it leaves out."""
+"""By file and test, the cases that the other parts run; none of a test that it leaves out."""

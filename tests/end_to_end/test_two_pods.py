@@ -40,8 +40,9 @@ def test_two_pods_are_one_run(sharding, tmp_path):
         name = submit(checkout(tmp_path / "laptop"), tmp_path / "home", admin, recipe)
         run = Run(admin, name, tmp_path / "run", storage)
         prepared = run.until("prepare_data")["o0"].scalar.blob.uri
-        # Longer than the pod without rank 0 would run if it did not wait.
-        admin.bytes_per_second = 200_000
+        # The upload ends when the pod without rank 0 is seen to wait for it.
+        admin.uploads_end.clear()
+        run.options["train_cpu_1x2"] = {"strike": lambda pods: admin.looks < 2 or admin.uploads_end.set()}
         trained = run.until("train")["o0"].scalar.blob.uri
         dataset, two = admin.fetch(prepared, tmp_path / "dataset"), admin.fetch(trained, tmp_path / "two")
         checkpoints = admin.keys("flytune-checkpoints/")

@@ -1,6 +1,8 @@
 """Rules of the Makefile: the commands that its targets run, and a package that is really made."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,6 +12,7 @@ import pytest
 from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
 
 from flytune.hardware import load_shapes
+from tests import proofs
 from tests.release import KEPT
 from tests.support.make import lines
 from tests.support.paths import ROOT
@@ -35,18 +38,79 @@ NEW = ("--assume-new", "requirements-dev.lock")
 """Options of make by which nothing is installed yet."""
 
 
+def installed(**variables):
+    """Return what is installed, in order, and all commands."""
+    made = lines("install", *NEW, BIN="nowhere/bin", **variables)
+    return [line.partition("; install ")[2] for line in made if "; install " in line], made
+
+
 def test_torch_without_cuda_is_installed_before_the_lock():
     (version,) = {line for line in (ROOT / "requirements-dev.lock").read_text().split() if line.startswith("torch==")}
-    made = [line for line in lines("install", *NEW, TORCH="cpu", BIN="nowhere/bin") if "pip install" in line]
-    assert f'"{version}+cpu"' in made[0]
-    assert "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS" in made[0]
-    assert made[1].endswith("--constraint requirements-dev.lock torch")
-    assert made[2].endswith("--no-deps --requirement requirements-dev.lock")
-    plain = [line for line in lines("install", *NEW, BIN="nowhere/bin") if "pip install" in line]
-    assert plain == made[1:]
-    assert any(
-        "TORCH=cu12: unknown; cpu, or leave it out" in line for line in lines("install", *NEW, TORCH="cu12", BIN="nowhere/bin")
-    )
+    cpu, _ = installed(TORCH="cpu")
+    assert cpu[0].startswith(f'"{version}+cpu" ||')
+    assert "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS" in cpu[0]
+    locks = [f"--no-deps --requirement requirements-{name}.lock" for name in ("dev", "model")]
+    assert cpu[1:] == ["--constraint requirements-dev.lock torch", *locks]
+    plain, _ = installed()
+    assert plain == cpu[1:]
+    _, refused = installed(TORCH="cu12")
+    assert any("TORCH=cu12: unknown; cpu, or leave it out" in line for line in refused)
+
+
+@pytest.mark.parametrize("fails", ["", "uv"])
+def test_pip_installs_what_uv_cannot_and_no_address_is_printed(fails, tmp_path):
+    """The programs are stand-ins that write what they were asked; pip's own configuration is real."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    seen = tmp_path / "seen"
+    for name in ("uv", "python"):
+        ask = f'echo "{name} $* ${{UV_DEFAULT_INDEX:-}}" >> {seen}\n'
+        if name == "python":  # pip's settings are read, installations recorded
+            ask = f'case "$*" in *"pip config"*) exec {sys.executable} "$@";; esac\n{ask}'
+        (binaries / name).write_text(f"#!/bin/sh\n{ask}" + ("exit 1\n" if name == fails else ""))
+        (binaries / name).chmod(0o755)
+    environment = os.environ | {"PIP_INDEX_URL": "https://ada:hunter2@example.com/simple"}
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.lock", "requirements-model.lock"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").mkdir()
+    done = subprocess.run(["make", "install", f"BIN={binaries}"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    asked = seen.read_text()
+    assert "--no-deps --requirement requirements-dev.lock https://ada:hunter2@example.com/simple\n" in asked
+    by_pip = [line for line in asked.splitlines() if line.startswith("python -m pip install")]
+    assert any("--requirement requirements-dev.lock" in line for line in by_pip) == (fails == "uv")
+
+
+def parts_of_the_page():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `(\w+)` \|", page.partition("| part of `make proofs` |")[2].partition("\n\n")[0], re.MULTILINE)
+
+
+def test_every_part_of_the_proofs_is_explained_and_every_slow_test_is_in_one():
+    assert parts_of_the_page() == list(proofs.PARTS)
+    folders = [folder for group in proofs.FOLDERS.values() for folder in group]
+    assert len(folders) == len(set(folders))
+    assert [folder for folder in folders if not (ROOT / "tests" / folder).is_dir()] == []
+    assert proofs.recorded().keys() <= proofs.PARTS.keys()
+
+
+def test_only_a_green_part_of_committed_files_is_recorded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(proofs, "ROOT", tmp_path)
+    monkeypatch.setattr(proofs, "RECORD", tmp_path / "tests" / "proofs.json")
+    monkeypatch.setattr(proofs, "PARTS", {"chaos": ["true"], "fuzz": ["false"]})
+    (tmp_path / "tests").mkdir()
+    named = ["-c", "user.name=a", "-c", "user.email=a"]
+    for words in (["init", "-q"], [*named, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    (tmp_path / "changed").touch()
+    assert proofs.main(["chaos"]) == 0
+    assert "chaos: not recorded, because files are not committed: ?? changed" in capsys.readouterr().out
+    (tmp_path / "changed").unlink()
+    assert proofs.main([]) == 1
+    assert "red: fuzz" in capsys.readouterr().err
+    assert proofs.recorded().keys() == {"chaos"}
+    assert proofs.recorded()["chaos"]["commit"] == proofs.git("rev-parse", "HEAD")
 
 
 def test_chaos_passes_the_variables_that_are_set():

@@ -6,7 +6,7 @@ It starts nothing: tests/support/propeller.py runs registered workflows.
 import base64
 import hashlib
 import re
-import time
+import threading
 import urllib.request
 from concurrent import futures
 from contextlib import contextmanager
@@ -49,10 +49,13 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         """Outputs of cached tasks by key (execution.py)."""
         self.uploads = []
         self.active = []
-        self.bytes_per_second = None
-        """Rate of each write of a pod's raw data; None for no limit."""
+        self.uploads_end = threading.Event()
+        """Cleared by a test that holds the writes of pods' raw data: none ends before it is set."""
+        self.uploads_end.set()
         self.arriving = []
         """Keys of writes in progress."""
+        self.looks = 0
+        """Lists of an attempt's outputs that were asked for while a write was in progress: a pod waits for another's."""
 
     def store(self, key, content):
         """Store bytes for pods to read."""
@@ -230,19 +233,20 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
 
 
 class _Storage(ObservedS3):
-    """Mock S3 whose writes below ab/ (raw data) are recorded and limited to the Admin's rate."""
+    """Mock S3 whose writes below ab/ (raw data) are recorded, and end when the Admin lets them."""
 
     admin = None
 
     def answer(self, moto, environ, start):
-        """Answer a request; writes of raw data take their time."""
+        """Answer a request; a write of raw data waits while uploads are held."""
         key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}/")
         if environ["REQUEST_METHOD"] != "PUT" or not key.startswith("ab/"):
+            if self.admin and self.admin.arriving and "prefix=metadata" in environ["QUERY_STRING"]:
+                self.admin.looks += 1
             return moto(environ, start)
         self.admin.arriving.append(key)
         try:
-            if self.admin.bytes_per_second is not None:
-                time.sleep(int(environ.get("CONTENT_LENGTH") or 0) / self.admin.bytes_per_second)
+            assert self.admin.uploads_end.wait(600), "the test did not let the upload end"
             return moto(environ, start)
         finally:
             self.admin.arriving.remove(key)

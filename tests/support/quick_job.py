@@ -17,7 +17,9 @@ COMMON = {"accelerator": "cpu", "cpu": 1, "memory_gib": 6, "disk_gib": 20, "shar
 
 
 def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
-    """Run steps of 0.1 s, then write a file of `size` bytes on rank 0. `fault` strikes in attempt 0: "FAULT RANK STEP"."""
+    """Run steps, then write a file of `size` bytes on rank 0. `fault` strikes in attempt 0:
+    "FAULT RANK STEP", or "stay RANK export".
+    """
     import torch
 
     out = FLYTE.new_folder() / "result"
@@ -27,16 +29,14 @@ def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
         if not is_alone:
             torch.distributed.init_process_group("gloo")
         for step in range(steps):
-            if fault and fault.split()[1:] == [str(rank), str(step)] and os.environ["FLYTE_ATTEMPT_NUMBER"] == "0":
-                strike(fault.split()[0])
+            strike(fault, rank, step)
             if not is_alone:
                 torch.distributed.all_reduce(torch.ones(1))
             say(f"step {step}")
-            time.sleep(0.1)
         say("export begins")
+        strike(fault, rank, "export")
         out.mkdir()
         if rank == 0:
-            time.sleep(1)
             Path(out, "model.safetensors").write_bytes(os.urandom(size))
         if not is_alone:
             torch.distributed.barrier()
@@ -48,8 +48,12 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def strike(what: str) -> None:
-    if what == "kill":
+def strike(fault: str, rank: int, where: int | str) -> None:
+    if fault.split()[1:] != [str(rank), str(where)] or os.environ["FLYTE_ATTEMPT_NUMBER"] != "0":
+        return
+    if fault.startswith("stay"):
+        time.sleep(600)  # until the test ends the pod
+    if fault.startswith("kill"):
         os.kill(os.getpid(), 9)
     raise KeyError("a bug")
 

@@ -26,9 +26,10 @@ from tests.support.quick_job import QUICK
 
 GRACE = 25.0
 """Seconds from SIGTERM to SIGKILL in these tests; pods have 60."""
-MB = 2**20
 NUMBERS = itertools.count()
 PHASES = ["import", "training", "export", "upload", "exit"]
+STAY = {"training": "stay {} 3", "export": "stay {} export"}
+"""Faults by which the rank that is struck is still in that phase."""
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +40,32 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def job(cluster, tmp_path):
-    """A function that runs a quick task's attempts; `size` bytes are uploaded at `rate` bytes a second."""
+    """A function that runs a quick task's attempts; with `holds`, no upload ends before a strike lets it."""
     admin, storage = cluster
 
-    def run(shape, size=1000, steps=5, fault="", rate=None, strike=None, grace=GRACE):
+    def run(shape, fault="", holds=False, strike=None, grace=GRACE, strikes=1):
         task = QUICK[shape]
         template = get_serializable(OrderedDict(), SETTINGS, task).template.to_flyte_idl()
-        inputs = {"size": size, "steps": steps, "fault": fault}
+        inputs = {"size": 1000, "steps": 5, "fault": fault}
         literals = TypeEngine.dict_to_literal_map(FlyteContextManager.current_context(), inputs, task.python_interface.inputs)
         environment = storage | {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(propeller.SITE)
-        admin.bytes_per_second = rate
+        admin.looks = 0
+        if holds:
+            admin.uploads_end.clear()
         given = dict(literals.to_flyte_idl().literals)
         where = tmp_path / "work", environment, f"job{next(NUMBERS)}"
         try:
-            return list(propeller.attempts(admin, template, given, *where, strike=strike, grace=grace))
+            return list(propeller.attempts(admin, template, given, *where, strike=strike, grace=grace, strikes=strikes))
         finally:
-            admin.bytes_per_second = None
+            admin.uploads_end.set()
 
     return run
 
 
-def sigterm(admin, phase, index, then=None):
-    """Return a function that deletes the pod of that index in that phase; later uploads have the rate `then`."""
+def sigterm(admin, phase, index):
+    """Return a function that deletes the pod of that index in that phase; uploads that are held may end after it."""
     words = {"import": "", "training": "step 2", "export": "export begins"}
 
     def is_there(pods):
@@ -77,7 +80,7 @@ def sigterm(admin, phase, index, then=None):
     def strike(pods):
         if is_there(pods):
             pods[index].delete()
-            admin.bytes_per_second = then
+            admin.uploads_end.set()
 
     return strike
 
@@ -91,8 +94,12 @@ def explain(attempts):
 
 
 @pytest.mark.slow
-def test_pods_without_rank_0_wait_for_a_slow_upload(job):
-    (only,) = job("cpu-1x2", size=3 * MB, rate=0.3 * MB)
+def test_pods_without_rank_0_wait_for_a_slow_upload(job, cluster):
+    def strike(pods):
+        if cluster[0].looks >= 2:
+            cluster[0].uploads_end.set()
+
+    (only,) = job("cpu-1x2", holds=True, strike=strike)
     assert only.condition == "Succeeded"
     assert only.outputs is not None
     first, second = only.pods
@@ -106,9 +113,9 @@ def test_a_waiting_pod_that_is_killed_fails(job, cluster):
     def strike(pods):
         if cluster[0].arriving:
             pods[1].kill()
-            cluster[0].bytes_per_second = None
+            cluster[0].uploads_end.set()
 
-    first, second = job("cpu-1x2", size=3 * MB, rate=0.2 * MB, strike=strike)
+    first, second = job("cpu-1x2", holds=True, strike=strike)
     assert (first.condition, first.pods[1].code) == ("Failed", -9)
     assert second.outputs is not None
 
@@ -117,7 +124,9 @@ def test_a_waiting_pod_that_is_killed_fails(job, cluster):
 @pytest.mark.parametrize("index", [0, 1], ids=["rank-0", "another"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_two_nodes_one_of_which_is_drained(phase, index, job, cluster):
-    attempts = job("cpu-1x2", size=2 * MB, rate=0.4 * MB, strike=sigterm(cluster[0], phase, index))
+    attempts = job(
+        "cpu-1x2", fault=STAY.get(phase, "").format(index), holds=phase == "upload", strike=sigterm(cluster[0], phase, index)
+    )
     *failed, last = attempts
     assert last.outputs is not None, explain(attempts)
     # A drained node costs one attempt; once the upload has begun, none.
@@ -128,7 +137,7 @@ def test_two_nodes_one_of_which_is_drained(phase, index, job, cluster):
 @pytest.mark.parametrize("shape", ["cpu-1", "cpu-2"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_one_node_that_is_drained(phase, shape, job, cluster):
-    attempts = job(shape, size=2 * MB, rate=0.4 * MB, strike=sigterm(cluster[0], phase, 0))
+    attempts = job(shape, fault=STAY.get(phase, "").format(0), holds=phase == "upload", strike=sigterm(cluster[0], phase, 0))
     *failed, last = attempts
     assert last.outputs is not None, explain(attempts)
     assert len(failed) == (phase in ("import", "training", "export")), explain(attempts)
@@ -139,7 +148,17 @@ def test_one_node_that_is_drained(phase, shape, job, cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["cpu-1", "cpu-2"])
 def test_an_interrupted_upload_is_repeated(shape, job, cluster):
-    first, second = job(shape, size=3 * MB, rate=0.1 * MB, grace=3, strike=sigterm(cluster[0], "upload", 0, then=3 * MB))
+    seen = []
+
+    def strike(pods):
+        if pods not in seen:
+            seen.append(pods)
+        if len(seen) == 2:  # the first attempt's pod was killed while it uploaded
+            cluster[0].uploads_end.set()
+        elif cluster[0].arriving:
+            pods[0].delete()
+
+    first, second = job(shape, holds=True, grace=1, strike=strike, strikes=2)
     assert first.condition == "Failed"
     assert second.outputs is not None
 

@@ -1,0 +1,111 @@
+"""The proofs: what takes too long for every change, in named parts, and a record of each part's last green run.
+
+    python -m tests.proofs                  every part (make proofs)
+    python -m tests.proofs chaos selftest   these parts (make proofs PARTS="chaos selftest")
+    python -m tests.proofs --list           the parts, what each runs, and its last green run
+
+A part that is green writes its line into tests/proofs.json: commit, time, seconds and machine. Changed files that are not committed leave no record.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "tests" / "proofs.json"
+WORKERS = os.environ.get("WORKERS", "2")
+
+FOLDERS = {
+    "training": ["training", "objectives", "rewards", "rollouts", "sharding", "export"],
+    "models": ["models", "adapters", "evaluation", "inference"],
+    "data": ["data", "conversion", "report"],
+    "planning": ["dryrun", "estimates", "planning", "hardware"],
+    "jobs": ["tasks", "failures", "pods"],
+    "runs": ["end_to_end", "workflows", "stages", "sweeps", "flyte2"],
+}
+"""The folders of tests/ of each part that runs their slow tests. What is in none of them is the part `others`."""
+
+
+def slow(*folders: str) -> list[str]:
+    """Return the command that runs the slow tests of these folders; of all other folders without one."""
+    paths = [f"tests/{folder}" for folder in folders]
+    if not paths:
+        grouped = [folder for group in FOLDERS.values() for folder in group]
+        paths = ["tests", "--ignore=tests/rules", *(f"--ignore=tests/{folder}" for folder in grouped)]
+    return ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "slow and not release and not gpu", *paths]
+
+
+PARTS: dict[str, list[str]] = {
+    **{part: slow(*folders) for part, folders in FOLDERS.items()},
+    "others": slow(),
+    "matrices": ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "release and not gpu", "tests"],
+    "cpus": ["make", "test-cpus"],
+    "selftest": ["flytune", "selftest"],
+    "chaos": ["python", "-m", "tests.chaos"],
+    "fuzz": ["python", "-m", "tests.fuzz"],
+    "removals": ["python", "-m", "tests.fuzz", "--removals"],
+}
+"""The command of each part. CONTRIBUTING.md says which change owes which part."""
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+
+
+def record(part: str, commit: str, seconds: float) -> None:
+    """Write the line of a part that was green."""
+    parts = recorded()
+    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    parts[part] = {"commit": commit, "date": when, "seconds": str(round(seconds)), "machine": machine}
+    lines = [f"  {json.dumps(name)}: {json.dumps(parts[name])}" for name in PARTS if name in parts]
+    new = RECORD.with_suffix(".new")
+    new.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    new.replace(RECORD)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--list", action="store_true", help="show the parts and their last green runs")
+    given = parser.parse_args(arguments)
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        parser.error(f"{unknown[0]}: no such part; the parts are {', '.join(PARTS)}")
+    chosen = given.parts or list(PARTS)
+    if given.list:
+        for part in chosen:
+            last = recorded().get(part)
+            shown = f"{last['date']} {last['commit'][:10]} {last['seconds']} s" if last else "never"
+            print(f"{part:<10} {shown:<34} {' '.join(PARTS[part])}")
+        return 0
+    red = []
+    for number, part in enumerate(chosen, 1):
+        commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", ".", f":!{RECORD.relative_to(ROOT)}")
+        print(f"{part} ({number} of {len(chosen)}): {' '.join(PARTS[part])}", flush=True)
+        began = time.monotonic()
+        code = subprocess.run(PARTS[part], cwd=ROOT, check=False).returncode
+        seconds = time.monotonic() - began
+        print(f"{part}: {'green' if code == 0 else 'RED'} after {seconds / 60:.0f} min", flush=True)
+        if code:
+            red.append(part)
+        elif changed:
+            print(f"{part}: not recorded, because files are not committed: {changed.splitlines()[0]}", flush=True)
+        else:
+            record(part, commit, seconds)
+    if red:
+        print(f"red: {', '.join(red)}", file=sys.stderr)
+    return 1 if red else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
