@@ -3,10 +3,12 @@
     python -m benchmarks.model_types llama mamba      # prints the rows of these types
     python -m benchmarks.model_types --write          # all types, into flytune/models/model_types.json
     python -m benchmarks.model_types --write --training    # the same without packing, which is kept as it is there
+    python -m benchmarks.model_types --write --packing    # packing alone; all else is kept as it is there
     python -m benchmarks.model_types --write --experts    # adapters on experts alone; all else is kept as it is there
 
 A type is packable under a kind of attention if packed samples have the losses and gradients of samples alone, and other
-neighbors change nothing. It is trained if Flytune's training loop lowers the loss on a CPU, the gate accepts the reloaded
+neighbors change nothing, in float64: what is equal is so to 1e-7, what is not differs by 1e-3 or more, and a distance between
+them is an error. It is trained if Flytune's training loop lowers the loss on a CPU, the gate accepts the reloaded
 export, and no prediction sees a later token. Slices are right, which fsdp reads, if the weights are those that transformers
 loads. FlashAttention is computed by a stand-in for its kernels, which run on GPUs only. The loss that is trained is compared
 with the model's own, with every field of the configuration changed once. Adapters on experts are trained where a type has some,
@@ -57,14 +59,8 @@ def row(model_type: str, folder: Path, packed: dict[str, Any] | None = None) -> 
     """
     if model_type in NOT_BUILT:
         return {"packing": [], "problems": dict.fromkeys(("packing", "full", "lora"), f"not tried: {NOT_BUILT[model_type]}")}
-    if packed is None:
-        ran = {attention: packed_samples.problem_of(model_type, attention) for attention in packed_samples.ATTENTIONS}
-        packing = [attention for attention, found in ran.items() if found is None]
-        wrong = [found for found in ran.values() if found and found != packed_samples.NONE_SUCH]
-        problems = {"packing": wrong[0]} if wrong else {}
-    else:
-        packing = packed["packing"]
-        problems = {name: why for name, why in packed["problems"].items() if name == "packing"}
+    packed = packed or with_packing(model_type, folder, {"problems": {}})
+    packing, problems = packed["packing"], {name: why for name, why in packed["problems"].items() if name == "packing"}
     defaults, losses = trained_types.defaults(model_type), dict[str, Any]()
     if found := _failure(lambda: losses.update(model_losses.row(model_type))):
         losses = {"problems": {"loss": found}}
@@ -77,6 +73,18 @@ def row(model_type: str, folder: Path, packed: dict[str, Any] | None = None) -> 
         packing, problems = [], problems | {"packing": problems.get("packing", "it is not trained")}
     made = {"packing": packing, "problems": dict(sorted(problems.items()))} | defaults | losses
     return with_experts(model_type, folder, made)
+
+
+def with_packing(model_type: str, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the results of packing, made anew; as it is where the type is not trained."""
+    if "full" in kept["problems"]:
+        return kept
+    ran = {attention: packed_samples.problem_of(model_type, attention) for attention in packed_samples.ATTENTIONS}
+    wrong = [found for found in ran.values() if found and found != packed_samples.NONE_SUCH]
+    problems = {name: why for name, why in kept["problems"].items() if name != "packing"}
+    problems |= {"packing": wrong[0]} if wrong else {}
+    packing = [attention for attention, found in ran.items() if found is None]
+    return kept | {"packing": packing, "problems": dict(sorted(problems.items()))}
 
 
 def with_experts(model_type: str, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
@@ -137,20 +145,19 @@ def _failure(check: Callable[[], Any]) -> str | None:
     return None
 
 
-def rows(names: list[str], workers: int, packed: dict[str, Any], experts: bool = False) -> dict[str, dict[str, Any]]:
+def rows(names: list[str], workers: int, make: Callable[..., Any], kept: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rows of model types, computed by several processes.
 
     Args:
-        packed: rows whose results of packing are kept.
-        experts: whether adapters on experts alone are run, and all else is kept.
+        make: row, with_packing or with_experts.
+        kept: the rows that it gets.
     """
-    made_by, given = (with_experts, model_types.table().get) if experts else (row, packed.get)
     folder = Path(tempfile.mkdtemp(prefix="model-types-"))
     found = {}
     try:
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet) as pool:
             pool.submit(trained_types.inputs, folder).result()
-            for name, made in zip(names, pool.map(made_by, names, [folder] * len(names), map(given, names)), strict=True):
+            for name, made in zip(names, pool.map(make, names, [folder] * len(names), map(kept.get, names)), strict=True):
                 found[name] = made
                 print(name, json.dumps(made), flush=True)  # noqa: T201
     finally:
@@ -228,15 +235,17 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="replace the rows of these types in flytune/models/model_types.json"
     )
-    parser.add_argument("--training", action="store_true", help="keep the results of packing in that file")
-    parser.add_argument("--experts", action="store_true", help="run adapters on experts alone, and keep all else in that file")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--training", action="store_true", help="keep the results of packing in that file")
+    part.add_argument("--packing", action="store_true", help="run packing alone, and keep all else in that file")
+    part.add_argument("--experts", action="store_true", help="run adapters on experts alone, and keep all else in that file")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     import transformers
 
-    made = rows(
-        given.types or sorted([*MODEL_TYPES, *NOT_BUILT]), given.workers, _packed() if given.training else {}, given.experts
-    )
+    make = with_packing if given.packing else with_experts if given.experts else row
+    known = model_types.table() if given.packing or given.experts else _packed() if given.training else {}
+    made = rows(given.types or sorted([*MODEL_TYPES, *NOT_BUILT]), given.workers, make, known)
     if given.write:
         kept = {}
         with contextlib.suppress(FileNotFoundError):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from flytune import limits
+from flytune import files, limits
 from flytune.errors import OutOfMemory, TrainingError
 from flytune.records import Degrees, Plan
 from flytune.records.degrees import halved
@@ -88,6 +88,12 @@ def put(place: str, name: str, text: bytes) -> None:
 def remove(place: str, name: str) -> None:
     """Delete a file there, if it exists."""
     Storage(place, retry=False).remove(name)
+
+
+def sweep(place: str) -> None:
+    """Delete the files directly in a folder that attempts left which were killed while they wrote them."""
+    for name in filter(files.is_temporary, names(place)):
+        remove(place, name)
 
 
 def check_agreed(notes: Notes, args: Any) -> None:

@@ -198,6 +198,16 @@ def test_the_table_says_under_which_attention_packed_samples_are_as_alone(model_
     assert known["packing"] or known["problems"]["packing"]
 
 
+@pytest.mark.parametrize("distance", [0.0, 1e-8, 3e-7, 3e-4, 2e-3, float("nan")])
+def test_no_verdict_is_near_to_its_bound(distance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_samples, "distances", lambda *_, **__: {"one": 0.0, "other": distance})
+    if 1e-7 < distance < 1e-3:
+        with pytest.raises(packed_samples.Undecided, match=f"llama with sdpa: other: {distance:.1e}, neither 1e-07 nor 0.001"):
+            problem_of("llama", "sdpa")
+    else:
+        assert problem_of("llama", "sdpa") == (None if distance < 1e-7 else "other")
+
+
 def without_positions(model: Any) -> Any:
     """Let a model attend across samples, as with an attention mask of ones."""
     forward = model.forward
@@ -222,14 +232,10 @@ def test_a_packable_model_that_is_not_told_the_positions_is_found(attention: str
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_convolution_alone_is_found_to_see_the_sample_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
+def test_a_convolution_alone_is_found_to_see_the_sample_before() -> None:
     config = packed_samples.tiny_config("lfm2")
     config.layer_types = ["conv"] * config.num_hidden_layers
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = tiny_model("lfm2", "eager", config)
     assert problem_of("lfm2", "eager", model) == "packed samples see each other"
     for layer in model.model.layers:
         layer.conv.conv.weight.data[..., :-1] = 0
@@ -242,6 +248,7 @@ def test_refusals() -> None:
         return model_types.packing_problem(name, attention, trust_remote_code)
 
     assert refusal("llama") is refusal("llama", "eager") is refusal("llama", "flash_attention_3") is None
+    assert refusal("gemma4_text") is refusal("gemma4_unified_text") is refusal("gemma4_unified") is None
     assert refusal("lfm2") == "lfm2 with sdpa: packed samples see each other; leave packing out"
     assert refusal("hrm_text") is None
     assert str(refusal("hrm_text", "flash_attention_2")).endswith("set model.attn_implementation to sdpa, or leave packing out")

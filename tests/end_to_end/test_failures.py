@@ -1,7 +1,6 @@
 """Tests of failing ranks in a pod: the console's text, Flyte's retries, and the next attempt."""
 
 import contextlib
-import os
 import re
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import TrainingResult
 from tasks.train import TRAIN
-from tests.support.paths import ROOT
+from tests.support.faults import planted
 from tests.support.pods import PodKilled, pod
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -44,8 +43,8 @@ def attempt(inputs, tmp_path, monkeypatch):
         recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
         plan = planner.make(recipe)
         monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", str(len(done)))
-        monkeypatch.setenv("FAULT", fault)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "support" / "faults"), str(ROOT)]))
+        for name, value in planted(fault).items():
+            monkeypatch.setenv(name, value)
         dataset = FlyteDirectory(str(inputs / "dataset"))
         folder = tmp_path / f"attempt{len(done)}"
         done.append(None)

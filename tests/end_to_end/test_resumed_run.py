@@ -1,23 +1,17 @@
 """Run that is killed and started again, from the recipe to the artifact: its report, identity and reproduction."""
 
-import os
 import re
 
 import pytest
 
 from flytune.artifacts import reproduction
 from flytune.records import Contents, TrainingResult
-from tests.support.paths import ROOT
+from tests.support.faults import planted
 from tests.support.pyflyte import pyflyte
 from tests.support.reproduction import reproduce, results
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 pytestmark = pytest.mark.slow
-
-KILLED_AT_STEP_3 = {
-    "FAULT": "kill 1 3",
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "faults"), str(ROOT)]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +32,7 @@ def runs(tmp_path_factory):
 
     run("calm")
     (folder / "disturbed").mkdir()
-    run("killed", expected=1, seen=KILLED_AT_STEP_3)
+    run("killed", expected=1, seen=planted("kill 1 3"))
     said = run("resumed")
     return *(next((folder / kept / "store").iterdir()) for kept in ("disturbed", "calm")), said
 

@@ -178,5 +178,5 @@ def test_the_report_of_a_failed_run_has_the_errors_and_pages_of_its_actions(home
     plane.store(f"s3://{BUCKET}/x/metadata/failed/b1/1/report.html", b"<p>steps</p>")
     assert main(["fetch", "failed", str(home / "out"), "--failed"]) == 0
     text = (home / "out" / "failure.txt").read_text()
-    assert "train, FAILED, 1 attempts:\nrank 0: a bug" in text
+    assert "train, FAILED, 1 attempt:\nrank 0: a bug" in text
     assert (home / "out" / "train-b1.html").read_text() == "<p>steps</p>"

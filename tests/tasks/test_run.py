@@ -19,6 +19,7 @@ from flytune.stages.stored import local
 from tasks.prepare import prepare_data
 from tasks.runtime.orchestrator import FLYTE, Flyte
 from tasks.runtime.values import to_stage
+from tests.support.faults import planted
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -93,10 +94,10 @@ def test_bad_input_ends_in_one_clear_error_before_anything_is_trained(changes, s
 
 @pytest.mark.slow
 def test_ranks_that_fail_for_one_cause_show_one_error(inputs, tmp_path):
-    changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.learning_rate": 1e3, "training.max_grad_norm": 1e9}
-    done = pyflyte(tiny_recipe(*inputs, changes), tmp_path)
+    changes = {"sharding": "ddp", "hardware.shape": "cpu-2"}
+    done = pyflyte(tiny_recipe(*inputs, changes), tmp_path, planted("nan 0,1 1"))
     assert done.returncode == 1
-    assert re.search(r"^RunFailed: rank \d: bad loss: step \d: ", done.stderr, re.MULTILINE)
+    assert re.search(r"^RunFailed: rank \d: bad loss: step 2: the loss is nan", done.stderr, re.MULTILINE)
     assert done.stderr.endswith("the run does not go on by itself\n")
     assert "Traceback" not in done.stdout + done.stderr
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.faults import planted
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -31,20 +32,14 @@ def test_no_token_is_in_what_a_run_writes(breaks, tmp_path):
         "publish.address": str(tmp_path / "store"),
         "notify": {"webhook": True, "on": ["failed", "succeeded"]},
     }
-    if breaks:
-        # A learning rate at which the loss becomes NaN, after a checkpoint; AdamW's steps do not grow with the gradients.
-        changes |= {
-            "training.learning_rate": 1e3,
-            "training.max_grad_norm": 1e9,
-            "training.optim": "sgd",
-            "training.max_steps": 12,
-        }
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
-    done = pyflyte(recipe, tmp_path, ENVIRONMENT)
+    # Its loss is NaN after a checkpoint.
+    done = pyflyte(recipe, tmp_path, ENVIRONMENT | (planted("nan 0 2") if breaks else {}))
     assert (done.returncode != 0) is breaks, done.stderr[-3000:]
     assert "FLYTUNE_WEBHOOK was not reached: URLError; no message was sent" in done.stderr
     if breaks:
         assert "tiny: failed;" in done.stderr
+        assert "step 3: the loss is nan" in done.stderr
     assert MARK.decode() not in done.stdout + done.stderr
     assert not found(tmp_path)
     (tmp_path / "leak").write_text(PLANTED["HF_TOKEN"])

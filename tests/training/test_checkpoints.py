@@ -403,12 +403,15 @@ def test_files_written_into_a_folder_during_its_removal_are_removed_by_the_next_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_clearing_removes_the_folder_of_an_attempt_that_was_killed_after_the_last_sweep(tmp_path):
+def test_clearing_removes_what_attempts_left_that_were_killed_after_the_last_sweep(tmp_path):
     changes = {"checkpoints": {"folder": str(tmp_path / "runs"), "name": "one", "save_steps": 1}}
     recipe = Recipe.model_validate(tiny_recipe(tmp_path / "base", tmp_path / "x.jsonl") | changes)
     dead = tmp_path / "runs" / "one" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
     dead.mkdir(parents=True)
     (dead.parent / "lock").touch()
+    # What attempts leave that are killed while they write their record and a note for the next one.
+    for unfinished in (".record-0005-b60f3b3e.json.f69200ca", ".notes.json.0123abcd", ".phase-a-0-0.json.0123abcd"):
+        (tmp_path / "runs" / "one" / unfinished).touch()
     result = SimpleNamespace(attempt="0002-aaaaaa", stopped_early=None)
     paths.clear(recipe, SimpleNamespace(content_sha256="0" * 64), result)
     assert list((tmp_path / "runs").iterdir()) == []

@@ -40,12 +40,14 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     if not recipe.checkpoints.save_steps:
         if any(attempt.execution for attempt in training.attempts):
             attempt_records.clear(ledger.storage.address)
+            attempt_notes.sweep(ledger.storage.address)
         return
     ledger.begin(training.attempt)
     ledger.clear()
     attempt_notes.clear(ledger.storage.address)
     phase_notes.clear(ledger.storage.address)
     attempt_records.clear(ledger.storage.address)
+    attempt_notes.sweep(ledger.storage.address)
     if ledger.storage.is_local:
         # Folders of attempts that were killed after the last sweep.
         staging.sweep(Path(ledger.storage.address))

@@ -7,13 +7,16 @@ if fault := os.environ.get("FAULT"):
     import time
 
     from flytune.training import step_log
+    from tests.support.faults import ruin
 
     WHAT, RANKS, STEP = fault.split()
     end_step = step_log.Recorder.end_step
 
-    def strike() -> None:
+    def strike(recorder: step_log.Recorder) -> None:
         if WHAT == "bug":
             raise KeyError("a bug")
+        if WHAT == "nan":
+            ruin(recorder._trainer.model)
         if WHAT == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if WHAT == "memory":
@@ -29,7 +32,7 @@ if fault := os.environ.get("FAULT"):
 
     def struck(self: step_log.Recorder, step: int, *rest: bool) -> bool:
         if step == int(STEP) and os.environ.get("RANK", "0") in RANKS.split(","):
-            strike()
+            strike(self)
         return end_step(self, step, *rest)
 
     step_log.Recorder.end_step = struck  # type: ignore[method-assign]
