@@ -4,7 +4,8 @@
     python -m tests.proofs chaos selftest   these parts (make proofs PARTS="chaos selftest")
     python -m tests.proofs --list           the parts, what each runs, and its last green run
 
-A part that is green writes its line into tests/proofs.json: commit, time, seconds and machine. Changed files that are not committed leave no record.
+A part that is green writes its line into tests/proofs.json: commit, date, seconds and machine. Nothing is recorded while
+files are not committed.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import platform
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +55,11 @@ PARTS: dict[str, list[str]] = {
 """The command of each part. CONTRIBUTING.md says which change owes which part."""
 
 
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -66,7 +72,7 @@ def record(part: str, commit: str, seconds: float) -> None:
     """Write the line of a part that was green."""
     parts = recorded()
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
     parts[part] = {"commit": commit, "date": when, "seconds": str(round(seconds)), "machine": machine}
     lines = [f"  {json.dumps(name)}: {json.dumps(parts[name])}" for name in PARTS if name in parts]
     new = RECORD.with_suffix(".new")
@@ -86,24 +92,24 @@ def main(arguments: list[str] | None = None) -> int:
         for part in chosen:
             last = recorded().get(part)
             shown = f"{last['date']} {last['commit'][:10]} {last['seconds']} s" if last else "never"
-            print(f"{part:<10} {shown:<34} {' '.join(PARTS[part])}")
+            say(f"{part:<10} {shown:<34} {' '.join(PARTS[part])}")
         return 0
     red = []
     for number, part in enumerate(chosen, 1):
         commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", ".", f":!{RECORD.relative_to(ROOT)}")
-        print(f"{part} ({number} of {len(chosen)}): {' '.join(PARTS[part])}", flush=True)
+        say(f"{part} ({number} of {len(chosen)}): {' '.join(PARTS[part])}")
         began = time.monotonic()
         code = subprocess.run(PARTS[part], cwd=ROOT, check=False).returncode
         seconds = time.monotonic() - began
-        print(f"{part}: {'green' if code == 0 else 'RED'} after {seconds / 60:.0f} min", flush=True)
+        say(f"{part}: {'green' if code == 0 else 'RED'} after {seconds / 60:.0f} min")
         if code:
             red.append(part)
         elif changed:
-            print(f"{part}: not recorded, because files are not committed: {changed.splitlines()[0]}", flush=True)
+            say(f"{part}: not recorded, because files are not committed: {changed.splitlines()[0]}")
         else:
             record(part, commit, seconds)
     if red:
-        print(f"red: {', '.join(red)}", file=sys.stderr)
+        sys.stderr.write(f"red: {', '.join(red)}\n")
     return 1 if red else 0
 
 

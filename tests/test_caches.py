@@ -76,6 +76,7 @@ def test_threads_that_wait_leave_their_cores_to_others(before, after, tmp_path):
     assert found == after
 
 
+@pytest.mark.slow
 def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
     code = "import tasks, os, deepspeed; print(*sorted(os.environ))"
     found, logged = ran(code, tmp_path, HOME=NOWHERE)

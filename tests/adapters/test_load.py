@@ -57,6 +57,7 @@ def deltas(model, name):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", "4"], ids=["lora", "qlora"])
 def test_each_adapter_computes_what_it_computes_alone(store, prompts, suffix):
     model = adapters_loading.load({"a": store / f"short{suffix}", "b": str(store / f"long{suffix}")})

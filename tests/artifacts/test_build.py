@@ -258,6 +258,7 @@ def cards(base, dataset, tmp_path_factory):
     return {method: (metrics[method], float(found)) for method, found in zip(metrics, printed, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_code_of_the_card_gives_the_figure_of_the_report(method, cards):
     metrics, printed = cards[method]

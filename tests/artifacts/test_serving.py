@@ -69,6 +69,7 @@ def tensors(folder):
     return found
 
 
+@pytest.mark.slow
 def test_model_for_vllm_and_tgi(model):
     """Vllm/transformers_utils/config.py and model_executor/model_loader; text_generation_server/utils/hub.py and weights.py.
 

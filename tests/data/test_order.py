@@ -235,6 +235,7 @@ def test_runs_train_the_rows_of_the_order(cut, inputs, undisturbed):
     assert [step.epoch for step in result.steps] == pytest.approx([8 / 21 * step for step in range(1, 7)], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cuts", ["ddp 2 2 4 1", "ddp 4 1 2 4", "fsdp 2 1 4 2", pytest.param("fsdp 4 1 2 2", marks=pytest.mark.slow)]
 )

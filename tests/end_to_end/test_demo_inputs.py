@@ -20,6 +20,7 @@ needs_wheel = pytest.mark.skipif(
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Paris."}]
 
 
+@pytest.mark.slow
 def test_pairs_are_many_distinct_and_whole():
     pairs = list(docstrings.pairs())
     assert len(pairs) > 6000
@@ -50,6 +51,7 @@ def test_choices_are_of_modules_that_no_pair_tells_about():
     assert len({row["answer"] for row in rows}) == 4
 
 
+@pytest.mark.slow
 def test_pairs_are_the_same_every_time(tmp_path):
     first = docstrings.write(tmp_path / "first.jsonl")
     docstrings.documented.cache_clear()

@@ -129,6 +129,7 @@ def test_losses_and_weights_are_those_of_peft_alone(inputs, trained):
     assert relative(found, expected) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sharding", ["fsdp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2"))]
 )

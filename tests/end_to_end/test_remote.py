@@ -50,6 +50,7 @@ def registered(laptop, cluster):
     return admin
 
 
+@pytest.mark.slow
 def test_the_uploaded_code_is_the_project_and_nothing_of_the_laptop(registered, laptop):
     with tarfile.open(fileobj=io.BytesIO(registered.stored(registered.uploads[-1]))) as archive:
         files = {one.name: archive.extractfile(one).read() for one in archive if one.isfile()}
@@ -202,6 +203,7 @@ def test_a_schedule_is_received_with_its_recipe_and_inactive(registered):
     assert registered.active == []
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_recipe_is_reported_before_anything_is_sent(laptop, cluster, inputs):
     admin, _, home = cluster
     before = len(admin.uploads), set(admin.executions)

@@ -298,6 +298,7 @@ def refused_or_positive(path, content):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "mpt", "gpt2", "deepseek_v3"])
 def test_every_wrong_value_of_a_config_has_one_clear_error(kind, tmp_path):
     plain = LLAMA if kind == "llama" else json.loads(tiny_config(kind).to_json_string())

@@ -55,6 +55,7 @@ def scores_of_the_harness(model, tokenizer, own, tasks, **arguments):
     return simple_evaluate(lm, tasks=tasks, task_manager=manager, log_samples=False, **arguments)["results"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -81,6 +82,7 @@ def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_
     assert text.base != text.tuned, "both sides came from one model"
 
 
+@pytest.mark.slow
 def test_combined_parts_equal_one_part(base, own, trained, tmp_path):
     tasks = [{"name": "both", "num_fewshot": 3}, "answer"]
     whole, parts = (
@@ -173,6 +175,7 @@ def test_mistakes_are_reported_all_at_once(base, own, tmp_path):
     assert "has no YAML file here; a pod has the files that `pyflyte run` uploads" in told
 
 
+@pytest.mark.slow
 def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
     assert [job.task.name for job in run.jobs(asking(base, own, ["hellaswag", "mmlu", "choose"]))] == [
         "hellaswag",

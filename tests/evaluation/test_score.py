@@ -118,6 +118,7 @@ def test_a_model_in_training_mode_stays_in_it(base, rows):
     assert model.training
 
 
+@pytest.mark.slow
 def test_scores_agree_with_a_naive_loop_over_both_models(scored, rows):
     recipe, trained, metrics = scored
     for score, model in (
@@ -309,6 +310,7 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
         evaluation_score.score(recipe, tmp_path, dataset)
 
 
+@pytest.mark.slow
 def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base, dataset, tmp_path):
     from tests.support.store import stored
 

@@ -128,6 +128,7 @@ def run(store, file, folder, shards=3, keep=None, **generation):
     return parts, prompts.join(folder / "split", parts, answered, folder / "out")
 
 
+@pytest.mark.slow
 def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_path, monkeypatch):
     # A model with so little training hardly ever ends an answer; a full stop ends it here.
     markers, stop = models_generation.end_markers, AutoTokenizer.from_pretrained(store / "short").convert_tokens_to_ids(".")
@@ -182,6 +183,7 @@ def test_parquet_comes_back_as_parquet(store, tmp_path):
     assert columns(found) == expected(store, lines)
 
 
+@pytest.mark.slow
 def test_only_the_shard_that_failed_is_answered_again(store, tmp_path, monkeypatch):
     file, keep = write(tmp_path / "prompts.jsonl", rows(9)), tmp_path / "keep"
     answers, asked = batch.InferenceModel.answers, []
@@ -296,6 +298,7 @@ def test_columns_that_parquet_cannot_hold(tmp_path):
         prompts._to_parquet(file)
 
 
+@pytest.mark.slow
 def test_drawn_answers_follow_from_the_seed(store):
     model = batch.InferenceModel(store / "short", {})
     asked = [{"row": {"prompt": f"The sum of {index} and"}, "where": f"x:{index}"} for index in range(4)]
@@ -347,6 +350,7 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
         form.tokens({"messages": question(1)}, "x:1")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_workflow_continues_after_a_shard_that_failed(store, tmp_path, monkeypatch):
     lines, asked, answers = rows(7), [], batch.InferenceModel.answers
@@ -393,6 +397,7 @@ def test_each_shape_is_a_map_task_that_the_workflow_routes_to():
         assert command[command.index("vars") + 1] == "adapters,artifact,base,folder,scratch_folder,trust_remote_code"
 
 
+@pytest.mark.slow
 def test_cpu_pods_deal_out_and_join_without_torch():
     code = "import sys, tasks.infer; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -128,6 +128,7 @@ def test_each_kind_trains_sharded_as_in_one_process(kind, sharding, inputs, plai
     checked(recipe, inputs, tmp_path / "trained", result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["device_map", pytest.param("fsdp", marks=SLOW)])
 def test_dora_on_a_4_bit_base(sharding, inputs, tmp_path):
     recipe = recipe_for(inputs, "dora", sharding, "qlora")

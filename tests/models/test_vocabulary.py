@@ -137,6 +137,7 @@ def test_one_process_trains_the_rows_and_their_count_is_the_plans(base, inputs, 
     assert result.trained_parameters == planner.make(recipe).trained_parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA, TABLES], ids=["rows", "tables"])
 def test_a_merged_model_is_the_live_one_and_has_the_rows(method, inputs, plain, tmp_path):
     from transformers import AutoModelForCausalLM

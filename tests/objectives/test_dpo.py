@@ -51,6 +51,7 @@ def losses_of_trl(recipe, rows, out):
     return [entry["loss"] for entry in objective_runs.logs_of_trl(config, DPOTrainer, recipe, rows, out)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "objective"),
     [
@@ -68,6 +69,7 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     objective_runs.check_losses(recipe, inputs, tmp_path, fit, losses_of_trl)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sharding"),
     [("full", "none"), ("lora", "none"), *(pytest.param("full", name, marks=pytest.mark.slow) for name in ("zero3", "fsdp"))],
@@ -140,6 +142,7 @@ def scored(recipe, out, inputs):
     return score.score(recipe, out, inputs / "dataset")
 
 
+@pytest.mark.slow
 def test_held_out_pairs_are_scored_by_both_models(tuned, inputs):
     recipe, result, out = tuned
     metrics = ranks.run(1, scored, recipe, out, inputs)

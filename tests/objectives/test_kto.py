@@ -54,6 +54,7 @@ def in_order_of_training(recipe, inputs):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "objective"),
     [
@@ -94,6 +95,7 @@ def test_two_processes_compute_the_same_loss_and_score(inputs, tmp_path):
     assert both.steps[-1].eval_loss == pytest.approx(alone.steps[-1].eval_loss, rel=SAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_exactly(sharding, inputs, tmp_path):
     objective_runs.check_resume(inputs, sharding, tmp_path, objective="kto", **{"training.learning_rate": 1e-2})

@@ -78,6 +78,7 @@ def scored(recipe, out, inputs):
     return score.score(recipe, out, inputs / "dataset")
 
 
+@pytest.mark.slow
 def test_the_reloaded_model_chooses_held_out_pairs_as_its_card_says(tuned, inputs):
     recipe, result, out = tuned
     metrics = ranks.run(1, scored, recipe, out, inputs)

@@ -48,6 +48,7 @@ def fits(recipe, shapes, geometry=GEOMETRY):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [MAX_LENGTH, RANK])
 @pytest.mark.parametrize(("method", "sharding", "names"), WAYS)
 def test_the_next_value_does_not_fit_and_the_value_does(field, method, sharding, names):

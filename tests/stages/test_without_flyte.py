@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from tests.support.paths import ROOT
@@ -37,6 +38,7 @@ print(len(shown), made.partitions["recipe"])
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_its_stages_one_after_the_other(tmp_path):
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), {"training.max_steps": 2})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

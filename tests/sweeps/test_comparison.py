@@ -37,6 +37,7 @@ def test_pairs_do_not_separate_points_whose_samples_differ_both_ways():
     assert all(found.differences[at].low < 0 < found.differences[at].high for at in found.as_good)
 
 
+@pytest.mark.slow
 def test_equal_models_are_seldom_told_apart_although_the_best_of_them_was_chosen():
     """Of ten equal models, intervals of one pair alone would call some point worse in most sweeps."""
     draw, alone, together = numpy.random.default_rng(0), 0, 0

@@ -176,6 +176,7 @@ def test_the_cause_is_shown_and_not_the_error_of_a_peer(fault, said, attempts, j
     assert len(made) == attempts, explain(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["cpu-1", pytest.param("cpu-2", marks=pytest.mark.slow)])
 def test_logs_of_pods_end_without_errors(shape, job):
     (only,) = job(shape)

@@ -62,6 +62,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(inputs, tmp_p
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "optim"),
     [

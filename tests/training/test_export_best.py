@@ -104,6 +104,7 @@ def test_the_timeout_reaches_the_process_group(sharding, inputs, tmp_path):
         ranks.run(2, collective_that_rank_1_does_not_reach, recipe, inputs, tmp_path)
 
 
+@pytest.mark.slow
 def test_best_and_early_stopping_survive_two_kills(inputs, tmp_path, capfd):
     settings = {"training.max_steps": 9, "evaluation.early_stopping_patience": 3}
     recipe = best_of(inputs, "full", "ddp", tmp_path / "kept", **settings)

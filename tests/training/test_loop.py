@@ -99,13 +99,13 @@ def reloaded_loss(recipe, inputs, trained):
     return float(nll.sum() / tokens.sum())
 
 
+QUICK = {("full", "ddp"), ("full", "zero2"), ("lora", "fsdp"), ("qlora", "device_map")}
+
+
 @pytest.mark.parametrize(
     ("method", "sharding"),
-    # ZeRO's stages 1 and 2 with adapters differ from full's in nothing of ours.
-    [
-        pytest.param(*pair, marks=pytest.mark.slow) if pair[0] != "full" and pair[1] in ("zero1", "zero2") else pair
-        for pair in pairs()
-    ],
+    # One of each method, and one of each kind of sharding.
+    [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs()],
 )
 def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_trained(method, sharding, runs, inputs):
     recipe, result, trained = runs(method, sharding)
@@ -122,6 +122,7 @@ def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_traine
     assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(result.heldout_loss, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["qlora device_map", "full fsdp", "lora fsdp"])
 def test_bfloat16_exports_are_what_was_trained(pair, inputs, tmp_path):
     method, sharding = pair.split()
@@ -133,6 +134,7 @@ def test_bfloat16_exports_are_what_was_trained(pair, inputs, tmp_path):
     assert loss == pytest.approx(result.heldout_loss, abs=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["lora fsdp", *slow("full none", "full zero3", "qlora device_map")])
 def test_neftune_adds_noise_in_training_alone(pair, inputs, runs, tmp_path):
     method, sharding = pair.split()
@@ -208,6 +210,7 @@ def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(in
     assert result.steps[-1].loss < result.steps[0].loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", ["full none", "qlora device_map", "full fsdp", *slow("full zero2", "lora zero3", "lora fsdp", "qlora fsdp")]
 )
@@ -271,6 +274,7 @@ def is_waiting(param):
     return param.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp_path):
     recipe = recipe_for(inputs, method, "fsdp", **{"training.max_steps": 1, "training.warmup_steps": 0})
@@ -296,6 +300,7 @@ def test_fsdp_resumes_without_reading_the_base_model_again(offload, inputs, tmp_
     assert [step.loss for step in resumed.steps] == losses
 
 
+@pytest.mark.slow
 def test_large_exports_are_written_file_by_file(inputs, tmp_path):
     recipe = recipe_for(inputs, "full", "fsdp")
     ranks.run(2, fit_small_files, recipe, inputs, tmp_path / "trained")

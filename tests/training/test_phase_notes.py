@@ -41,6 +41,7 @@ def test_no_third_attempt_where_two_were_killed_in_the_same_phase(tmp_path):
     assert (last.attempt, last.ended) == (2, "killed again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "saved_step"),
     [

@@ -82,6 +82,7 @@ def test_the_parts_of_a_step_are_all_there_and_add_up(sharding, scored):
     assert sum(step.seconds for step in result.steps) <= result.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "zero3", "fsdp"])
 def test_peaks_by_phase_are_of_the_process_that_held_most(sharding, scored):
     result, _ = scored(sharding)

@@ -16,6 +16,7 @@ DYNAMIC = PythonFunctionTask.ExecutionBehavior.DYNAMIC
 STAGES = [one for one in vars(workflows.sweep).values() if getattr(one, "execution_mode", None) == DYNAMIC]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("builder")
 @pytest.mark.parametrize("settings", [FAST, SETTINGS], ids=["fast", "in the image"])
 @pytest.mark.parametrize("variables", REGISTRATIONS, ids=lambda one: " ".join(f"{key}={value}" for key, value in one.items()))
