@@ -22,6 +22,7 @@ from typing import Any
 
 from flytune import patches
 from flytune.errors import DataError
+from flytune.sentences import one_line
 
 SECONDS = 2.0
 """Processor time of one rendering; a usual chat takes some 20 microseconds, the longest ones some milliseconds."""
@@ -157,13 +158,14 @@ class _Process:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self.connection, other = Pipe()
+        self._stderr = os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
         try:
             self._pid = os.fork()
         except OSError as error:
             raise DataError(f"no process can be started that renders chat templates: {error.strerror}") from None
         if not self._pid:
             try:
-                _serve(other, upstream)
+                _serve(other, self._stderr, upstream)
             finally:
                 os._exit(1)
         other.close()
@@ -187,7 +189,7 @@ class _Process:
                 raise (TemplateError if ended_at_limit else _Ended)(f"it {said}; {_ADVICE}") from None
             except BaseException:  # an interruption in between: the answer would be taken for the next one
                 _current = None
-                self.connection.close()
+                self.close()
                 raise
             if answer[:1] == b"!" or len(self._numbers) >= _MOST_SOURCES:
                 _current = None
@@ -197,6 +199,11 @@ class _Process:
         head, _, text = answer.partition(b"\n")
         return text.decode("utf-8", "surrogatepass"), [(start, end) for start, end in json.loads(head)] if head else []
 
+    def close(self) -> None:
+        """Let the second process end."""
+        self.connection.close()
+        os.close(self._stderr)
+
     def _ended(self) -> tuple[str, bool]:
         """Close the connection, by which the second process ends; return why it has ended, and if that is the limit of time."""
         self.connection.close()
@@ -204,8 +211,11 @@ class _Process:
             status = os.waitpid(self._pid, 0)[1]
         except ChildProcessError:  # somebody else has waited for all processes
             status = 0
+        words = os.pread(self._stderr, 2000, 0)
+        os.close(self._stderr)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGPROF:
-            return f"ends the process that renders it (signal {os.WTERMSIG(status)})", False
+            said = f": {one_line(words.decode(errors='replace'))}" if words else ""
+            return f"ends the process that renders it (signal {os.WTERMSIG(status)}{said})", False
         return f"takes more than {SECONDS:g} s", True
 
 
@@ -233,16 +243,16 @@ def _forget() -> None:
     """Let a forked process start one of its own: two that ask one would get each other's answers."""
     global _current, _starting
     if _current is not None:
-        _current.connection.close()
+        _current.close()
     _current, _starting = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def _serve(connection: Connection, upstream: Any) -> None:
+def _serve(connection: Connection, stderr: int, upstream: Any) -> None:
     """Answer requests until the connection is closed. Runs in the second process."""
-    _leave_all(connection.fileno())
+    _leave_all(connection.fileno(), stderr)
     sources: dict[int, str] = {}
     while True:
         try:
@@ -262,15 +272,15 @@ def _serve(connection: Connection, upstream: Any) -> None:
         connection.send_bytes(answer)
 
 
-def _leave_all(kept: int) -> None:
-    """Leave files, signals and memory to the first process, and set limits."""
+def _leave_all(kept: int, stderr: int) -> None:
+    """Leave files, signals and memory to the first process, and set limits; `stderr` becomes standard error."""
     for number in signal.valid_signals() - _NEVER_RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the first process
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
+    for standard, source in enumerate((null, null, stderr)):
         if standard != kept:
-            os.dup2(null, standard)
+            os.dup2(source, standard)
     os.closerange(3, kept)
     os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     gc.freeze()

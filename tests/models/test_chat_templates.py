@@ -79,12 +79,13 @@ def test_more_templates_than_are_kept_and_a_process_that_somebody_kills():
 
 def test_an_end_by_a_signal_is_told_when_it_comes_twice(monkeypatch):
     def ask(source, request):
+        os.write(chat_templates._process()._stderr, b"terminate called\nafter")
         os.kill(chat_templates._process()._pid, signal.SIGKILL)
         return real(chat_templates._process(), source, request)
 
     real = chat_templates._Process.ask
     monkeypatch.setattr(chat_templates._Process, "ask", lambda self, *given: ask(*given))
-    with pytest.raises(DataError, match=r"it ends the process that renders it \(signal 9\)"):
+    with pytest.raises(DataError, match=r"it ends the process that renders it \(signal 9: terminate called after\)"):
         chat_templates.render(PLAIN, CHAT)
 
 
