@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def pytest_collection_modifyitems(config, items):
     ]
     if missing and not any("::" in one for one in config.args):
         raise pytest.UsageError(f"tests/release.py: no such cases: {', '.join(missing)}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
+def pytest_runtest_setup(item):
+    """Give fsspec its own file systems back: Flyte 2's SDK replaces them for the process when a test imports it."""
+    if (replaced := sys.modules.get("obstore.fsspec")) is not None:
+        from fsspec.registry import _registry
+
+        for name in [name for name, kind in _registry.items() if issubclass(kind, replaced.FsspecStore)]:
+            del _registry[name]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,14 +6,9 @@ import os
 import flyte
 import flyte.storage
 import pytest
-from fsspec.registry import _registry
-from obstore.fsspec import FsspecStore
 
 from flytune.stages.worker import Worker
 
-# The SDK puts obstore's file systems in the place of fsspec's own, which the other tests of this process use.
-for _name in [name for name, kind in _registry.items() if issubclass(kind, FsspecStore)]:
-    del _registry[_name]
 os.environ["FLYTE_DISABLE_TELEMETRY"] = "1"
 
 
