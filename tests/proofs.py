@@ -39,14 +39,13 @@ def slow(*folders: str) -> list[str]:
     if not paths:
         grouped = [folder for group in FOLDERS.values() for folder in group]
         paths = ["tests", "--ignore=tests/rules", *(f"--ignore=tests/{folder}" for folder in grouped)]
-    return ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "slow and not release and not gpu", *paths]
+    return ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "slow and not journey and not release and not gpu", *paths]
 
 
 PARTS: dict[str, list[str]] = {
     **{part: slow(*folders) for part, folders in FOLDERS.items()},
     "others": slow(),
     "matrices": ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "release and not gpu", "tests"],
-    "cpus": ["make", "test-cpus"],
     "selftest": ["flytune", "selftest"],
     "chaos": ["python", "-m", "tests.chaos"],
     "fuzz": ["python", "-m", "tests.fuzz"],

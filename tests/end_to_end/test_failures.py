@@ -117,6 +117,7 @@ def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attem
     assert [step.loss for step in halved.steps] == pytest.approx([step.loss for step in whole.steps], abs=1e-5)
 
 
+@pytest.mark.journey
 def test_sigterm_saves_at_one_step_of_all_ranks_and_the_next_attempt_resumes(attempt):
     error = attempt("preempt 0 2", **{"checkpoints.save_steps": 50})
     assert error.kind == RECOVERABLE

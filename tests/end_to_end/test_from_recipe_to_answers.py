@@ -38,7 +38,7 @@ def ran(seen, *command):
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 @pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward"])
 def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_measured(objective, tmp_path):
     write = {"sft": write_pairs, "kto": write_labelled}.get(objective, write_preferences)

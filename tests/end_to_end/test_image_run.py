@@ -94,7 +94,7 @@ def test_a_row_with_gpus_fails_on_a_node_without_gpus_before_anything_is_loaded(
     assert "Loading weights" not in logs(tmp_path / "run")["train_l4_1/0"]
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_code_of_fast_registration(images, cluster, tmp_path):
     """The code is unpacked over the image's in /app, and trains."""
     admin, submitted = cluster

@@ -215,7 +215,7 @@ def test_a_mistake_in_a_recipe_is_reported_before_anything_is_sent(laptop, clust
     assert (len(admin.uploads), set(admin.executions)) == before
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_a_submitted_recipe_runs_from_only_the_uploaded_code(laptop, cluster, inputs, tmp_path):
     admin, storage, home = cluster
     changes = {"sharding": "zero2", "hardware.shape": "cpu-2", "checkpoints": {"save_steps": 2}}

@@ -56,6 +56,7 @@ INTERRUPTED = [
 ]
 
 
+@pytest.mark.journey
 def test_a_run_that_is_interrupted_and_started_again_tells_its_story_and_nothing_else(inputs, tmp_path):
     # The threshold is above any loss: the second evaluation ends the run.
     ends = {"evaluation.eval_steps": 60, "evaluation.early_stopping_patience": 1, "evaluation.early_stopping_threshold": 100.0}

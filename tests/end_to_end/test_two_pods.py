@@ -30,7 +30,7 @@ def fit(recipe, dataset, out):
     return loop.fit(recipe, plan, shape_named(plan.shape), dataset, out)
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
 def test_two_pods_are_one_run(sharding, tmp_path):
     inputs = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)

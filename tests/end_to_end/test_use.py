@@ -47,7 +47,7 @@ def ran(command, places):
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_the_commands(places):
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if not language for line in block.splitlines()]

@@ -30,7 +30,7 @@ def recipe_of(folder, **changes):
     return Recipe.model_validate(tiny_recipe(base, rows, changes))
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 @pytest.mark.parametrize(
     "changes",
     [{}, {"method": "lora"}, {"sharding": "zero2", "hardware.shape": "cpu-2"}, {"objective": {"name": "dpo"}}],

@@ -148,7 +148,7 @@ def test_a_run_that_is_killed_within_a_step_goes_on_to_the_bit(inputs, tmp_path,
     assert rollouts_of(tmp_path / "kept") == rollouts_of(tmp_path / "calm")
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 @pytest.mark.parametrize(
     ("method", "sharding"),
     [

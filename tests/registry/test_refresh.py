@@ -191,7 +191,7 @@ def test_the_workflow_skips_where_there_is_nothing_new(place, own_cache):
     assert not (place[0] / "store").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 @pytest.mark.filterwarnings("ignore")
 def test_each_branch_taken_for_real_and_back(place, own_cache):
     from workflows.refresh import rollback

@@ -147,7 +147,7 @@ def test_the_command_fails_and_shows_the_traceback_of_the_rank_that_failed_first
     assert "ValueError: this rank is tired" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_the_command_fills_a_matrix(capsys, tmp_path):
     pairs = "full/none,full/ddp/cpu,lora/device_map"
     assert main(["selftest", "--pairs", pairs, "--json", "--keep", str(tmp_path / "kept")]) == 0

@@ -93,7 +93,7 @@ def explain(attempts):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_pods_without_rank_0_wait_for_a_slow_upload(job, cluster):
     def strike(pods):
         if cluster[0].looks >= 2:

@@ -30,6 +30,7 @@ def inputs(tmp_path_factory):
     return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 80)
 
 
+@pytest.mark.journey
 @pytest.mark.parametrize(
     ("changes", "weights"),
     [

@@ -49,7 +49,7 @@ def test_a_local_run_of_a_remote_model_gets_its_weights(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_a_pod_stores_and_publishes_weights_that_do_not_pass_through_it(tmp_path):
     base = tiny_base(tmp_path)
     recipe = recipe_for(base, "full", **{"publish.address": "s3://models/published"})

@@ -210,9 +210,9 @@ def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(in
     assert result.steps[-1].loss < result.steps[0].loss
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 @pytest.mark.parametrize(
-    "pair", ["full none", "qlora device_map", "full fsdp", *slow("full zero2", "lora zero3", "lora fsdp", "qlora fsdp")]
+    "pair", ["qlora device_map", "full fsdp", "lora zero3", "full none", "full zero2", "lora fsdp", "qlora fsdp"]
 )
 def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(pair, inputs, tmp_path):
     method, sharding = pair.split()

@@ -94,7 +94,7 @@ def test_a_failed_report_hides_no_error(recipe, monkeypatch, caplog):
     assert "failed, and the failure could not be reported" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_an_interrupted_run_is_reported_exported_and_resumed(recipe, posted, monkeypatch, caplog):
     epochs_after = order.Stream.epochs_after
 

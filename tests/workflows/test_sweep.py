@@ -266,7 +266,7 @@ def test_points_with_a_precomputed_reference_are_trained_and_compared(inputs, tm
     assert len(folders) == 2, "one for each data set"
 
 
-@pytest.mark.slow
+@pytest.mark.journey
 def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, changes, tmp_path):
     recipe = tiny_recipe(*inputs, {"training.max_steps": 2})
     done = run(tmp_path, recipe, "--changes", json.dumps(changes), "--min_success_ratio", "0.4")
