@@ -17,6 +17,8 @@ FAULTS ?=
 INPUTS ?=
 SEED ?=
 JOBS ?=
+# Of make test and make journeys: a seed by which the tests run in another order.
+export ORDER ?=
 # Of make proofs: the parts to run, all where it is empty; LIST=1 shows them.
 PARTS ?=
 LIST ?=
