@@ -119,6 +119,11 @@ test-all: .venv/.installed ## All tests but those of make check; CI runs both, a
 test-release: .venv/.installed ## The further cases of matrices (tests/release.py), before a release; an hour of two cores
 	@$(TEST) -m "release and not gpu"
 
+# As on CPUs without AVX-512 and without AVX2, with one and two threads (tests/numerical.py); CPUS=avx2: one of them.
+CPUS ?=
+test-cpus: .venv/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); two hours
+	@python -m tests.numerical $(if $(CPUS),--cpus $(CPUS)) -n $(WORKERS) --dist worksteal
+
 selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes
 	@flytune selftest
 
@@ -171,4 +176,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test test-all test-release selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean
+.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test test-all test-release test-cpus selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean
