@@ -124,6 +124,11 @@ journeys: .venv/.installed ## Whole roads, each once: from recipe to artifact by
 proofs: .venv/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
 	@python -m tests.proofs $(if $(LIST),--list) $(PARTS)
 
+# As on CPUs without AVX-512 and without AVX2, with one and two threads (tests/numerical.py); CPUS=avx2: one of them.
+CPUS ?=
+test-cpus: .venv/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); two hours
+	@python -m tests.numerical $(if $(CPUS),--cpus $(CPUS)) -n $(WORKERS) --dist worksteal
+
 selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes
 	@flytune selftest
 
@@ -176,4 +181,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test journeys proofs selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean
+.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test journeys proofs test-cpus selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean

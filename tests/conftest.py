@@ -21,6 +21,13 @@ import multiprocessing.util
 
 import pytest
 
+if os.environ["OMP_NUM_THREADS"] != "1":
+    import torch
+
+    # Processes that are forked from one that has used threads of OpenMP wait for ever for them: only they use several.
+    torch.set_num_threads(1)
+
+from tests import numerical
 from tests.release import KEPT
 
 # Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after the tests.
@@ -42,6 +49,8 @@ def pytest_collection_modifyitems(config, items):
     seen = {}
     for item in items:
         name = item.path.relative_to(Path(__file__).parent).as_posix()
+        if name in numerical.FILES:
+            item.add_marker("numerical")
         if (kept := KEPT.get(name, {}).get(item.originalname)) is not None:
             case = item.callspec.id if hasattr(item, "callspec") else ""
             seen.setdefault((name, item.originalname), set()).add(case)

@@ -46,6 +46,7 @@ PARTS: dict[str, list[str]] = {
     **{part: slow(*folders) for part, folders in FOLDERS.items()},
     "others": slow(),
     "matrices": ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "release and not gpu", "tests"],
+    "cpus": ["make", "test-cpus"],
     "selftest": ["flytune", "selftest"],
     "chaos": ["python", "-m", "tests.chaos"],
     "fuzz": ["python", "-m", "tests.fuzz"],

@@ -20,6 +20,8 @@ SLOWEST_STEPS = 10
 """Limit of a step, as a multiple of the slowest step so far."""
 LONGEST = 6
 """Limit of other phases, as a multiple of training.hang_minutes; half of it for the first step, which compiles."""
+PAUSE = 1.0
+"""Longest time in seconds between two looks at the clock."""
 SECONDS_FOR_OTHERS = 3.0
 """Seconds between a rank's stack and its end, in which the other ranks write theirs."""
 
@@ -29,13 +31,18 @@ def process_group_seconds(minutes: float) -> int:
     return int(LONGEST * minutes * 60) + 300
 
 
+def now() -> float:
+    """Return the seconds of a clock that is never set back."""
+    return time.monotonic()
+
+
 class Watch:
     """Thread that ends the process when neither a step nor a phase was finished within its limit."""
 
     def __init__(self, minutes: float) -> None:
         """Begin with phase LOAD; `minutes` is training.hang_minutes."""
         self._seconds, self._phase, self._done = minutes * 60, LOAD, 0
-        self._beat, self._slowest = time.monotonic(), 0.0
+        self._beat, self._slowest = now(), 0.0
         self._over = threading.Event()
 
     def __enter__(self) -> "Watch":
@@ -51,13 +58,13 @@ class Watch:
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
-        self._phase, self._beat = phase, time.monotonic()
+        self._phase, self._beat = phase, now()
 
     def end_step(self, step: int) -> None:
         """Note that a step has finished."""
-        now = time.monotonic()
-        self._slowest = max(self._slowest, now - self._beat) if self._phase == STEP else 0.0
-        self._done, self._beat = step, now
+        ended = now()
+        self._slowest = max(self._slowest, ended - self._beat) if self._phase == STEP else 0.0
+        self._done, self._beat = step, ended
 
     def limit(self) -> float:
         """Return the seconds that the running step or phase may take."""
@@ -66,8 +73,8 @@ class Watch:
         return self._seconds * (LONGEST / 2 if self._phase == FIRST_STEP else LONGEST)
 
     def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self._seconds / 10)):
-            if (waited := time.monotonic() - self._beat) > self.limit():
+        while not self._over.wait(min(PAUSE, self._seconds / 10)):
+            if (waited := now() - self._beat) > self.limit():
                 self._end(waited)
 
     def _message(self, waited: float) -> str:
@@ -89,4 +96,4 @@ class Watch:
 
     def _raise(self, number: int, frame: Any) -> None:
         self._over.set()
-        raise Hang(f"{self._message(time.monotonic() - self._beat)}:\n{''.join(traceback.format_stack(frame)[-12:])}")
+        raise Hang(f"{self._message(now() - self._beat)}:\n{''.join(traceback.format_stack(frame)[-12:])}")

@@ -54,7 +54,7 @@ def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in {**os.environ, **settings}.items() if name != "HF_TOKEN"}
     command = [sys.executable, "-c", ASK, asked.model_dump_json(), str(tmp_path / "out"), COMMIT]
     said = subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=120
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=600
     ).stdout.splitlines()
     fingerprint = data.fingerprint(Data(dataset_name="owner/pairs", revision=COMMIT))[:5]
     assert said == [

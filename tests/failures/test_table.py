@@ -9,6 +9,7 @@ from multiprocessing.connection import wait as real_wait
 
 import pytest
 
+from flytune import files
 from flytune.errors import (
     BadLoss,
     DataError,
@@ -26,6 +27,7 @@ from flytune.selftest import processes as ranks_module
 from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
 from tests.support import ranks
+from tests.support.waiting import LIMIT, until
 
 
 def raised(function):
@@ -191,29 +193,35 @@ def kind_when_the_peer(does):
     from datetime import timedelta
 
     import torch
-    import torch.distributed
+    from torch.distributed import distributed_c10d
 
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=2))
+    torch.distributed.init_process_group("gloo")
+    torch.distributed.all_reduce(torch.ones(1))
+    store = distributed_c10d._get_default_store()
     if torch.distributed.get_rank() == 1:
-        time.sleep(0.2)
         if does == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(8)
-    return reports.of_error(raised(lambda: torch.distributed.all_reduce(torch.ones(1))), rank=0).kind
+        return store.wait(["seen"], timedelta(seconds=LIMIT))
+    if does == "sleep":
+        distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+    kind = reports.of_error(raised(lambda: torch.distributed.all_reduce(torch.ones(1))), rank=0).kind
+    store.set("seen", "")
+    return kind
 
 
-@pytest.mark.slow
 def test_a_late_peer_is_a_timeout():
     assert ranks.run(2, kind_when_the_peer, "sleep") == "collective timeout"
 
 
 def report_kind(folder):
-    (folder / "kind").write_text(kind_when_the_peer("die"))
+    files.write_durably(folder / "kind", kind_when_the_peer("die").encode())
 
 
 def test_a_lost_peer_is_a_consequence_and_not_the_cause(tmp_path, monkeypatch):
-    # The process that runs the ranks ends them when the first has died; here, a moment later.
-    monkeypatch.setattr(ranks_module, "wait", lambda ready, timeout: time.sleep(3) or real_wait(ready, timeout))
+    # The process that runs the ranks ends them when the first has died; here, once the other one has seen it.
+    monkeypatch.setattr(
+        ranks_module, "wait", lambda *given, **named: until((tmp_path / "kind").exists) or real_wait(*given, **named)
+    )
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, report_kind, tmp_path)
     assert (tmp_path / "kind").read_text() == "peer gone"

@@ -55,7 +55,7 @@ def command(plane, place, *arguments, program="flyte", **admin):
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

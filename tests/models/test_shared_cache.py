@@ -50,7 +50,7 @@ def filled(hub, cache, scratch, commit=FIRST, read_only=False):
 
 
 def result(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]
     return out.strip()
 

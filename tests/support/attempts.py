@@ -4,11 +4,11 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 
 import pytest
 
 from flytune.training import PhaseNotes, phase_notes
+from tests.support.waiting import LIMIT, until
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,7 @@ def run(place, attempt, phase, end, saved_step, node, execution):
         mine.enter(phase)
         if end == "SIGTERM":
             signalled.append(True)
-            deadline = time.monotonic() + 30
-            while phase_notes.read(place, execution)[0].ended is None and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: phase_notes.read(place, execution)[0].ended)
         if isinstance(end, Exception):
             raise end
         if end != "done":
@@ -40,5 +38,5 @@ def attempt(place, number, phase="load", end="killed", saved_step=0, node=0, exe
         target=run, args=(str(place), number, phase, end, saved_step, node, execution)
     )
     one.start()
-    one.join(60)
+    one.join(LIMIT)
     return one.exitcode

@@ -12,7 +12,7 @@ import yaml
 
 from tests.support.paths import ROOT
 
-SECONDS = 300
+SECONDS = 600
 
 
 def start(arguments, folder, seen=None):

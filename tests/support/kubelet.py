@@ -13,6 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.support.waiting import LIMIT
+
 _NAMESPACE = ["unshare", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child"]
 _NAME = 'echo "$0" > /proc/sys/kernel/hostname && '
 _COMMAND = ["sh", "-c", f'{_NAME} exec "$@"']
@@ -91,7 +93,7 @@ class Pod:
         """Return the process id of the container's command in this namespace; None once it has ended."""
         pid = self._process.pid
         for _ in range(self._above):
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + LIMIT
             while not (found := _children(pid)):
                 if self.code is not None:
                     return None

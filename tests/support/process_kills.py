@@ -2,19 +2,16 @@
 
 import os
 import signal
-import time
+
+from tests.support.waiting import until
 
 
 def kill_once_saved(recipe, step):
     """Kill this rank once the checkpoint of that step, which is stored asynchronously, is complete."""
     import fsspec
 
-    deadline = time.monotonic() + 120
     filesystem, root = fsspec.core.url_to_fs(recipe.checkpoints.address)
-    while not filesystem.glob(f"{root}/*/{step}-*/manifest.json"):
-        assert time.monotonic() < deadline, f"no checkpoint of step {step}"
-        time.sleep(0.05)
-        filesystem.invalidate_cache()
+    until(lambda: filesystem.invalidate_cache() or filesystem.glob(f"{root}/*/{step}-*/manifest.json"))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

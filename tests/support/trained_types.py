@@ -17,6 +17,10 @@ from tests.support.stages import plan_for, write_dataset
 from tests.support.tiny import tiny_recipe
 
 STEPS = 3
+MORE = 12
+"""Steps of a type whose loss has not clearly fallen after STEPS: the first one, of the warm-up, and an adapter of 0 change little."""
+FALL = 0.15
+"""Smallest fall of the loss, in nats: those of two batches of an untrained model differ by up to 0.12."""
 
 
 def inputs(folder: Path) -> tuple[Path, Path]:
@@ -95,8 +99,12 @@ def train(base: Path, dataset: Path, method: str, out: Path, **changes: Any) -> 
     AutoTokenizer.from_pretrained(str(base)).save_pretrained(str(dataset / "tokenizer"))
     plan = plan_of(recipe)
     result = loop.fit(recipe, plan, shape_named(plan.shape), dataset, out)
-    if not result.steps[-1].loss < result.steps[0].loss:
-        raise AssertionError(f"the loss does not fall: {result.steps[0].loss:.4f}, then {result.steps[-1].loss:.4f}")
+    first, last = result.steps[0].loss, result.steps[-1].loss
+    if not first - last >= FALL:
+        if recipe.training.max_steps == MORE:
+            raise AssertionError(f"the loss does not fall by {FALL} in {MORE} steps: {first:.4f}, then {last:.4f}")
+        shutil.rmtree(out)
+        return train(base, dataset, method, out, **changes | {"training.max_steps": MORE})
     rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
     gate.check(recipe, out, dataset, rows, lambda: loading.exported_model(recipe, out))
     return recipe, result

@@ -54,7 +54,7 @@ def run(tmp_path):
         process = subprocess.Popen(
             command, env=environment | variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=600)
         outputs = sorted(path.name for path in Path(place, "out").glob("*"))
         return process, said, outputs
 

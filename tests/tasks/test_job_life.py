@@ -23,6 +23,7 @@ from tests.support import kubelet, propeller
 from tests.support.flyteadmin import flyteadmin
 from tests.support.paths import ROOT
 from tests.support.quick_job import QUICK
+from tests.support.waiting import LIMIT
 
 GRACE = 25.0
 """Seconds from SIGTERM to SIGKILL in these tests; pods have 60."""
@@ -223,7 +224,8 @@ def test_pid_1_gets_no_signal_without_a_handler_unless_the_namespace_is_shared(t
     codes = []
     for shares in (False, True):
         command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(100)"]
-        pod = kubelet.Pod(command, tmp_path, dict(os.environ), tmp_path / f"log-{shares}", shares_processes=shares, grace=2)
+        log, grace = tmp_path / f"log-{shares}", LIMIT if shares else 2
+        pod = kubelet.Pod(command, tmp_path, dict(os.environ), log, shares_processes=shares, grace=grace)
         kubelet.run([pod], lambda pods: pods[0].delete() if "up" in pods[0].log_text() else None)
         codes.append(pod.code)
     assert codes == [-signal.SIGKILL, 128 + signal.SIGTERM]

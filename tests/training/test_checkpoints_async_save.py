@@ -1,12 +1,13 @@
 """Checkpoints that are written asynchronously: they hold the state of the moment at which they were saved."""
 
-import time
+import threading
 
 import torch
 
 from flytune.errors import StorageError
 from flytune.training.checkpoints.async_save import AsyncSave
 from tests.support import ranks
+from tests.support.waiting import LIMIT
 
 
 def shards():
@@ -24,8 +25,10 @@ def save_and_train_on(folder):
 
     write, weights, async_save = filesystem.FileSystemWriter.write_data, shards(), AsyncSave()
 
+    looked = threading.Event()
+
     def slow(self, *arguments):
-        time.sleep(1.0)
+        assert looked.wait(LIMIT)
         return write(self, *arguments)
 
     filesystem.FileSystemWriter.write_data = slow
@@ -33,6 +36,7 @@ def save_and_train_on(folder):
         for name in ("model", "optimizer"):
             dcp.save({"weights": weights}, storage_writer=dcp.FileSystemWriter(folder / name))
     was_written = [(folder / name / ".metadata").exists() for name in ("model", "optimizer")]
+    looked.set()
     # Training continues: the weights change, and ranks meet.
     weights.to_local().add_(100.0)
     torch.distributed.all_reduce(torch.ones(1))

@@ -3,7 +3,6 @@
 import logging
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pynvml
@@ -15,6 +14,7 @@ from flytune.sharding import sharding_of
 from flytune.training import gpu_monitor
 from flytune.training.gpu_monitor import GpuMonitor
 from tests.support.recipes import content
+from tests.support.waiting import LIMIT, until
 
 LINE = (
     '{"step":1,"epoch":0.5,"loss":2.0,"eval_loss":null,"learning_rate":0.1,"grad_norm":1.0,"seconds":1.0,"data_seconds":0.1,'
@@ -71,21 +71,14 @@ class MockNvml:
         return self._figure(gpu, "temperature")
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_figures_are_of_the_gpus_that_cuda_sees(monkeypatch):
     nvml = MockNvml(monkeypatch, {"GPU-a": IDLE, "GPU-b": BUSY, "GPU-c": IDLE}, visible=["b"])
     assert gpu_monitor._visible(pynvml) == ["GPU-b"]
     with GpuMonitor(seconds=0.001) as monitor:
         assert monitor.read() is None
         monitor.begin()
-        nvml.samples.wait(30)
-        wait_for(lambda: "temperature" in monitor._values)
+        nvml.samples.wait(LIMIT)
+        until(lambda: "temperature" in monitor._values)
         thread = monitor._thread
     assert not thread.is_alive()
     assert nvml.open == 0
@@ -117,7 +110,7 @@ def test_a_uuid_is_found_with_and_without_its_kind(prefix, monkeypatch):
 def begun(monitor):
     """Begin and wait until the thread has ended."""
     monitor.begin()
-    monitor._thread.join(30)
+    monitor._thread.join(LIMIT)
     assert not monitor._thread.is_alive()
     return monitor.read()
 
@@ -154,14 +147,14 @@ def test_a_gpu_that_is_lost_ends_the_monitor_and_not_the_run(monkeypatch, caplog
 def test_a_driver_that_hangs_holds_up_no_run(monkeypatch):
     nvml = MockNvml(monkeypatch, {"GPU-a": BUSY}, visible=["a"])
     entered, released = threading.Event(), threading.Event()
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (entered.set(), released.wait(30), nvml.nvmlInit()))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (entered.set(), released.wait(LIMIT), nvml.nvmlInit()))
     with GpuMonitor() as monitor:
         monitor.begin()
-        assert entered.wait(30)
+        assert entered.wait(LIMIT)
         assert monitor.read() is None
     assert monitor._thread.is_alive(), "the run goes on while NVML does not answer"
     released.set()
-    monitor._thread.join(30)
+    monitor._thread.join(LIMIT)
 
 
 def test_lines_without_figures_are_those_of_version_0_1():

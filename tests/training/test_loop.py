@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 
 import pytest
 
@@ -23,6 +22,7 @@ from flytune.training.run_state import RunState
 from tests.support import faults, ranks
 from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.waiting import until
 
 # Equal losses are those of one computation in another order of summation (float32).
 SAME = 1e-5
@@ -229,12 +229,8 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert [step.loss for step in resumed.steps] == [step.loss for step in undisturbed.steps]
     assert resumed.heldout_loss == undisturbed.heldout_loss
     # The killed process's data loader ends some seconds after it, and holds its folder until then.
-    end = time.monotonic() + 180
-    clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
-    while list((tmp_path / "checkpoints").iterdir()) and time.monotonic() < end:
-        time.sleep(0.5)
-        clear(recipe, data.read_manifest(inputs / "dataset"), resumed)
-    assert not list((tmp_path / "checkpoints").rglob("*")), "no longer needed"
+    manifest = data.read_manifest(inputs / "dataset")
+    until(lambda: clear(recipe, manifest, resumed) or not list((tmp_path / "checkpoints").rglob("*")), "no longer needed")
 
 
 @pytest.mark.slow

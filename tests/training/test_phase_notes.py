@@ -16,6 +16,7 @@ from flytune.records.plan import EXPORT
 from flytune.training import PhaseNotes, attempt_notes, phase_notes
 from tasks.runtime import orchestrator, retries
 from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
+from tests.support.waiting import LIMIT, until
 
 GIB = 2**30
 
@@ -105,7 +106,7 @@ def test_an_unavailable_storage_delays_nothing(tmp_path, caplog, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     with PhaseNotes(str(tmp_path / "file")).attempt():
         pass
-    assert "a note on phase load could not be written" in caplog.text
+    until(lambda: "a note on phase load could not be written" in caplog.text)
 
 
 def test_a_note_has_the_used_memory_as_it_grows(tmp_path, monkeypatch):
@@ -117,9 +118,8 @@ def test_a_note_has_the_used_memory_as_it_grows(tmp_path, monkeypatch):
     with mine.attempt():
         assert phase_notes.read(str(tmp_path))[0].used_bytes == GIB
         used[0] = 15 * GIB
-        deadline = time.monotonic() + 30
-        while (note := phase_notes.read(str(tmp_path))[0]).used_bytes != 15 * GIB and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: phase_notes.read(str(tmp_path))[0].used_bytes == 15 * GIB)
+        (note,) = phase_notes.read(str(tmp_path))
         assert str(note) == "train_l4_1, attempt 1, load: 15.0 of 16.0 GiB of the pod's memory"
         assert note.counted_bytes == 3 * GIB
         mine.enter(EXPORT)
@@ -166,7 +166,7 @@ def evaluate(place, attempt, number):
     ):
         if number:
             os.kill(os.getpid(), number)
-            time.sleep(30)
+            time.sleep(LIMIT)
 
 
 @pytest.mark.parametrize(("number", "is_stop"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
@@ -174,7 +174,7 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
     for number_of_attempt in (0, 1):
         one = multiprocessing.get_context("fork").Process(target=evaluate, args=(str(tmp_path), number_of_attempt, number))
         one.start()
-        one.join(60)
+        one.join(LIMIT)
         assert one.exitcode == (-number if number == signal.SIGKILL else 143)
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "2")
     if is_stop:

@@ -1,3 +1,4 @@
+import threading
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from flytune.training.watchdog import Watch
 
 def test_the_limit_grows_with_the_slowest_step_and_is_larger_in_other_phases(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watchdog, "now", lambda: now[0])
     watch = Watch(10.0)
     run = Peaks([watch.enter])
     assert watch.limit() == 3600
@@ -37,17 +38,35 @@ def test_the_process_group_waits_longer_than_any_limit():
     assert watchdog.process_group_seconds(10.0) == 3600 + 300
 
 
-def test_a_wait_of_the_main_thread_is_interrupted_and_reported(capfd):
-    started = time.monotonic()
-    said = r"nothing finished for [12] s in load, after step 0 .*:\n(.*\n)*.*time.sleep\(60\)"
-    with pytest.raises(Hang, match=said), Watch(0.2 / 60):
-        time.sleep(60)
-    assert time.monotonic() - started < 10
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Let the process live until its main thread has seen the signal, and look at the clock often."""
+    monkeypatch.setattr(watchdog, "SECONDS_FOR_OTHERS", 600.0)
+    monkeypatch.setattr(watchdog, "PAUSE", 0.001)
+
+
+def test_a_wait_of_the_main_thread_is_interrupted_and_reported(capfd, monkeypatch):
+    waits = threading.Event()
+    # An hour passes when the main thread waits.
+    monkeypatch.setattr(watchdog, "now", lambda: 3601.0 if waits.is_set() else 0.0)
+    said = r"nothing finished for 3601 s in load, after step 0 .*:\n(.*\n)*.*time.sleep\(600\)"
+    with pytest.raises(Hang, match=said), Watch(10.0):
+        waits.set() or time.sleep(600)
     assert "Current thread" in capfd.readouterr().err
 
 
-def test_a_run_that_proceeds_is_not_interrupted():
-    with Watch(0.3 / 60) as watch:
+def test_a_run_that_proceeds_is_not_interrupted(monkeypatch):
+    clock, looked = [0.0], threading.Event()
+
+    def now():
+        if threading.current_thread() is not threading.main_thread():
+            looked.set()
+        return clock[0]
+
+    monkeypatch.setattr(watchdog, "now", now)
+    with Watch(10.0) as watch:
         for step in range(10):
-            time.sleep(0.2)
+            clock[0] += 3000
+            looked.clear()
+            assert looked.wait(600)
             watch.end_step(step)

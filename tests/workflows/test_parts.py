@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from flytune.records import Manifest, Metrics, TrainingResult
 from flytune.training.checkpoints import find
 from tests.support.registration import SETTINGS
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.waiting import until
 from workflows import parts
 from workflows.finetune import finetune
 
@@ -106,9 +106,7 @@ def test_an_interrupted_run_is_reported_exported_and_resumed(recipe, posted, mon
     with monkeypatch.context() as patch, pytest.raises(Exception, match="the disk caught fire"):
         patch.setattr(order.Stream, "epochs_after", breaking)
         finetune(recipe=recipe)
-    deadline = time.monotonic() + 60
-    while any(thread.name.startswith("storing") for thread in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: not any(thread.name.startswith("storing") for thread in threading.enumerate()))
     assert "the disk caught fire" in posted[0]
     assert "Newest complete checkpoint: step " in posted[0]
     found = find.newest(recipe)
