@@ -18,7 +18,7 @@ from tests.support.tiny import tiny_recipe
 
 STEPS = 3
 MORE = 12
-"""Steps of a type whose loss has not clearly fallen after STEPS: the first one, of the warm-up, and an adapter of 0 change little."""
+"""Steps of a type whose loss has not clearly fallen after STEPS: the warm-up and an adapter of 0 change little."""
 FALL = 0.15
 """Smallest fall of the loss, in nats: those of two batches of an untrained model differ by up to 0.12."""
 
