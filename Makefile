@@ -118,8 +118,9 @@ TEST = pytest -n $(WORKERS) --dist worksteal --ignore tests/rules
 test: .venv/.installed ## The tests that take seconds; after each change
 	@$(TEST) -m "not journey and not slow and not release and not gpu"
 
+# Only the files that have some: to collect all takes as long as a journey.
 journeys: .venv/.installed ## Whole roads, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
-	@$(TEST) -m "journey and not release"
+	@$(TEST) -m "journey and not release" $$(grep -rl --include='test_*.py' 'mark\.journey' tests)
 
 proofs: .venv/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
 	@python -m tests.proofs $(if $(LIST),--list) $(PARTS)
