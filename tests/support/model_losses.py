@@ -9,7 +9,7 @@ from flytune.models.scoring import IGNORED
 from tests.support.model_types import tiny_config
 from tests.support.packed_samples import Undecided, double
 
-EQUAL, DIFFERENT = 1e-7, 1e-5
+EQUAL, DIFFERENT = 1e-10, 1e-6
 """Largest distance of equal losses, and smallest of different ones, as a share of them; computed in float64."""
 UNUSUAL = {
     "final_logit_softcapping": 0.5, "logit_scale": 0.3, "output_multiplier": 0.3, "lm_head_multiplier": 0.3,
