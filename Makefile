@@ -127,7 +127,7 @@ proofs: .venv/.installed ## All that takes longer, in named parts (PARTS="chaos 
 
 # As on CPUs without AVX-512 and without AVX2, with one and two threads (tests/numerical.py); CPUS=avx2: one of them.
 CPUS ?=
-test-cpus: .venv/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); two hours
+test-cpus: .venv/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); hours of two cores
 	@python -m tests.numerical $(if $(CPUS),--cpus $(CPUS)) -n $(WORKERS) --dist worksteal
 
 selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes

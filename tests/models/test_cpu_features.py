@@ -15,11 +15,12 @@ from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
+from tests.numerical import CPUS
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
-# torch's own kernels, oneDNN's (bfloat16 products: AMX and AVX512-BF16 on new CPUs) and MKL's.
-OLD_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+# oneDNN's kernels are those that differ most: bfloat16 products by AMX and AVX512-BF16 on new CPUs.
+OLD_CPU = CPUS["avx2"]
 CHECK = """
 import sys
 from pathlib import Path

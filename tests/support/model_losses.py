@@ -7,9 +7,10 @@ from typing import Any
 from flytune.models import own_logits
 from flytune.models.scoring import IGNORED
 from tests.support.model_types import tiny_config
+from tests.support.packed_samples import Undecided, double
 
-SAME = 1e-4
-"""Largest difference of two losses in float32, as a share of them."""
+EQUAL, DIFFERENT = 1e-10, 1e-6
+"""Largest distance of equal losses, and smallest of different ones, as a share of them; computed in float64."""
 UNUSUAL = {
     "final_logit_softcapping": 0.5, "logit_scale": 0.3, "output_multiplier": 0.3, "lm_head_multiplier": 0.3,
     "logits_scaling": 3.0,
@@ -37,13 +38,14 @@ def losses(config: Any, *, training: bool = False, masked: bool = False) -> dict
     from trl.trainer.utils import add_fused_lm_head
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32).train(training)
+    with double():
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float64).double().train(training)
 
     def forward(**arguments: Any) -> Any:
         torch.manual_seed(1)  # the same is drawn for each of the losses
         return model(**arguments)
 
-    with torch.no_grad():
+    with torch.no_grad(), double():
         # Large weights: what is done to the logits must show in the loss.
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -85,7 +87,12 @@ def losses(config: Any, *, training: bool = False, masked: bool = False) -> dict
 
 
 def _same(first: float | None, second: float | None) -> bool:
-    return first is not None and second is not None and abs(first - second) <= SAME * max(1.0, abs(first))
+    if first is None or second is None:
+        return False
+    distance = abs(first - second) / max(1.0, abs(first))
+    if EQUAL < distance < DIFFERENT:
+        raise Undecided(f"losses {first} and {second}: {distance:.1e} apart, neither {EQUAL} nor {DIFFERENT}")
+    return distance <= EQUAL
 
 
 def kind_of(found: dict[str, float | None]) -> str:
@@ -132,6 +139,8 @@ def row(model_type: str) -> dict[str, Any]:
         try:
             setattr(changed.get_text_config() if part else changed, name, other)
             kind = kind_of(losses(changed))
+        except Undecided:
+            raise
         except Exception:  # noqa: BLE001 (no model of the type has such a value)
             continue
         if kind == "none":

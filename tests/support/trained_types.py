@@ -12,6 +12,7 @@ from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult
 from flytune.selftest import tiny_model
 from flytune.training import loop
+from tests.support import packed_samples
 from tests.support.model_types import tiny_config
 from tests.support.stages import plan_for, write_dataset
 from tests.support.tiny import tiny_recipe
@@ -140,7 +141,7 @@ def check_causal(base: Path) -> None:
     import torch
 
     recipe = recipe_for(base, "full")
-    model = loading.base_model(recipe, "float32").eval()
+    model = loading.base_model(recipe, "float32").double().eval()
     torch.manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -149,11 +150,14 @@ def check_causal(base: Path) -> None:
     ids = torch.randint(4, 200, (1, 40))
     other = torch.cat([ids[:, :30], torch.randint(4, 200, (1, 10))], dim=1)
     mask = torch.ones_like(ids)
-    with torch.no_grad():
+    with torch.no_grad(), packed_samples.double():
         first, second = (model(input_ids=each, attention_mask=mask, use_cache=False).logits for each in (ids, other))
     if first.shape[:2] != ids.shape:
         raise AssertionError("it does not predict a token after each token")
-    if not (first[:, :30] - second[:, :30]).abs().max() <= 1e-4:
+    distance = float((first[:, :30] - second[:, :30]).abs().max())
+    if packed_samples.EQUAL < distance < packed_samples.DIFFERENT:
+        raise packed_samples.Undecided(f"{recipe.name}: its predictions differ by {distance:.1e} with other later tokens")
+    if not distance <= packed_samples.EQUAL:
         raise AssertionError("its predictions see later tokens: it is no causal language model by its configuration")
 
 
