@@ -14,7 +14,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -281,8 +281,7 @@ def _leave_all(kept: int, stderr: int) -> None:
     for standard, source in enumerate((null, null, stderr)):
         if standard != kept:
             os.dup2(source, standard)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    _close_all_but(kept)
     gc.freeze()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
@@ -292,6 +291,28 @@ def _leave_all(kept: int, stderr: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     wanted = used + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+
+
+def _close_all_but(kept: int) -> None:
+    """Close all files but the standard ones, `kept`, and the kernel's own for waiting.
+
+    gRPC starts its threads again in a fork of a process that has used it, and aborts where what they wait at is closed.
+    """
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # not Linux
+        numbers = list(range(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    for number in numbers:
+        with suppress(OSError):
+            if number > 2 and number != kept and not _waits(number):
+                os.close(number)
+
+
+def _waits(number: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}") in ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
+    except FileNotFoundError:
+        return False
 
 
 def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +13,7 @@ from flytune.errors import DataError
 from flytune.models import chat_templates
 from flytune.recipe import Data, Model
 from tests.support.chats import CHATML, tokenizer_folder
+from tests.support.paths import ROOT
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -87,6 +90,32 @@ def test_an_end_by_a_signal_is_told_when_it_comes_twice(monkeypatch):
     monkeypatch.setattr(chat_templates._Process, "ask", lambda self, *given: ask(*given))
     with pytest.raises(DataError, match=r"it ends the process that renders it \(signal 9: terminate called after\)"):
         chat_templates.render(PLAIN, CHAT)
+
+
+AFTER_GRPC = """
+import grpc
+from concurrent import futures
+from flytune.models import chat_templates
+server = grpc.server(futures.ThreadPoolExecutor(1))
+channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+server.start()
+try:
+    channel.unary_unary("/a/b")(b"", timeout=60, wait_for_ready=True)
+except grpc.RpcError as error:
+    assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+for _ in range(20):
+    second = chat_templates._process()
+    assert chat_templates.render("{{ messages[0].content }}", [{"role": "user", "content": "a"}])[0] == "a"
+    assert chat_templates._process() is second, "it did not have to be replaced"
+    chat_templates._forget()
+"""
+"""A client and a server of gRPC, as in a process that submits a run, and then templates in new second processes."""
+
+
+def test_a_process_that_has_used_grpc_renders():
+    environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", AFTER_GRPC], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_process_that_trains_renders_by_itself(monkeypatch):
