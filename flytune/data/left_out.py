@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flytune.data.formats import MASKS, PROMPTED_CHAT, Chat, Sample, prompt_of, with_other_names
-from flytune.data.messages import IN_TEMPLATES
+from flytune.data.messages import IN_TEMPLATES, THOUGHT_KEYS, is_answer
 
 MOST_NAMES = 50
 """Number of different names that are counted; those after them are counted as OTHERS."""
@@ -110,10 +110,11 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
 def _of_messages(chats: list[Chat], text: str) -> Iterator[str]:
     found = dict[str, None]()
     for message in (message for chat in chats for message in chat.messages):
-        if not message["content"].strip() and not message.get("tool_calls"):
+        if not message["content"].strip() and not is_answer(message):
             found[_EMPTY_TURN] = None
         for key, value in message.items():
-            if key not in IN_TEMPLATES and has_content(value) and not _is_in(value, text):
+            is_thought = key in THOUGHT_KEYS and message["role"] == "assistant"  # counted by ThoughtCounts
+            if key not in IN_TEMPLATES and not is_thought and has_content(value) and not _is_in(value, text):
                 found[f"{key}{_OF_MESSAGES}"] = None
     yield from found
 

@@ -201,6 +201,8 @@ class Sampler:
             if not self._kind.keeps_columns:
                 _count_left_out(row, form, source, samples, texts, tally)
             tally.contradicted += self._kind.contradicts_itself(row)
+            for text in texts:
+                tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
         made.kind = variant
         return _Item(texts, where, content)
 
@@ -230,7 +232,7 @@ class Sampler:
                 require_chat_template(self._tokenizer, self._request.model, form)
             except DataError as error:
                 raise _RequestError(str(error)) from None
-            self._template = ChatTemplate(self._tokenizer)
+            self._template = ChatTemplate(self._tokenizer, self._data.train_on == "answers and thoughts")
         return self._template
 
     def _check_settings(self, form: str, sample: Sample) -> None:

@@ -84,6 +84,8 @@ class Data(Source):
     """One of the tokenizer's tokens that ends answers instead of its EOS, such as ChatML's <|im_end|>."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
+    train_on: Literal["answers", "answers and thoughts"] = "answers and thoughts"
+    """Trained part of answers with thoughts (reasoning_content, thinking, <think>): with `answers` their thoughts are context."""
     max_length: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
@@ -149,6 +151,8 @@ class Data(Source):
         self._check_files()
         if self.eval_split is not None:
             self._check_eval_split()
+        if self.train_on == "answers" and not self.completion_only_loss:
+            raise ValueError("completion_only_loss: false trains every token, also thoughts, and train_on: answers leaves them out")
         fields = [name for name in Source.model_fields if not self.heldout_path or name not in OF_HELDOUT]
         changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
         if self.deduplicate and any(source.weight > 1 for source in self.sources):

@@ -452,7 +452,6 @@ LEFT_OUT: dict[str, tuple[str, Chat, str]] = {
         Chat([USER, {**CALLING, "content": "Let me look."}]),
         r"messages\[1\] \(assistant\)",
     ),
-    "thoughts": (CHATML, Chat([USER, {**SAID, "reasoning_content": "hm"}]), "reasoning_content of the last answer"),
 }
 
 

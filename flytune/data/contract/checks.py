@@ -181,6 +181,23 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
         )  # fmt: skip
 
 
+def thoughts(manifest: Manifest, data: Data) -> Iterator[Check]:
+    """Say what became of the answers' thoughts, where there are some."""
+    if not manifest.thoughts:
+        return
+    trained, context, lost = (manifest.thoughts.get(name, 0) for name in ("trained", "context", "left_out"))
+    total = trained + context + lost
+    asked = " (data.train_on: answers)" if data.train_on == "answers" else ""
+    yield judged(
+        "thoughts", lost if asked else 0, total,
+        f"of {counted(total, 'answer')} with thoughts, {trained:,} are trained with them; {context:,} have them as context{asked}; "
+        f"those of {lost:,} are not in the text, because the template leaves them out" + (
+            "" if asked else ", as it does with earlier answers'" if lost else ""
+        ),
+        "only warns", advice="these answers are trained as if they had been given without a thought",
+    )  # fmt: skip
+
+
 def left_out(manifest: Manifest) -> Iterator[Check]:
     """Check what the rows have, and no sample has."""
     meanings = {name: content.meaning(name) for name in manifest.left_out}
