@@ -146,7 +146,9 @@ class ControlTokens:
 def _without_tags(chat: Chat) -> list[Message]:
     """Return the messages with the thoughts of answers in a key: their tags are no text of the row, and may be special tokens."""
     found = ((message, parts_of(message)) for message in chat.messages)
-    return [in_form(message, parts, THOUGHT_KEYS[0]) if parts and parts.thoughts.strip() else message for message, parts in found]
+    return [
+        in_form(message, parts, THOUGHT_KEYS[0]) if parts and parts.thoughts.strip() else message for message, parts in found
+    ]
 
 
 def _all_text(value: Any) -> str:

@@ -63,7 +63,10 @@ def messages_of(value: Any, where: str) -> list[Message]:
         raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
     return _with_tool_roles(
         value,
-        [message if _is_plain(message) else _message(message, f"messages[{index}]", where) for index, message in enumerate(value)],
+        [
+            message if _is_plain(message) else _message(message, f"messages[{index}]", where)
+            for index, message in enumerate(value)
+        ],
     )
 
 
@@ -240,7 +243,9 @@ def _with_thoughts_once(message: dict[str, Any], content: str, name: str, where:
     found = {key: text_of(message[key], f"{name}.{key}", where) for key in THOUGHT_KEYS if message.get(key) is not None}
     found = {key: text for key, text in found.items() if text.strip()}
     inside = thoughts_in(content) if not found or content.lstrip().startswith(_OPEN) else None
-    texts = {text.strip() for text in found.values()} | ({content[inside[0] : inside[1]].strip()} if inside and found else set())
+    texts = {text.strip() for text in found.values()} | (
+        {content[inside[0] : inside[1]].strip()} if inside and found else set()
+    )
     if len(texts) > 1:
         places = " and ".join([*found, *(["content"] if inside else [])])
         raise DataError(f"{where}: {name} has thoughts in {places}, which differ; keep one of them")
