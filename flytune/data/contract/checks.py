@@ -186,14 +186,12 @@ def thoughts(manifest: Manifest, data: Data) -> Iterator[Check]:
     if not manifest.thoughts:
         return
     trained, context, lost = (manifest.thoughts.get(name, 0) for name in ("trained", "context", "left_out"))
-    total = trained + context + lost
-    asked = " (data.train_on: answers)" if data.train_on == "answers" else ""
+    total, are_answers = trained + context + lost, data.train_on == "answers"
     yield judged(
-        "thoughts", lost if asked else 0, total,
-        f"of {counted(total, 'answer')} with thoughts, {trained:,} are trained with them; {context:,} have them as context{asked}; "
-        f"those of {lost:,} are not in the text, because the template leaves them out" + (
-            "" if asked else ", as it does with earlier answers'" if lost else ""
-        ),
+        "thoughts", lost if are_answers else 0, total,
+        f"of {counted(total, 'answer')} with thoughts, {trained:,} are trained with them; {context:,} have them as context"
+        f"{' (data.train_on: answers)' if are_answers else ''}; those of {lost:,} are not in the text that the template renders"
+        + (", which has them of last answers alone" if lost and not are_answers else ""),
         "only warns", advice="these answers are trained as if they had been given without a thought",
     )  # fmt: skip
 
