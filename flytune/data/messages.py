@@ -220,9 +220,9 @@ def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, 
         return {**message, "role": "assistant", "content": "", "tool_calls": _called(content, f"{name}.content", where)}
     if role in _RESPONDING:
         return {**message, "role": "tool"}
-    thoughts = [one for one in content if _is_thought(one)] if isinstance(content, list) and role == "assistant" else []
-    if not thoughts:
+    if not isinstance(content, list) or role != "assistant" or not any(map(_is_thought, content)):
         return message
+    thoughts = [one for one in content if _is_thought(one)]
     texts = [next((one[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if one.get(key)), "") for one in thoughts]
     text = "".join(_content(one, f"{name}.content", where) for one in texts)
     if message.get(THOUGHT_KEYS[0]) not in (None, "", text):

@@ -33,7 +33,7 @@ from flytune.data.completeness import Completeness
 from flytune.data.formats import Chat, Plain
 from flytune.data.messages import Message, is_answer, with_suffix
 from flytune.data.thought_spans import ThoughtSpans
-from flytune.data.thoughts import ThoughtCounts, ThoughtForms, answer_of, parts_of, with_answer
+from flytune.data.thoughts import NO_THOUGHTS, ThoughtCounts, ThoughtForms, answer_of, parts_of, with_answer
 from flytune.errors import DataError
 
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xF8000))
@@ -52,7 +52,7 @@ class Rendered:
     """True if a trained EOS token follows, unless the tokenizer has added one."""
     is_renamed: bool = False
     """True if the template's special tokens have the names of control_tokens.py, and all others are text."""
-    thoughts: ThoughtCounts = ThoughtCounts()
+    thoughts: ThoughtCounts = NO_THOUGHTS
 
 
 def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str) -> Rendered:
@@ -121,7 +121,7 @@ class ChatTemplate:
     def with_thoughts(self, spans: list[Span], text: str, chat: Chat, where: str) -> tuple[list[Span], ThoughtCounts]:
         """Return the trained spans, with thoughts or without them, and the numbers of thoughts (ThoughtSpans.fitted)."""
         if all(parts_of(message) is None for message in chat.messages):
-            return spans, ThoughtCounts()
+            return spans, NO_THOUGHTS
         return self._thoughts.fitted(spans, text, chat, next(_unused(text, where)), where)
 
     def is_ended(self, text: str) -> bool:

@@ -1,8 +1,8 @@
 """Trained characters of answers with thoughts: from the end of the generation prompt on, or from the answer on."""
 
-import os
 from collections import Counter
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from flytune.data.formats import Chat
@@ -39,8 +39,8 @@ class ThoughtSpans:
                 if at is None and index == answers[-1] and self._are_trained and not is_context:
                     raise DataError(
                         f"{where}: the thoughts of the last answer are not in the text that the chat template renders, so they "
-                        "would not be trained on; give a template that writes them in data.chat_template, or set data.train_on: "
-                        "answers"
+                        "would not be trained on; give a template that writes them in data.chat_template, or set "
+                        "data.train_on: answers"
                     )
                 is_trained = self._are_trained and not is_context
                 counts["left_out" if at is None else "trained" if is_trained else "context"] += 1
@@ -51,7 +51,7 @@ class ThoughtSpans:
     def _one(
         self, spans: list[Span], text: str, chat: Chat, index: int, parts: Parts, at: int | None, mark: str, where: str
     ) -> list[Span]:
-        """Return the spans after a change of the one of an answer, whose thoughts are at `at`; None where it has the tags alone."""
+        """Return the spans with that of one answer changed; `at` is the start of its thoughts, None where it has tags alone."""
         message, thoughts, said = chat.messages[index], parts.thoughts.strip(), parts.answer.strip()
         begin = self._begin(text, chat, index, at, mark)
         first = begin if at is None else at
@@ -99,8 +99,9 @@ class ThoughtSpans:
             plain = self._text([*before, {"role": "assistant", "content": mark}], chat.tools)
         except DataError:
             return most
-        common = os.path.commonprefix([text, plain.partition(mark)[0]])
-        return min(most, len(common.rstrip().removesuffix("<think>")) if common.rstrip().endswith("<think>") else len(common))
+        common = "".join(one for one, _ in takewhile(lambda two: two[0] == two[1], zip(text, plain, strict=False)))
+        shown = common.rstrip()
+        return min(most, len(shown.removesuffix("<think>")) if shown.endswith("<think>") else len(common))
 
 
 def _unknown(index: int, where: str) -> DataError:

@@ -37,6 +37,9 @@ class ThoughtCounts(NamedTuple):
     """Those of earlier answers that the template does not write; with data.train_on: answers, of last ones too."""
 
 
+NO_THOUGHTS = ThoughtCounts()
+
+
 def parts_of(message: Message) -> Parts | None:
     """Return the parts of a message of the assistant that has thoughts; None of others."""
     if message["role"] != "assistant":

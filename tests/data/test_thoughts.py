@@ -136,7 +136,7 @@ def test_text_that_is_taken_for_thoughts_is_not_lost(folder):
     [
         (
             {"thinking": "other", "reasoning_content": "why"},
-            r"messages\[0\] has thoughts in reasoning_content and thinking, wh",
+            r"messages\[0\] has thoughts in reasoning_content and think",
         ),
         ({"thinking": "other", "content": "<think>why</think>yes"}, "has thoughts in thinking and content, which differ"),
         ({"thinking": ["why"]}, r"messages\[0\].thinking must be a string"),
@@ -171,7 +171,8 @@ def test_thoughts_beside_calls_are_trained(folder):
     calls = QWEN3.replace(
         "{{ content.lstrip() }}", "{{ content.lstrip() ~ (message.tool_calls | tojson if message.tool_calls else '') }}"
     )
-    call = {"role": "assistant", "content": "", "thinking": "why", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    function = {"name": "f", "arguments": {}}
+    call = {"role": "assistant", "content": "", "thinking": "why", "tool_calls": [{"function": function}]}
     written = '[{"function": {"name": "f", "arguments": {}}}]<|im_end|>'
     assert trained([USER, call], calls, folder) == ([f"<think>\nwhy\n</think>\n\n{written}"], (1, 0, 0))
     assert trained([USER, call], calls, folder, trains=False) == ([written], (0, 1, 0))
