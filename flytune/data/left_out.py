@@ -13,6 +13,7 @@ MOST_NAMES = 50
 OTHERS = "others"
 _EMPTY_TURN = "messages without content"
 _OF_MESSAGES = " of messages"
+_REMOVED = " (data.remove_columns)"
 _COLUMNS = {
     "messages": ("messages",),
     "sharegpt": ("conversations",),
@@ -76,6 +77,11 @@ _MEANINGS = (
 )  # fmt: skip
 
 
+def removed(name: str) -> str:
+    """Return the name under which a column of data.remove_columns is counted."""
+    return f"{name}{_REMOVED}"
+
+
 def meaning(name: str) -> str:
     """Return the meaning that a left-out column or key would have for training; "" for one that only describes the row."""
     forms = (name, name.removesuffix(_OF_MESSAGES))
@@ -94,7 +100,7 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
     read = {columns.get(name, name) for name in _COLUMNS[form]}
     if form in ("preference", "unpaired") and prompt_of(row, columns) is None:
         read |= {columns.get(name, name) for name in _PROMPTS}
-    if chats and form != "instruction":
+    if chats:
         read.add(columns.get("tools", "tools"))
     system = columns.get("system", "system")
     if any(message["content"] == row.get(system) for chat in chats for message in chat.messages):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from flytune.data import left_out
+from flytune.data import left_out, row_forms
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
@@ -166,6 +166,7 @@ class Sampler:
                 if isinstance(row, DataError):
                     raise row
                 _refuse_large(row, where)
+                row = self._read(row, source, where, None if chunk.again else tally)
                 form = tally.form or self._kind.form(row, source, where)
                 item = self._item(row, form, source, where, tally, chunk.again)
             except _RequestError:
@@ -179,6 +180,14 @@ class Sampler:
                 continue
             tally.form = form
             yield item
+
+    def _read(self, row: dict[str, Any], source: Source, where: str, tally: Tally | None) -> dict[str, Any]:
+        """Return the row in a form that its kind knows, without data.remove_columns, which are counted."""
+        if removed := [name for name in source.remove_columns if name in row]:
+            if tally:
+                left_out.count((left_out.removed(name) for name in removed if left_out.has_content(row[name])), tally.left_out)
+            row = {name: value for name, value in row.items() if name not in removed}
+        return self._kind.known(row_forms.known(row, source.columns, where), source.columns)
 
     def _item(self, row: dict[str, Any], form: str, source: Source, where: str, made: Tally, again: bool) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
