@@ -71,7 +71,7 @@ _UNREAD = {
     "messages": _OF_CHATS,
     "sharegpt": _OF_CHATS,
     PROMPTED_CHAT: _OF_CHATS,
-    "instruction": ("chat_template_kwargs", *PREFERENCES),
+    "instruction": ("chat_template_kwargs", "functions", *PREFERENCES),
     "prompt_completion": (*_OF_CHATS, *TOOLS),
     "text": PREFERENCES,
     "tokens": (),

@@ -13,6 +13,7 @@ _CHATS = ("messages", "conversations", "prompt", "completion", "chosen", "reject
 _LISTS = ("history", "tools", "functions", "input_ids", "labels", *MASKS)
 _SPEAKERS = (("role", "content"), ("from", "value"))
 _CHAT = re.compile(r"\s*\[\s*\{\s*(['\"])(?:role|content|from|value)\1\s*:")
+_QUERY = ("query", "response")
 _EMPTY = ("[]", "{}", "null")
 _OPENAI = ("preferred_output", "non_preferred_output")
 
@@ -38,12 +39,34 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
             changed[theirs] = None
         elif isinstance(value, str) and value.lstrip()[:1] == "[" and name in _LISTS:
             changed[theirs] = _parsed(value)
-    made = row | changed if changed else row
+    made = _with_messages(row | changed if changed else row, columns)
     functions = made.get("functions")
-    if functions and not made.get(columns.get("tools", "tools")) and "functions" not in columns.values():
+    is_chat = any(isinstance(made.get(columns.get(name, name)), list) for name in _CHATS)
+    if functions and is_chat and not made.get(columns.get("tools", "tools")) and "functions" not in columns.values():
         tools = [{"type": "function", "function": one} for one in functions] if isinstance(functions, list) else functions
         made = {name: value for name, value in made.items() if name != "functions"} | {columns.get("tools", "tools"): tools}
     return made
+
+
+def _with_messages(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of ms-swift's forms (query, response and history; conversation of human and assistant) with messages."""
+    named = {*columns.values()}
+    if set(_QUERY) <= row.keys() and not named & set(_QUERY) and not row.keys() & {"messages", "instruction", "output"}:
+        rest, pairs = dict(row), row.get("history") or []
+        if not isinstance(pairs, list):
+            return row
+        rest.pop("history", None)
+        pairs = [*pairs, [rest.pop(name) for name in _QUERY]]
+    elif isinstance(row.get("conversation"), list) and "messages" not in row and "conversation" not in named:
+        rest = {name: value for name, value in row.items() if name != "conversation"}
+        pairs = [[turn.get("human"), turn.get("assistant")] for turn in row["conversation"] if isinstance(turn, dict)]
+    else:
+        return row
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        return row
+    roles = ("user", "assistant")
+    turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+    return {**rest, "messages": turns}
 
 
 def compared(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ ADVICE = {
     "({% set enable_thinking = false %})",
     "history": "is read beside instruction and output alone; write its turns into the row's messages",
     **dict.fromkeys(TOOLS, _CHATS_ALONE),
+    "functions": "is read beside messages alone; write tools: [{type: function, function: ...}]",
     **dict.fromkeys(PREFERENCES, _COMPARED),
     "segments": "(axolotl's input_output) is not read; write prompt and completion, or input_ids and labels",
     **dict.fromkeys(
