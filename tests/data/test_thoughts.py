@@ -148,7 +148,8 @@ def test_thoughts_that_contradict_each_other_are_refused(more, said):
 
 
 @pytest.mark.parametrize(
-    ("train_on", "said"), [("answers and thoughts", "24 are trained with them"), ("answers", "24 have them as")]
+    ("train_on", "said"),
+    [("answers and thoughts", "24 are trained with them"), ("answers", "24 are trained with them as context")],
 )
 def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     folder = tokenizer_folder(tmp_path / "base", QWEN3, more=["<think>", "</think>"])

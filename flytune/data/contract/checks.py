@@ -189,11 +189,11 @@ def thoughts(manifest: Manifest, data: Data) -> Iterator[Check]:
         f"trained with them as context{' (data.train_on: answers)' * (data.train_on == 'answers')}": context,
         "trained without them, because the template does not write them there": lost,
     }
+    total = trained + context + lost
+    found = ", ".join(f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in became.items() if count)
     yield judged(
-        "thoughts", lost if data.train_on == "answers" else 0, total := trained + context + lost,
-        f"of {counted(total, 'answer')} with thoughts, "
-        + ", ".join(f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in became.items() if count),
-        "only warns", advice="these answers are trained as if they had been given without a thought",
+        "thoughts", 0, total, f"of {counted(total, 'answer')} with thoughts, {found}",
+        "the last answer's are not in the text (data.train_on)", advice="",
     )  # fmt: skip
 
 
