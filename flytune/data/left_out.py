@@ -110,10 +110,11 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
             if name not in read and has_content(value) and not (name in _TEXTS and _is_in(value, text)):
                 yield name
     if any(len(message) > 2 or not message["content"].strip() for chat in chats for message in chat.messages):
-        yield from _of_messages(chats, text)
+        yield from of_messages(chats, text)
 
 
-def _of_messages(chats: list[Chat], text: str) -> Iterator[str]:
+def of_messages(chats: list[Chat], text: str) -> Iterator[str]:
+    """Yield the names of the keys of messages that have content and are not in `text`, which was rendered of them."""
     found = dict[str, None]()
     for message in (message for chat in chats for message in chat.messages):
         if not message["content"].strip() and not is_answer(message):

@@ -178,8 +178,9 @@ def _message(message: Any, name: str, where: str) -> Message:
     if isinstance(message, dict):
         message = _in_newer_form(message, name, where)
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    # With tool calls the content may be null or missing.
-    required = {"role"} if calls else {"role", "content"}
+    # With tool calls or thoughts the content may be null or missing.
+    has_more = bool(calls) or (isinstance(message, dict) and any(message.get(key) for key in THOUGHT_KEYS))
+    required = {"role"} if has_more else {"role", "content"}
     if not isinstance(message, dict) or not required <= message.keys():
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
         is_turn = isinstance(message, dict) and {"from", "value"} <= message.keys()
@@ -194,7 +195,7 @@ def _message(message: Any, name: str, where: str) -> Message:
         )
     _refuse_keys(message, name, where)
     content = message.get("content")
-    content = "" if calls and content is None else _content(content, f"{name}.content", where)
+    content = "" if has_more and content is None else _content(content, f"{name}.content", where)
     if role == "assistant":
         message = _with_thoughts_once(message, content, name, where)
     # As apply_chat_template does: templates treat a key with null as present.

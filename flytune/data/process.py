@@ -207,8 +207,7 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            if not self._kind.keeps_columns:
-                _count_left_out(row, form, source, samples, texts, tally)
+            _count_left_out(row, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
             tally.contradicted += self._kind.contradicts_itself(row)
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
@@ -305,8 +304,11 @@ def digest(ids: Any, labelled: Any, label: bool | None = None) -> bytes:
 def _count_left_out(
     row: dict[str, Any], form: str, source: Source, samples: Sequence[Sample], texts: Sequence[Rendered | Encoded], tally: Tally
 ) -> None:
+    """Count what no sample has; without a `form` keys of messages alone."""
     text = "\n".join(one.text for one in texts if isinstance(one, Rendered))
-    left_out.count(left_out.names(row, form, source.columns, samples, text), tally.left_out)
+    chats = [sample for sample in samples if isinstance(sample, Chat)]
+    found = left_out.names(row, form, source.columns, samples, text) if form else left_out.of_messages(chats, text)
+    left_out.count(found, tally.left_out)
 
 
 class _RequestError(DataError):

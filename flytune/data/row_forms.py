@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from flytune import json_core
 from flytune.data.formats import MASKS
@@ -32,6 +32,8 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
             changed[theirs] = _chat(value, found[1], theirs, where)
         elif isinstance(value, dict):
             changed[theirs] = _turns(value)
+        elif _is_list_of_json(value):
+            changed[theirs] = [_parsed(one) for one in value]
     for name in (*_LISTS, *MEDIA, "chat_template_kwargs"):
         theirs = columns.get(name, name)
         value = row.get(theirs)
@@ -39,6 +41,8 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
             changed[theirs] = None
         elif isinstance(value, str) and value.lstrip()[:1] == "[" and name in _LISTS:
             changed[theirs] = _parsed(value)
+        elif _is_list_of_json(value):
+            changed[theirs] = [_parsed(one) for one in value]
     made = _with_messages(row | changed if changed else row, columns)
     functions = made.get("functions")
     is_chat = any(isinstance(made.get(columns.get(name, name)), list) for name in _CHATS)
@@ -108,6 +112,11 @@ def _chat(value: str, quote: str, name: str, where: str) -> Any:
             "(json.dumps) or store the rows as JSON Lines or Parquet"
         )
     return value
+
+
+def _is_list_of_json(value: Any) -> TypeGuard[list[str]]:
+    """Return whether a value is a list of the JSON texts of objects, as Arrow needs where their keys differ."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one.lstrip()[:1] == "{" for one in value)
 
 
 def _turns(value: dict[str, Any]) -> Any:

@@ -94,6 +94,11 @@ def samples(row: dict[str, Any], kind: str = "answers", **source: Any) -> list[A
         ({"prompt": "[1, 2]", "completion": '[{"role": 1}]'}, Plain("[1, 2]", '[{"role": 1}]')),
         ({"messages": JSON_CHAT, "images": "[]", "chat_template_kwargs": "{}"}, PLAIN),
         ({"messages": {"role": ["user", "assistant"], "content": ["q", "a"]}}, PLAIN),
+        ({"messages": [json.dumps(ASK), json.dumps(SAID)], "tools": [json.dumps(TOOL)]}, Chat([ASK, SAID], [TOOL])),
+        (
+            {"messages": [ASK, {"role": "assistant", "content": None, "thinking": "why"}]},
+            Chat([ASK, {"role": "assistant", "content": "", "thinking": "why"}]),
+        ),
     ],
 )  # fmt: skip
 def test_keys_of_other_tools_are_read(row: dict[str, Any], made: Any) -> None:
