@@ -154,7 +154,8 @@ def test_thoughts_that_contradict_each_other_are_refused(more, said):
 def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     folder = tokenizer_folder(tmp_path / "base", QWEN3, more=["<think>", "</think>"])
     spellings = list(SPELLINGS.values())[:4]
-    rows = [{"messages": [USER | {"content": f"q{n}"}, {"role": "assistant", **spellings[n % 4]}]} for n in range(24)]
+    asked = [USER | {"content": f"q{n}"} | ({"id": n} if n < 12 else {}) for n in range(24)]
+    rows = [{"messages": [asked[n], {"role": "assistant", **spellings[n % 4]}]} for n in range(24)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     made = data.prepare(request(folder, path=str(path), train_on=train_on), tmp_path / "a")
     assert made.control_tokens == 0, "the tags are no text of the row, though these are special tokens"
