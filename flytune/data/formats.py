@@ -89,6 +89,7 @@ _OTHER_NAMES = {
     "instruction": ("question", "input"),
 }
 """Names that other tools have for columns of compared answers."""
+_LABELS = ("true", "false", "0", "1")
 SEPARATOR = "\n\n"
 """Text between instruction and input, where data.input_separator has no other."""
 
@@ -116,7 +117,7 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         if all(columns.get(column, column) in row for column in needed):
             if has_pair and not _ends_with_answer(row, name, columns):
                 break
-            label = next((label for label in ("label", "kto_tag") if isinstance(row.get(label), bool)), None)
+            label = next((label for label in ("label", "kto_tag") if str(row.get(label)).strip().lower() in _LABELS), None)
             if label and name not in ("text", "tokens"):
                 raise DataError(
                     f"{where}: the column {label} says which answers are undesirable, and objective: sft would train them too; "

@@ -69,9 +69,10 @@ _MEANINGS = (
         r"input|context|history|functions|documents|chat_template_kwargs|query|question|answers?|response",
         "no part of this format; data.columns names a column that has another name there",
     ),
+    _meaning(r"name of messages", "the template does not write it"),
     _meaning(
-        r"(?:name|refusal) of messages|(?:reasoning|thinking|thoughts?|rationale|chain_of_thought|cot)(?:_.*)?",
-        "the model is not trained with it",
+        r"(?:reasoning|thinking|thoughts?|rationale|chain_of_thought|cot)(?:_.*)?",
+        "the model is not trained with it; thoughts are read in reasoning_content of an answer, or as <think>why</think> in it",
     ),
     _meaning(r"(?:image|video|audio|pixel)s?_.*", "images, video and audio cannot be trained on"),
 )  # fmt: skip
