@@ -250,6 +250,10 @@ class Sampler:
             return
         if data.system_prompt is not None and not is_chat:
             raise _RequestError(f"data.system_prompt: only chats ({chats}) can have one, and the data's format is {form}")
+        if data.train_on == "answers" and not is_chat:
+            raise _RequestError(
+                f"data.train_on: thoughts are found in chats ({chats}), and the data's format is {form}; remove it"
+            )
         for name, changed in (("add_bos_token", data.add_bos_token is not None), ("add_eos_token", not data.add_eos_token)):
             if changed and not is_raw:
                 raise _RequestError(

@@ -45,9 +45,9 @@ def parts_of(message: Message) -> Parts | None:
     if message["role"] != "assistant":
         return None
     content = message["content"]
-    if key := next((key for key in THOUGHT_KEYS if message.get(key)), None):
+    if len(message) > 2 and (key := next((key for key in THOUGHT_KEYS if message.get(key)), None)):
         return Parts(message[key], content, key, 0)
-    if (found := thoughts_in(content)) is None:
+    if "</think>" not in content or (found := thoughts_in(content)) is None:
         return None
     start, end, answer = found
     return Parts(content[start:end], content[answer:], _CONTENT, start)

@@ -164,6 +164,12 @@ def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     assert check.verdict == "ok"
 
 
+def test_raw_text_has_no_thoughts_to_leave_out(folder, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", "completion": "<think>why</think>yes"}])
+    with pytest.raises(DataError, match=r"^data.train_on: thoughts are found in chats .* data's format is prompt_completion; "):
+        data.prepare(request(folder, path=str(path), train_on="answers"), tmp_path / "a")
+
+
 def test_all_tokens_and_answers_alone_contradict_each_other():
     with pytest.raises(ValueError, match="train_on: answers leaves them out"):
         Data(path="x", train_on="answers", completion_only_loss=False)
