@@ -19,7 +19,8 @@ def run(options: argparse.Namespace) -> int:
     lines = [made.summary]
     if made.bad_rows:
         lines.append(f"{counted_of(made.bad, made.rows, 'row', 'is', 'are')} bad; all of them are listed in {made.bad_rows}")
-    lines += [one.found for one in made.contract.checks if one.name == "left out" and one.verdict == "ok" and made.left_out]
+    said = {"thoughts", *(["left out"] if made.left_out else [])}
+    lines += [one.found for one in made.contract.checks if one.name in said]
     sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     if options.open:
         webbrowser.open(made.path.resolve().as_uri())

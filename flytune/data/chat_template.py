@@ -39,6 +39,14 @@ class Template:
         """
         return self._render(self._source, messages, tools, where)[0]
 
+    def prompt(self, messages: list[Message], tools: Tools, where: str) -> str:
+        """Return the rendered messages with the generation prompt after them, where the template has one.
+
+        Raises:
+            DataError: as `text`.
+        """
+        return self._render(self._source, messages, tools, where, add_generation_prompt=True)[0]
+
     def blocks(self, messages: list[Message], tools: Tools, where: str) -> tuple[str, list[Span]]:
         """Return the rendered messages, and the characters of each generation block.
 
@@ -60,9 +68,15 @@ class Template:
             return False
 
     def _render(
-        self, source: str, messages: list[Message], tools: Tools, where: str, tracked: bool = False
+        self,
+        source: str,
+        messages: list[Message],
+        tools: Tools,
+        where: str,
+        tracked: bool = False,
+        add_generation_prompt: bool = False,
     ) -> tuple[str, list[Span]]:
-        options: Any = {"tools": tools, "add_generation_prompt": False, **self._tokens}
+        options: Any = {"tools": tools, "add_generation_prompt": add_generation_prompt, **self._tokens}
         try:
             if not tracked and _is_text(messages, tools):
                 return chat_templates.render(source, messages, is_text=True, **options)

@@ -14,12 +14,12 @@ from typing import Any
 from flytune import json_core
 from flytune.data.formats import Chat
 from flytune.data.messages import Message
+from flytune.data.thoughts import answer_of
 from flytune.errors import DataError
 
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 """Function that renders messages and tools; it raises a DataError where the template refuses them."""
 _FIRST_MARK = 0xF0000
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 _MOST_PATTERNS = 256
 
 
@@ -38,7 +38,7 @@ class Completeness:
             DataError: it lacks a message, a call, or a tool.
         """
         for index, message in enumerate(chat.messages):
-            content = message["content"].strip()
+            content = answer_of(message).strip()
             if content not in text and not _is_in(content, text):
                 raise _error(f"messages[{index}] ({message['role']})", where)
         pattern = tuple([(message["role"], not message["content"].strip()) for message in chat.messages])
@@ -73,11 +73,6 @@ class Completeness:
             marks[found := chr(next(codes))] = f"{what} {value!r:.60}"
             return value + found
 
-        last = next((message for message in reversed(chat.messages) if message["role"] == "assistant"), {})
-        for key in _REASONING:
-            thought = last.get(key)
-            if isinstance(thought, str) and not _is_in(thought.strip(), text):
-                raise _error(f"{key} of the last answer", where)
         messages = []
         for index, message in enumerate(chat.messages):
             calls = []
@@ -129,9 +124,9 @@ def _shows(mark: str, text: str) -> bool:
 
 
 def _is_in(content: str, text: str) -> bool:
-    """Return whether a text has this content, apart from white space, case, earlier thoughts and the escapes of JSON."""
-    shown, squeezed = content.rpartition("</think>")[2], _squeezed(text)
-    return any(_squeezed(form) in squeezed for form in _forms(shown))
+    """Return whether a text has this content, apart from white space, case and the escapes of JSON."""
+    squeezed = _squeezed(text)
+    return any(_squeezed(form) in squeezed for form in _forms(content))
 
 
 def _forms(content: str) -> Iterator[str]:

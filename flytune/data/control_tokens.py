@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from flytune.data.formats import Chat, Plain
+from flytune.data.messages import THOUGHT_KEYS, Message
 from flytune.data.render import ChatTemplate, Rendered, render
+from flytune.data.thoughts import in_form, parts_of
 from flytune.errors import DataError
 
 _QUOTE = "\U0010fffe"
@@ -44,8 +46,8 @@ class ControlTokens:
         if isinstance(sample, Plain):
             return self._has(sample.prompt + sample.completion)
         if all(len(one) == 2 for one in sample.messages) and not sample.tools:
-            return any(self._has(one["content"]) for one in sample.messages)
-        return self._has(_all_text([sample.messages, sample.tools]))
+            return any(self._has(one["content"]) for one in sample.messages) and self._has(_all_text(_without_tags(sample)))
+        return self._has(_all_text([_without_tags(sample), sample.tools]))
 
     def render_as_text(
         self, sample: Chat | Plain, template: ChatTemplate | None, completion_only: bool, where: str
@@ -55,6 +57,8 @@ class ControlTokens:
         Raises:
             DataError: as render; or the template changes the text so that its own tokens cannot be told from the row's.
         """
+        if isinstance(sample, Chat):
+            sample = replace(sample, messages=_without_tags(sample))
         text = _all_text([sample.messages, sample.tools]) if isinstance(sample, Chat) else sample.prompt + sample.completion
         if _QUOTE in text:
             raise DataError(f"{where}: the text has both control tokens and U+10FFFE, which is not a character; remove one")
@@ -137,6 +141,14 @@ class ControlTokens:
                 "or remove them from the rows"
             ) from error
         self._ids = {self._renamed.token_to_id(token): number for token, number in ids.items()}
+
+
+def _without_tags(chat: Chat) -> list[Message]:
+    """Return the messages with thoughts in a key: their tags are no text of the row, and may be special tokens."""
+    found = ((message, parts_of(message)) for message in chat.messages)
+    return [
+        in_form(message, parts, THOUGHT_KEYS[0]) if parts and parts.thoughts.strip() else message for message, parts in found
+    ]
 
 
 def _all_text(value: Any) -> str:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from flytune.data import unread_columns
 from flytune.data.messages import (
-    MEDIA,
     SHAREGPT_ROLES,
     Message,
     conversation_of,
@@ -13,6 +13,7 @@ from flytune.data.messages import (
     text_of,
     tools_of,
 )
+from flytune.data.unread_columns import PREFERENCES, TOOLS
 from flytune.errors import DataError
 
 
@@ -65,18 +66,30 @@ MASKS = ("attention_mask", "completion_mask", "assistant_masks")
 """Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
 _OTHER_MASKS = ("special_tokens_mask",)
 _PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
+_OF_CHATS = ("chat_template_kwargs", "history", *PREFERENCES)
+_UNREAD = {
+    "messages": _OF_CHATS,
+    "sharegpt": _OF_CHATS,
+    PROMPTED_CHAT: _OF_CHATS,
+    "instruction": ("chat_template_kwargs", "functions", *PREFERENCES),
+    "prompt_completion": (*_OF_CHATS, *TOOLS),
+    "text": PREFERENCES,
+    "tokens": (),
+}
+"""Columns that are refused in rows of a format. Raw text may have been made of the columns beside it, and tokens of any."""
 _TURNS = ("role", "content", "from", "value")
 """Keys of a turn, which data.columns renames as it renames columns."""
 _NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "history", "system", "tools", "labels", *MASKS,
           "chosen", "rejected", "label", *_TURNS)  # fmt: skip
 _OTHER_NAMES = {
-    "chosen": ("chosen_response",),
-    "rejected": ("rejected_response",),
+    "chosen": ("chosen_response", "preferred_output"),
+    "rejected": ("rejected_response", "non_preferred_output"),
     "completion": ("output",),
     "label": ("kto_tag",),
     "instruction": ("question", "input"),
 }
 """Names that other tools have for columns of compared answers."""
+_LABELS = ("true", "false", "0", "1")
 SEPARATOR = "\n\n"
 """Text between instruction and input, where data.input_separator has no other."""
 
@@ -104,7 +117,7 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         if all(columns.get(column, column) in row for column in needed):
             if has_pair and not _ends_with_answer(row, name, columns):
                 break
-            label = next((label for label in ("label", "kto_tag") if isinstance(row.get(label), bool)), None)
+            label = next((label for label in ("label", "kto_tag") if str(row.get(label)).strip().lower() in _LABELS), None)
             if label and name not in ("text", "tokens"):
                 raise DataError(
                     f"{where}: the column {label} says which answers are undesirable, and objective: sft would train them too; "
@@ -122,6 +135,7 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     raise DataError(
         f"{where}: no format fits the columns {_column_names(row)}: {needs}. "
         "If the data has other names for them, map them in data.columns: {instruction: question, output: answer}"
+        + "".join(f"; {name} {advice}" for name, advice in unread_columns.ADVICE.items() if row.get(name))
     )
 
 
@@ -179,7 +193,7 @@ def convert(
     Raises:
         DataError: a column is missing, or its content does not fit the format.
     """
-    refuse_media(row, columns, where)
+    unread_columns.refuse(row, columns, where, _UNREAD[form])
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
     if form == "prompt_completion":
@@ -190,7 +204,8 @@ def convert(
         messages, tools = _prompted(row, columns, where), tools_of(optional_column(row, "tools", columns), where)
     elif form == "instruction":
         answer = _string(row, "output", columns, where)
-        messages, tools = [*question_of(row, columns, where, separator), {"role": "assistant", "content": answer}], None
+        messages = [*question_of(row, columns, where, separator), {"role": "assistant", "content": answer}]
+        tools = tools_of(optional_column(row, "tools", columns), where)
     else:
         name = "messages" if form == "messages" else "conversations"
         messages = turns_of(column(row, name, columns, where), name, columns, where)
@@ -213,20 +228,6 @@ def _prompted(row: dict[str, Any], columns: dict[str, str], where: str) -> list[
         made.append(text or messages_of(with_renamed_keys(value, columns), where))
     before, after = made
     return [message | {"train": False} if is_answer(message) else message for message in before] + after
-
-
-def refuse_media(row: dict[str, Any], columns: dict[str, str], where: str) -> None:
-    """Refuse rows with images, video or audio.
-
-    Raises:
-        DataError: one of their columns has content.
-    """
-    for name in MEDIA:
-        if name not in columns.values() and row.get(name) not in (None, "", [], {}):
-            raise DataError(
-                f"{where}: column {name} has content, and images, video and audio cannot be trained on; remove the column, "
-                "or the rows that have some"
-            )
 
 
 def with_system(

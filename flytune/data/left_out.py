@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flytune.data.formats import MASKS, PROMPTED_CHAT, Chat, Sample, prompt_of, with_other_names
-from flytune.data.messages import IN_TEMPLATES
+from flytune.data.messages import IN_TEMPLATES, THOUGHT_KEYS, is_answer
 
 MOST_NAMES = 50
 """Number of different names that are counted; those after them are counted as OTHERS."""
 OTHERS = "others"
 _EMPTY_TURN = "messages without content"
 _OF_MESSAGES = " of messages"
+_REMOVED = " (data.remove_columns)"
 _COLUMNS = {
     "messages": ("messages",),
     "sharegpt": ("conversations",),
@@ -68,12 +69,18 @@ _MEANINGS = (
         r"input|context|history|functions|documents|chat_template_kwargs|query|question|answers?|response",
         "no part of this format; data.columns names a column that has another name there",
     ),
+    _meaning(r"name of messages", "the template does not write it"),
     _meaning(
-        r"(?:name|refusal) of messages|(?:reasoning|thinking|thoughts?|rationale|chain_of_thought|cot)(?:_.*)?",
-        "the model is not trained with it",
+        r"(?:reasoning|thinking|thoughts?|rationale|chain_of_thought|cot)(?:_.*)?",
+        "the model is not trained with it; thoughts are read in reasoning_content of an answer, or as <think>why</think> in it",
     ),
     _meaning(r"(?:image|video|audio|pixel)s?_.*", "images, video and audio cannot be trained on"),
 )  # fmt: skip
+
+
+def removed(name: str) -> str:
+    """Return the name under which a column of data.remove_columns is counted."""
+    return f"{name}{_REMOVED}"
 
 
 def meaning(name: str) -> str:
@@ -94,7 +101,7 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
     read = {columns.get(name, name) for name in _COLUMNS[form]}
     if form in ("preference", "unpaired") and prompt_of(row, columns) is None:
         read |= {columns.get(name, name) for name in _PROMPTS}
-    if chats and form != "instruction":
+    if chats:
         read.add(columns.get("tools", "tools"))
     system = columns.get("system", "system")
     if any(message["content"] == row.get(system) for chat in chats for message in chat.messages):
@@ -104,16 +111,18 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
             if name not in read and has_content(value) and not (name in _TEXTS and _is_in(value, text)):
                 yield name
     if any(len(message) > 2 or not message["content"].strip() for chat in chats for message in chat.messages):
-        yield from _of_messages(chats, text)
+        yield from of_messages(chats, text)
 
 
-def _of_messages(chats: list[Chat], text: str) -> Iterator[str]:
+def of_messages(chats: list[Chat], text: str) -> Iterator[str]:
+    """Yield the names of the keys of messages that have content and are not in `text`, which was rendered of them."""
     found = dict[str, None]()
     for message in (message for chat in chats for message in chat.messages):
-        if not message["content"].strip() and not message.get("tool_calls"):
+        if not message["content"].strip() and not is_answer(message):
             found[_EMPTY_TURN] = None
         for key, value in message.items():
-            if key not in IN_TEMPLATES and has_content(value) and not _is_in(value, text):
+            is_thought = key in THOUGHT_KEYS and message["role"] == "assistant"  # counted by ThoughtCounts
+            if key not in IN_TEMPLATES and not is_thought and has_content(value) and not _is_in(value, text):
                 found[f"{key}{_OF_MESSAGES}"] = None
     yield from found
 

@@ -66,6 +66,7 @@ def manifest_of(
         **{what: total(tallies, what) for what in summed},
         max_length=data.max_length,
         longest=max(lengths),
+        thoughts=dict(+sum((tally.thoughts for tally in tallies), Counter[str]())),
         left_out=dict(sorted(left_out.items(), key=lambda one: (-one[1], one[0]))),
         histogram=_histogram(lengths),
         sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],

@@ -10,7 +10,7 @@ from flytune.errors import DataError
 Message = dict[str, Any]
 """role and content, both strings. tool_calls and any other keys of the row are passed to the chat template (left_out.py counts
 those that it does not write), except `train`, which is False on messages that are not to be trained on, and missing on all
-others."""
+others. The thoughts of an answer are in its content, or in one of THOUGHT_KEYS (thoughts.py)."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
@@ -22,17 +22,28 @@ SHAREGPT_ROLES = {
     "model": "assistant",
     "assistant": "assistant",
     "function_call": "assistant",
+    "tool_call": "assistant",
     "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
+    "tool_response": "tool",
 }
 """Roles of chat templates by the `from` of a ShareGPT turn."""
+_CALLING = ("function_call", "tool_call")
+"""Speakers, in ms-swift also roles, whose text is the JSON of a call."""
+_RESPONDING = ("function_response", "tool_response")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation")
 """Roles that chat templates know. Any other one would be written into the text, or left out, and never trained."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 IN_TEMPLATES = ("role", "content", "tool_calls", "tool_call_id", "train")
 """Keys of messages whose content is in the rendered text, or is not for the model."""
-_FLAGS = ("train", "weight")
+THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of messages that hold the thoughts of an answer: Qwen's and TRL's, gpt-oss's, and that of later servers."""
+_THOUGHT_PARTS = ("thinking", "reasoning")
+"""Types of content parts that are thoughts."""
+_OPEN, _CLOSE = "<think>", "</think>"
+FLAGS = ("train", "weight", "training", "loss", "loss_scale", "loss_weight")
+"""Keys of messages that say whether one is trained: those of axolotl, OpenAI, axolotl, ms-swift (two) and LLaMA-Factory."""
 _OTHER_FLAGS = re.compile(r"(?:loss|mask|train)_.*|.*_mask|loss|mask|masked|training|trainable", re.IGNORECASE)
 """Keys of messages that other tools read, and that change what is trained."""
 _TEXT_OF_PARTS = ("text", "value", "content")
@@ -50,9 +61,13 @@ def messages_of(value: Any, where: str) -> list[Message]:
     value = _unpacked(value, "messages", where)
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
-    return [
-        message if _is_plain(message) else _message(message, f"messages[{index}]", where) for index, message in enumerate(value)
-    ]
+    return _with_tool_roles(
+        value,
+        [
+            message if _is_plain(message) else _message(message, f"messages[{index}]", where)
+            for index, message in enumerate(value)
+        ],
+    )
 
 
 def conversation_of(value: Any, where: str) -> list[Message]:
@@ -64,7 +79,14 @@ def conversation_of(value: Any, where: str) -> list[Message]:
     value = _unpacked(value, "conversations", where)
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: conversations must be a list of {{from, value}}, found {type(value).__name__} {value!r:.60}")
-    return [_turn(turn, f"conversations[{index}]", where) for index, turn in enumerate(value)]
+    return _with_tool_roles(value, [_turn(turn, f"conversations[{index}]", where) for index, turn in enumerate(value)])
+
+
+def _with_tool_roles(value: list[Any], messages: list[Message]) -> list[Message]:
+    """Return messages with the role tool in place of OpenAI's older role function, where a function_call came before it."""
+    if not any(turn.get("function_call") for turn in value):
+        return messages
+    return [message | {"role": "tool"} if message["role"] == "function" else message for message in messages]
 
 
 def _unpacked(value: Any, name: str, where: str) -> Any:
@@ -102,8 +124,23 @@ def text_of(value: Any, name: str, where: str) -> str:
 
 
 def is_answer(message: Message) -> bool:
-    """Return whether it is a message of the assistant with text or tool calls."""
-    return message["role"] == "assistant" and bool(message.get("tool_calls") or message["content"].strip())
+    """Return whether it is a message of the assistant with text, thoughts or tool calls."""
+    return message["role"] == "assistant" and bool(
+        message.get("tool_calls") or message["content"].strip() or any(message.get(key) for key in THOUGHT_KEYS)
+    )
+
+
+def thoughts_in(content: str) -> tuple[int, int, int] | None:
+    """Return the start and the end of the thoughts that a content begins with, and the start of the answer after their tags.
+
+    The opening tag may be missing, as in answers of models whose generation prompt has it. None without thoughts.
+    """
+    end = content.find(_CLOSE)
+    before, _, thoughts = content[:end].rpartition(_OPEN)
+    if end < 0 or before.strip():
+        return None
+    answer = content[end + len(_CLOSE) :].lstrip()
+    return end - len(thoughts), end, len(content) - len(answer)
 
 
 def with_suffix(message: Message, suffix: str) -> Message:
@@ -138,9 +175,12 @@ def _is_plain(message: Any) -> bool:
 
 
 def _message(message: Any, name: str, where: str) -> Message:
+    if isinstance(message, dict):
+        message = _in_newer_form(message, name, where)
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    # With tool calls the content may be null or missing.
-    required = {"role"} if calls else {"role", "content"}
+    # With tool calls or thoughts the content may be null or missing.
+    has_more = bool(calls) or (isinstance(message, dict) and any(message.get(key) for key in THOUGHT_KEYS))
+    required = {"role"} if has_more else {"role", "content"}
     if not isinstance(message, dict) or not required <= message.keys():
         found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
         is_turn = isinstance(message, dict) and {"from", "value"} <= message.keys()
@@ -155,15 +195,63 @@ def _message(message: Any, name: str, where: str) -> Message:
         )
     _refuse_keys(message, name, where)
     content = message.get("content")
-    content = "" if calls and content is None else _content(content, f"{name}.content", where)
+    content = "" if has_more and content is None else _content(content, f"{name}.content", where)
+    if role == "assistant":
+        message = _with_thoughts_once(message, content, name, where)
     # As apply_chat_template does: templates treat a key with null as present.
     kept = {key: item for key, item in message.items() if item is not None and (key != "tool_calls" or calls)}
-    kept = {key: item for key, item in kept.items() if key not in _FLAGS} | {"content": content}
+    kept = {key: item for key, item in kept.items() if key not in FLAGS} | {"content": content}
     if calls:
         kept["tool_calls"] = _calls(calls, f"{name}.tool_calls", where)
     if kept.keys() - {"role", "content"}:
         _check_characters(kept, name, where)
     return kept | _flag(message, role, name, where)
+
+
+def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Return a message with tool_calls in place of function_call, or of a call's JSON as content; and with the thoughts that
+    are parts of its content in a key."""
+    role, content = message.get("role"), message.get("content")
+    if call := message.get("function_call"):
+        if message.get("tool_calls"):
+            raise DataError(f"{where}: {name} has both function_call and tool_calls; remove one of them")
+        message = {key: item for key, item in message.items() if key != "function_call"}
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    if role in _CALLING:
+        return {**message, "role": "assistant", "content": "", "tool_calls": _called(content, f"{name}.content", where)}
+    if role in _RESPONDING:
+        return {**message, "role": "tool"}
+    if not isinstance(content, list) or role != "assistant" or not any(map(_is_thought, content)):
+        return message
+    thoughts = [one for one in content if _is_thought(one)]
+    texts = [next((one[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if one.get(key)), "") for one in thoughts]
+    text = "".join(_content(one, f"{name}.content", where) for one in texts)
+    if message.get(THOUGHT_KEYS[0]) not in (None, "", text):
+        raise DataError(f"{where}: {name} has thoughts both in {THOUGHT_KEYS[0]} and in its content, which differ; keep one")
+    return {**message, "content": [one for one in content if not _is_thought(one)], THOUGHT_KEYS[0]: text}
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS
+
+
+def _with_thoughts_once(message: dict[str, Any], content: str, name: str, where: str) -> dict[str, Any]:
+    """Return an answer whose thoughts are in one place.
+
+    Raises:
+        DataError: they are not text, or several places differ.
+    """
+    found = {key: text_of(message[key], f"{name}.{key}", where) for key in THOUGHT_KEYS if message.get(key) is not None}
+    found = {key: text for key, text in found.items() if text.strip()}
+    inside = thoughts_in(content) if not found or content.lstrip().startswith(_OPEN) else None
+    texts = {text.strip() for text in found.values()} | (
+        {content[inside[0] : inside[1]].strip()} if inside and found else set()
+    )
+    if len(texts) > 1:
+        places = " and ".join([*found, *(["content"] if inside else [])])
+        raise DataError(f"{where}: {name} has thoughts in {places}, which differ; keep one of them")
+    kept = set() if inside else set(list(found)[:1])
+    return {key: item for key, item in message.items() if key not in THOUGHT_KEYS or key in kept}
 
 
 def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
@@ -173,9 +261,9 @@ def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
             continue
         if key in MEDIA:
             raise DataError(f"{where}: {name}.{key} has content; images, video and audio cannot be trained on")
-        if key == "function_call":
-            raise DataError(f"{where}: {name}.function_call is not read; write tool_calls: [{{function: {{name, arguments}}}}]")
-        if _OTHER_FLAGS.fullmatch(key):
+        if key == "refusal":
+            raise DataError(f"{where}: {name}.refusal is not read; write the refusal as content, or remove it")
+        if key not in FLAGS and _OTHER_FLAGS.fullmatch(key):
             raise DataError(
                 f"{where}: {name}.{key} is not read, and would change what is trained on; write train: false into the messages "
                 "that are context, or remove it"
@@ -183,8 +271,8 @@ def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
 
 
 def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
-    """Return {"train": False} if the turn's own `train` (axolotl) or `weight` (OpenAI) excludes it from training, else {}."""
-    flags = {key: turn[key] for key in _FLAGS if turn.get(key) is not None}
+    """Return {"train": False} if one of the turn's own FLAGS excludes it from training, else {}."""
+    flags = {key: turn[key] for key in FLAGS if turn.get(key) is not None}
     for key, value in flags.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise DataError(
@@ -197,7 +285,8 @@ def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
                 "trained; remove it, or set it to false or 0"
             )
     if len({bool(value) for value in flags.values()}) > 1:
-        raise DataError(f"{where}: {name} has both train: {flags['train']} and weight: {flags['weight']}; remove one of them")
+        both = " and ".join(f"{key}: {value}" for key, value in flags.items())
+        raise DataError(f"{where}: {name} has both {both}; remove one of them")
     return {"train": False} if flags and not any(flags.values()) else {}
 
 
@@ -235,15 +324,21 @@ def _turn(turn: Any, name: str, where: str) -> Message:
     if turn.get("content") not in (None, "", value):
         raise DataError(f"{where}: {name} has both value and content, which differ; remove one of them")
     rest = {key: item for key, item in turn.items() if key not in ("from", "value", "content")}
-    if speaker == "function_call":
-        calls = _parsed(value, f"{name}.value", where)
-        calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-        value, rest["tool_calls"] = "", _calls(calls, f"{name}.value", where)
+    if speaker in _CALLING:
+        value, rest["tool_calls"] = "", _called(value, f"{name}.value", where)
     return _message({**rest, "role": SHAREGPT_ROLES[speaker], "content": value}, name, where)
+
+
+def _called(value: Any, name: str, where: str) -> list[dict[str, Any]]:
+    """Return the calls of which a text is the JSON: one, or a list of them."""
+    calls = _parsed(_content(value, name, where), name, where)
+    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+    return _calls(calls, name, where)
 
 
 def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
     """Return tool calls with their arguments as objects: chat templates would quote arguments that are text twice."""
+    calls = _unpacked(calls, name, where)
     if not isinstance(calls, list):
         raise DataError(f"{where}: {name} must be a list of calls, found {type(calls).__name__} {calls!r:.60}")
     converted = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from flytune.data import left_out
+from flytune.data import left_out, row_forms
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
@@ -166,6 +166,7 @@ class Sampler:
                 if isinstance(row, DataError):
                     raise row
                 _refuse_large(row, where)
+                row = self._read(row, source, where, None if chunk.again else tally)
                 form = tally.form or self._kind.form(row, source, where)
                 item = self._item(row, form, source, where, tally, chunk.again)
             except _RequestError:
@@ -179,6 +180,14 @@ class Sampler:
                 continue
             tally.form = form
             yield item
+
+    def _read(self, row: dict[str, Any], source: Source, where: str, tally: Tally | None) -> dict[str, Any]:
+        """Return the row in a form that its kind knows, without data.remove_columns, which are counted."""
+        if removed := [name for name in source.remove_columns if name in row]:
+            if tally:
+                left_out.count((left_out.removed(name) for name in removed if left_out.has_content(row[name])), tally.left_out)
+            row = {name: value for name, value in row.items() if name not in removed}
+        return self._kind.known(row_forms.known(row, source.columns, where), source.columns)
 
     def _item(self, row: dict[str, Any], form: str, source: Source, where: str, made: Tally, again: bool) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
@@ -198,9 +207,10 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            if not self._kind.keeps_columns:
-                _count_left_out(row, form, source, samples, texts, tally)
+            _count_left_out(row, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
             tally.contradicted += self._kind.contradicts_itself(row)
+            for text in texts:
+                tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
         made.kind = variant
         return _Item(texts, where, content)
 
@@ -230,7 +240,7 @@ class Sampler:
                 require_chat_template(self._tokenizer, self._request.model, form)
             except DataError as error:
                 raise _RequestError(str(error)) from None
-            self._template = ChatTemplate(self._tokenizer)
+            self._template = ChatTemplate(self._tokenizer, self._data.train_on == "answers and thoughts")
         return self._template
 
     def _check_settings(self, form: str, sample: Sample) -> None:
@@ -240,6 +250,10 @@ class Sampler:
             return
         if data.system_prompt is not None and not is_chat:
             raise _RequestError(f"data.system_prompt: only chats ({chats}) can have one, and the data's format is {form}")
+        if data.train_on == "answers" and not is_chat:
+            raise _RequestError(
+                f"data.train_on: thoughts are found in chats ({chats}), and the data's format is {form}; remove it"
+            )
         for name, changed in (("add_bos_token", data.add_bos_token is not None), ("add_eos_token", not data.add_eos_token)):
             if changed and not is_raw:
                 raise _RequestError(
@@ -294,8 +308,11 @@ def digest(ids: Any, labelled: Any, label: bool | None = None) -> bytes:
 def _count_left_out(
     row: dict[str, Any], form: str, source: Source, samples: Sequence[Sample], texts: Sequence[Rendered | Encoded], tally: Tally
 ) -> None:
+    """Count what no sample has; without a `form` keys of messages alone."""
     text = "\n".join(one.text for one in texts if isinstance(one, Rendered))
-    left_out.count(left_out.names(row, form, source.columns, samples, text), tally.left_out)
+    chats = [sample for sample in samples if isinstance(sample, Chat)]
+    found = left_out.names(row, form, source.columns, samples, text) if form else left_out.of_messages(chats, text)
+    left_out.count(found, tally.left_out)
 
 
 class _RequestError(DataError):

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any
 
 from flytune import json_core
-from flytune.data import saved_folders
+from flytune.data import arrow_json, saved_folders
 from flytune.data.hub import hub_rows
 from flytune.data.sources import TEXT_KINDS, Files, kind, locate
 from flytune.errors import DataError
@@ -302,8 +302,10 @@ def _rows_of(batch: Any) -> Iterator[dict[str, Any] | None]:
         yield row.to_pylist()[0] if row.nbytes <= LARGEST_LINE else None
 
 
-def _placed(row: dict[str, Any] | None, where: str) -> Row:
-    return (DataError(f"{where}: {_TOO_LONG}") if row is None else _without_absent_keys(row)), where
+def _placed(row: dict[str, Any] | None, where: str, json_columns: dict[str, arrow_json.Decode]) -> Row:
+    if row is None:
+        return DataError(f"{where}: {_TOO_LONG}"), where
+    return arrow_json.decoded(_without_absent_keys(row), json_columns, where), where
 
 
 def _parquet(file: Any, label: str) -> Iterator[Row]:
@@ -313,11 +315,12 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
     try:
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
         _refuse_duplicates(opened.schema_arrow.names, label)
+        json_columns = arrow_json.decoders(opened.schema_arrow)
         # Some rows at a time: a value that is stored once and named by all rows would be in memory as often.
         for batch in opened.iter_batches(batch_size=32):
             for row in _rows_of(batch):
                 number += 1
-                yield _placed(row, f"{label}, row {number}")
+                yield _placed(row, f"{label}, row {number}", json_columns)
     except (OSError, DataError):
         raise
     except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
@@ -333,13 +336,14 @@ def _arrow(file: Any, label: str) -> Iterator[Row]:
         file.seek(0)
         opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
         _refuse_duplicates(opened.schema.names, label)
+        json_columns = arrow_json.decoders(opened.schema)
         batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
         for batch in batches:
             batch.validate(full=True)  # wrong offsets would end the process
             for start in range(0, batch.num_rows, 32):
                 for row in _rows_of(batch.slice(start, 32)):
                     number += 1
-                    yield _placed(row, f"{label}, row {number}")
+                    yield _placed(row, f"{label}, row {number}", json_columns)
     except (OSError, DataError):
         raise
     except Exception as error:  # as above

@@ -15,20 +15,25 @@ An empty answer trains nothing. After every other answer the end marker is train
 writes directly after it, or after spaces (Llama 2), which are trained with it; the text after that, like a new line, never is.
 If the last answer has no end marker, the template's text after that answer is replaced by a trained EOS.
 
+Thoughts of an answer are written in a form that the template knows (thoughts.py). They are trained as the answer is, from the
+end of the generation prompt on (thought_spans.py); with data.train_on: answers they are context.
+
 A message with `train: False` is context. Its generation blocks are found by a private-use character in its content; with
 templates without marks it gets no sentinels. If it is the last answer, nothing is cut off and no EOS is added.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
 
-from flytune.data.chat_template import Span, Template
+from flytune.data.chat_template import Span, Template, Tools
 from flytune.data.completeness import Completeness
 from flytune.data.formats import Chat, Plain
 from flytune.data.messages import Message, is_answer, with_suffix
+from flytune.data.thought_spans import ThoughtSpans
+from flytune.data.thoughts import NO_THOUGHTS, ThoughtCounts, ThoughtForms, answer_of, parts_of, with_answer
 from flytune.errors import DataError
 
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xF8000))
@@ -47,6 +52,7 @@ class Rendered:
     """True if a trained EOS token follows, unless the tokenizer has added one."""
     is_renamed: bool = False
     """True if the template's special tokens have the names of control_tokens.py, and all others are text."""
+    thoughts: ThoughtCounts = NO_THOUGHTS
 
 
 def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str) -> Rendered:
@@ -69,18 +75,29 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
             f"{where}: a turn has train: false (or weight: 0), but data.completion_only_loss: false trains every token; "
             "remove these keys from the data, or leave completion_only_loss at true"
         )
+    sample = template.written(sample)
     text = template.text(sample, where)
     template.completeness.check(sample, text, where)
     ends = sample.messages[-1]["role"] != "assistant" or template.is_ended(text)
-    return Rendered(text, [(0, len(text))], False, not ends)
+    spans, thoughts = template.with_thoughts([(0, len(text))], text, sample, where)
+    return Rendered(text, spans, False, not ends, thoughts=thoughts)
 
 
 class ChatTemplate:
     """A tokenizer's chat template with the tokens that end answers."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, trains_thoughts: bool = True) -> None:
         self._template = Template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
-        self.completeness = Completeness(lambda messages, tools: self._template.text(_bare(messages), tools, ""))
+
+        def text(messages: list[Message], tools: Tools) -> str:
+            return self._template.text(_bare(messages), tools, "")
+
+        def prompt(messages: list[Message], tools: Tools) -> str:
+            return self._template.prompt(_bare(messages), tools, "")
+
+        self._forms = ThoughtForms(lambda messages: text(messages, None))
+        self._thoughts = ThoughtSpans(text, prompt, trains_thoughts)
+        self.completeness = Completeness(text)
         """The check that the text has all of a chat."""
         eos, bos = tokenizer.eos_token, tokenizer.bos_token
         added = tokenizer.added_tokens_decoder.values()
@@ -92,9 +109,20 @@ class ChatTemplate:
         self._mark = re.compile(rf" *(?:{marks})")
         self._ends = tuple(self.marks)
 
+    def written(self, chat: Chat) -> Chat:
+        """Return the chat with thoughts in a form that the template writes."""
+        messages = self._forms.written(chat.messages)
+        return chat if messages is chat.messages else replace(chat, messages=messages)
+
     def text(self, chat: Chat, where: str) -> str:
         """Return the rendered messages."""
-        return self._template.text(_bare(chat.messages), chat.tools, where)
+        return self._template.text(_bare(self._forms.written(chat.messages)), chat.tools, where)
+
+    def with_thoughts(self, spans: list[Span], text: str, chat: Chat, where: str) -> tuple[list[Span], ThoughtCounts]:
+        """Return the trained spans, with thoughts or without them, and the numbers of thoughts (ThoughtSpans.fitted)."""
+        if all(parts_of(message) is None for message in chat.messages):
+            return spans, NO_THOUGHTS
+        return self._thoughts.fitted(spans, text, chat, next(_unused(text, where)), where)
 
     def is_ended(self, text: str) -> bool:
         """Return whether the text ends with an end marker, apart from white space."""
@@ -102,6 +130,7 @@ class ChatTemplate:
 
     def answers(self, chat: Chat, where: str) -> Rendered:
         """Return the rendered messages, with the answers and their end markers as spans."""
+        chat = self.written(chat)
         is_marked = self._template.has_marks
         if is_marked:
             text, blocks = self._template.blocks(_bare(chat.messages), chat.tools, where)
@@ -110,6 +139,7 @@ class ChatTemplate:
             text = self.text(chat, where)
             found = self._by_sentinels(text, chat, where)
         self.completeness.check(chat, text, where)
+        found, thoughts = self.with_thoughts(found, text, chat, where)
         spans, is_ended = [], True
         for start, end in found:
             mark = None if is_marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
@@ -117,8 +147,8 @@ class ChatTemplate:
             spans.append((start, mark.end() if mark else end))
         last = next((message for message in reversed(chat.messages) if is_answer(message)), {})
         if is_ended or "train" in last:
-            return Rendered(text, spans, False, False)
-        return Rendered(text[: spans[-1][1]], spans, False, True)
+            return Rendered(text, spans, False, False, thoughts=thoughts)
+        return Rendered(text[: spans[-1][1]], spans, False, True, thoughts=thoughts)
 
     def _after_answers(self, tokens: set[str]) -> set[str]:
         """Return the one of these tokens that the template writes directly after each answer, if there is one.
@@ -170,7 +200,7 @@ class ChatTemplate:
         left, right = list(_unused(text + "".join(message["content"] for message in messages), where))
         trained = [index for index, message in enumerate(messages) if message["role"] == "assistant" and "train" not in message]
         calling = [index for index in trained if messages[index].get("tool_calls")]
-        answers = [index for index in trained if index not in calling and messages[index]["content"].strip()]
+        answers = [index for index in trained if index not in calling and answer_of(messages[index]).strip()]
         turns = [self._calling_turn(text, chat, index, left, where) for index in calling]
         if not answers:
             return turns
@@ -178,8 +208,8 @@ class ChatTemplate:
         for trims_left, trims_right in product((False, True), repeat=2):
             marked = list(messages)
             for index in answers:
-                content = messages[index]["content"]
-                start = len(content) - len(content.lstrip()) if trims_left else 0
+                content, answer = messages[index]["content"], answer_of(messages[index])
+                start = len(content) - len(answer.lstrip() if trims_left else answer)
                 end = len(content.rstrip()) if trims_right else len(content)
                 marked[index] = {
                     **messages[index],
@@ -195,8 +225,10 @@ class ChatTemplate:
 
     def _calling_turn(self, text: str, chat: Chat, index: int, sentinel: str, where: str) -> Span:
         """Return the characters of a turn with tool calls: `text` without the text around a plain answer in its place."""
-        answer = [{"role": "assistant", "content": sentinel}]
         messages, reason = _bare(chat.messages), ""
+        plainly = {key: item for key, item in messages[index].items() if key != "tool_calls"}
+        parts = parts_of(plainly)
+        answer = [with_answer(plainly, parts, sentinel) if parts else {"role": "assistant", "content": sentinel}]
         for rest in (messages[index + 1 :], []):  # some templates want a tool's answer only after a call
             try:
                 full = text if rest else self._template.text(messages[: index + 1], chat.tools, where)

@@ -65,7 +65,10 @@ def _record(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def leave_encoded(feature: Any) -> None:
-    """Keep images and sounds of rows as they are stored: decoding one opens the path or the address that a row names."""
+    """Keep images and sounds of rows as they are stored: decoding one opens the path or the address that a row names.
+
+    JSON is text there, and is parsed.
+    """
     if isinstance(feature, dict):
         for part in feature.values():
             leave_encoded(part)
@@ -74,5 +77,5 @@ def leave_encoded(feature: Any) -> None:
             leave_encoded(part)
     elif (inner := getattr(feature, "feature", None)) is not None:
         leave_encoded(inner)
-    elif getattr(feature, "decode", None) is True:
+    elif getattr(feature, "decode", None) is True and type(feature).__name__ != "Json":
         feature.decode = False

@@ -30,6 +30,8 @@ class Source(Strict):
     `preference` are chosen and rejected answers, `unpaired` answers with a label (docs/objectives.md)."""
     columns: dict[str, str] = Field(default={})
     """Names of the data's columns where they differ from the format's: {instruction: question, output: answer}."""
+    remove_columns: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=limits.LISTED)
+    """Columns that are left out on purpose: columns that other tools read, and that would be refused here (docs/data.md)."""
     input_separator: str = "\n\n"
     """Text between the columns instruction and input of one question. LLaMA-Factory's is one line break."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
@@ -57,7 +59,7 @@ class Source(Strict):
             raise ValueError(f"{', '.join(changed)}: no effect on dataset_name, which has no files of yours; for path alone")
 
 
-OF_HELDOUT = ("format", "columns", "input_separator", "sample_by", "dataset_split")
+OF_HELDOUT = ("format", "columns", "remove_columns", "input_separator", "sample_by", "dataset_split")
 """Fields beside `sources` that are those of data.heldout_path."""
 
 
@@ -84,6 +86,8 @@ class Data(Source):
     """One of the tokenizer's tokens that ends answers instead of its EOS, such as ChatML's <|im_end|>."""
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
+    train_on: Literal["answers", "answers and thoughts"] = "answers and thoughts"
+    """Trained part of answers with thoughts (reasoning_content, thinking, <think>): with `answers` thoughts are context."""
     max_length: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
@@ -149,6 +153,10 @@ class Data(Source):
         self._check_files()
         if self.eval_split is not None:
             self._check_eval_split()
+        if self.train_on == "answers" and not self.completion_only_loss:
+            raise ValueError(
+                "completion_only_loss: false trains every token, also thoughts, and train_on: answers leaves them out"
+            )
         fields = [name for name in Source.model_fields if not self.heldout_path or name not in OF_HELDOUT]
         changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
         if self.deduplicate and any(source.weight > 1 for source in self.sources):

@@ -127,10 +127,6 @@ def test_a_template_that_changes_answers_is_refused(tokenizers: Any) -> None:
         DataError, match=r"x:1: the chat template changes the assistant's messages.*\{% generation %\}.*data\.chat_template"
     ):
         trained(chat("ok", "yes"), tokenizers(twisted))
-    cut = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
-    with pytest.raises(DataError, match="x:1: the chat template changes"):
-        trained(chat("ok", "<think>hm</think>yes"), tokenizers(cut))
-    assert tokenizers(cut).decode(trained(chat("ok", "yes"), tokenizers(cut))[1]) == "yes<|im_end|>"
 
 
 def with_context(sample: Chat, *indices: int) -> Chat:

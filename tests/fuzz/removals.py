@@ -229,9 +229,9 @@ REMOVALS = [
         "flytune.data.bad_rows:BadRows.check", returns(None))),
     Removal("samples are cut to max_length", "flytune/data/rows/base.py", ("samples",), instead(
         "flytune.data.rows.base:RowKind.cut", lambda old: lambda self, sequences, data: [sequences])),
-    Removal("images are refused", "flytune/data/formats.py", ("samples",), each(
+    Removal("images are refused", "flytune/data/unread_columns.py", ("samples",), each(
         instead("flytune.data.messages:_refuse_keys", returns(None)),
-        instead("flytune.data.formats:refuse_media", returns(None)))),
+        instead("flytune.data.unread_columns:refuse", returns(None)))),
     Removal("rows of megabytes are refused", "flytune/data/process.py", ("samples",), instead(
         "flytune.data.process:_refuse_large", returns(None))),
     Removal("equal samples are stored once", "flytune/data/preparation.py", ("samples",), instead(

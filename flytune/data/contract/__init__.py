@@ -104,6 +104,7 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
             *contract_checks.tokens(statistics, manifest, data),
             *contract_checks.round_trip(statistics),
             *contract_checks.shares(statistics, manifest, data),
+            *contract_checks.thoughts(manifest, data),
             *contract_checks.left_out(manifest),
             *contract_checks.duplicates(statistics, manifest),
             *contract_checks.contradictions(statistics, row_kind(manifest.row_kind)),

@@ -15,8 +15,6 @@ SYSTEMATIC = 0.01
 """Share of samples from which on a fault is one of the recipe, not of single rows."""
 _WARNING_SHARE = 0.05
 """Share of cut, dropped or near-duplicate samples from which on there is a warning, if the recipe has no limit."""
-_SHOWN = 12
-"""Names of columns that are listed."""
 
 
 def _is_systematic(count: int, of: int) -> bool:
@@ -181,17 +179,34 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
         )  # fmt: skip
 
 
+def thoughts(manifest: Manifest, data: Data) -> Iterator[Check]:
+    """Say what became of the answers' thoughts, where there are some."""
+    if not manifest.thoughts:
+        return
+    trained, context, lost = (manifest.thoughts.get(name, 0) for name in ("trained", "context", "left_out"))
+    became = {
+        "trained with them": trained,
+        f"trained with them as context{' (data.train_on: answers)' * (data.train_on == 'answers')}": context,
+        "trained without them, because the template does not write them there": lost,
+    }
+    total = trained + context + lost
+    found = ", ".join(f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in became.items() if count)
+    yield judged(
+        "thoughts", 0, total, f"of {counted(total, 'answer')} with thoughts, {found}",
+        "the last answer's are not in the text (data.train_on)", advice="",
+    )  # fmt: skip
+
+
 def left_out(manifest: Manifest) -> Iterator[Check]:
     """Check what the rows have, and no sample has."""
     meanings = {name: content.meaning(name) for name in manifest.left_out}
     names = sorted(manifest.left_out.items(), key=lambda one: not meanings[one[0]])
     meant = [name for name, meaning in meanings.items() if meaning]
-    shown = ", ".join(f"{name} ({counted(rows, 'row')})" if rows < manifest.rows else name for name, rows in names[:_SHOWN])
-    more = f" and {len(meanings) - _SHOWN} more" if len(meanings) > _SHOWN else ""
+    shown = ", ".join(f"{name} ({counted(rows, 'row')})" for name, rows in names)
     advice = [f"{', '.join(names)}: {meaning}" for meaning, names in _by_meaning(meanings).items() if meaning]
     yield judged(
         "left out", max((manifest.left_out[name] for name in meant), default=0), manifest.rows,
-        f"columns not used: {shown}{more}", "only warns", is_fine=not meant,
+        f"columns not used: {shown}", "only warns", is_fine=not meant,
         fine="" if meanings else "all columns of the rows, and all keys of their messages, are used",
         advice="; ".join(advice),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from flytune.data import left_out
+from flytune.data import left_out, row_forms
 from flytune.data.check import Check
 from flytune.data.formats import CHATS, Chat, Sample
 from flytune.data.labels import Encoded
@@ -51,6 +51,10 @@ class RowKind:
     def sequences(self) -> int:
         """Number of sequences of a stored row, which one row brings into a forward pass."""
         return len(self.sequence_names)
+
+    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+        """Return a row of another tool in the form that this kind reads; others as they are."""
+        return row
 
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         """Return the format that a row of a source is read as.
@@ -127,6 +131,9 @@ class ComparedRows(RowKind):
     """Rows of better and worse answers, of text or of messages; all of one source are alike."""
 
     cuts = "truncate or drop"
+
+    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+        return row_forms.compared(row, columns)
 
     def variant(self, samples: Sequence[Sample]) -> str:
         return "messages" if isinstance(samples[0], Chat) else "text"

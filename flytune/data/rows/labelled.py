@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flytune.data import unread_columns
 from flytune.data.check import Check, judged
 from flytune.data.formats import (
     SEPARATOR,
@@ -19,12 +20,19 @@ from flytune.data.formats import (
     is_pair,
     optional_column,
     prompt_of,
-    refuse_media,
     with_other_names,
 )
 from flytune.data.messages import Message, text_of
 from flytune.data.rows.base import ComparedRows, Content
-from flytune.data.rows.pairs import PREFERENCE, context_of, conversation, other_prompt, pair_of, scores_of_pairs
+from flytune.data.rows.pairs import (
+    PREFERENCE,
+    context_of,
+    conversation,
+    other_prompt,
+    pair_of,
+    scores_of_pairs,
+    unread_of_compared,
+)
 from flytune.errors import DataError
 from flytune.recipe import Source
 from flytune.records import Manifest
@@ -61,7 +69,7 @@ def labelled_of(
     if is_two_answers(row, form, columns):
         pair = pair_of(row, columns, where, system_prompt, separator)
         return Labelled([pair.chosen, pair.rejected], [True, False], pair.prompt)
-    refuse_media(row, columns, where)
+    unread_columns.refuse(row, columns, where, unread_of_compared(row, columns))
     columns = with_other_names(row, columns)
     prompt, answer = _prompt_and_answer(row, columns, where, separator)
     label = _label(column(row, "label", columns, where), columns.get("label", "label"), where)
@@ -135,7 +143,8 @@ class LabelledAnswers(ComparedRows):
     def rows_of(self, first: Mapping[str, Any], source: Source) -> int:
         if source.format == PREFERENCE:
             return 2
-        return 2 if first and is_two_answers(dict(first), source.format, source.columns) else 1
+        row = self.known(dict(first), source.columns)
+        return 2 if first and is_two_answers(row, source.format, source.columns) else 1
 
     def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
         return (int(bool(label)),)

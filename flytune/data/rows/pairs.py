@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar
 
+from flytune.data import unread_columns
 from flytune.data.check import Check, judged
 from flytune.data.formats import (
     SEPARATOR,
@@ -22,7 +23,6 @@ from flytune.data.formats import (
     optional_column,
     prompt_of,
     question_of,
-    refuse_media,
     turns_of,
     with_other_names,
     with_renamed_keys,
@@ -31,6 +31,7 @@ from flytune.data.formats import (
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, conversation_of, is_answer, messages_of, text_of, tools_of
 from flytune.data.rows.base import ComparedRows, Content
+from flytune.data.unread_columns import TOOLS
 from flytune.errors import DataError
 from flytune.recipe import Source
 from flytune.records import Manifest
@@ -65,7 +66,7 @@ def pair_of(
     Raises:
         DataError: a column is missing, its content does not fit, or both answers are equal.
     """
-    refuse_media(row, columns, where)
+    unread_columns.refuse(row, columns, where, unread_of_compared(row, columns))
     columns = with_other_names(row, columns)
     chosen, rejected = column(row, "chosen", columns, where), column(row, "rejected", columns, where)
     prompt = prompt_of(row, columns)
@@ -82,6 +83,17 @@ def pair_of(
     before, first, second = _messages(chosen, rejected, prompt, columns, where)
     context, tools, identity = context_of(before, row, columns, where, system_prompt)
     return PreferencePair(Chat([*context, *first], tools), Chat([*context, *second], tools), identity)
+
+
+def unread_of_compared(row: dict[str, Any], columns: dict[str, str]) -> list[str]:
+    """Return the columns that other tools read and a row of answers to compare does not."""
+    columns = with_other_names(row, columns)
+    has_question = prompt_of(row, columns) is None and columns.get("instruction", "instruction") in row
+    answer = optional_column(row, "chosen", columns) or optional_column(row, "completion", columns)
+    prompt = prompt_of(row, columns)
+    is_text = isinstance(answer, str) and not has_question and (prompt is None or isinstance(prompt, str))
+    is_text = is_text and not any(optional_column(row, name, columns) for name in ("messages", "conversations"))
+    return ["chat_template_kwargs", *([] if has_question else ["history"]), *(TOOLS if is_text else ())]
 
 
 def other_prompt(row: dict[str, Any], columns: dict[str, str], where: str, separator: str) -> list[Message] | None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from flytune.data import unread_columns
 from flytune.data.formats import (
     Chat,
     Plain,
@@ -16,7 +17,6 @@ from flytune.data.formats import (
     column,
     optional_column,
     prompt_of,
-    refuse_media,
     turns_of,
     with_other_names,
 )
@@ -54,7 +54,7 @@ class Prompts(RowKind):
 
     def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
         columns = with_other_names(row, source.columns)
-        refuse_media(row, columns, where)
+        unread_columns.refuse(row, columns, where, ("chat_template_kwargs",))
         prompt = prompt_of(row, columns)
         turns = other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
         if prompt is None and turns is None:

@@ -1,0 +1,191 @@
+"""Thoughts of answers: trained as the answer is, or context where the recipe says so, whatever their spelling."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytune import data
+from flytune.data import load_tokenizer
+from flytune.data.contract import CONTRACT, Contract
+from flytune.data.formats import Chat, convert
+from flytune.data.render import ChatTemplate, render
+from flytune.errors import DataError
+from flytune.recipe import Data
+from tests.support.chats import CHATML, CHATML_MARKED, request, tokenizer_folder, write_rows
+
+_HEAD = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% set content = message['content'] %}{% set why = '' %}{% if message['role'] == 'assistant' %}"
+)
+_TAIL = (
+    "{% endif %}{{ (content if message['role'] != 'assistant' else '') + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\nOPENED' }}{% endif %}"
+)
+_TAKEN_APART = (
+    "{% if message.reasoning_content is string %}{% set why = message.reasoning_content %}"
+    "{% elif '</think>' in content %}{% set why = content.split('</think>')[0].split('<think>')[-1] %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{% if loop.last %}{{ '<think>\n' + why.strip() + '\n</think>\n\n' }}{% endif %}{{ content.lstrip() }}"
+)
+QWEN3 = _HEAD + _TAKEN_APART + _TAIL.replace("OPENED", "")
+"""Takes thoughts apart, leaves out those of earlier answers, and writes tags without a thought."""
+OPENED = QWEN3.replace("assistant\nOPENED", "assistant\n").replace(
+    "'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"
+)
+"""The same, with the opening tag in the generation prompt."""
+MARKED = _HEAD + "{% generation %}" + _TAKEN_APART + "{{ '<|im_end|>' }}{% endgeneration %}" + _TAIL.replace("OPENED", "")
+CHANNELS = (
+    _HEAD + "{% if message.thinking %}{{ '[why]' + message.thinking + '[end]' }}{% endif %}{{ content }}" + _TAIL
+).replace("OPENED", "")
+"""As gpt-oss's: thoughts have a key and marks of their own."""
+R1 = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+R1_MARKED = CHATML_MARKED.replace("message['content'] +", "message['content'].split('</think>')[-1] +")
+USER = {"role": "user", "content": "q"}
+SPELLINGS = {
+    "reasoning_content": {"content": "yes", "reasoning_content": "why"},
+    "thinking": {"content": "yes", "thinking": "why"},
+    "reasoning": {"content": "yes", "reasoning": "why", "thinking": "why"},
+    "content": {"content": "<think>\nwhy\n</think>\n\nyes"},
+    "content without an opening tag": {"content": "why\n</think>\n\nyes"},
+    "a part": {"content": [{"type": "thinking", "thinking": "why"}, {"type": "text", "text": "yes"}]},
+}
+TAGGED = "<think>\nwhy\n</think>\n\nyes<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
+
+
+def trained(messages: list[Any], source: str, folder: Path, trains: bool = True) -> tuple[list[str], tuple[int, ...]]:
+    """The trained texts of messages, and the numbers of thoughts that are trained, context and left out."""
+    asked = request(folder, path="unread")
+    tokenizer = load_tokenizer(asked.model, asked.data)
+    tokenizer.chat_template = source
+    chat = convert({"messages": messages}, "messages", {}, "x:1")
+    made = render(chat, ChatTemplate(tokenizer, trains), True, "x:1")
+    return [made.text[start:end].replace("</s>", "") for start, end in made.spans], tuple(made.thoughts)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(
+    ("source", "whole"),
+    [
+        (CHATML, TAGGED),
+        (CHATML_MARKED, TAGGED),
+        (QWEN3, TAGGED),
+        (MARKED, TAGGED),
+        (OPENED, TAGGED.removeprefix("<think>\n")),
+        (CHANNELS, "[why]why[end]yes<|im_end|>"),
+    ],
+    ids=["chatml", "chatml, marked", "qwen3", "qwen3, marked", "opened by the prompt", "channels"],
+)
+def test_both_spellings_are_one_thing_and_trained_as_the_recipe_says(source, whole, spelling, folder):
+    messages = [USER, {"role": "assistant", **SPELLINGS[spelling]}]
+    if source in (CHATML, CHATML_MARKED) and spelling == "content without an opening tag":
+        whole = whole.removeprefix("<think>\n")
+    assert trained(messages, source, folder) == ([whole], (1, 0, 0))
+    assert trained(messages, source, folder, trains=False) == (["yes<|im_end|>"], (0, 1, 0))
+
+
+@pytest.mark.parametrize("source", [QWEN3, MARKED])
+def test_earlier_thoughts_are_as_the_template_has_them(source, folder):
+    first, last = ({"role": "assistant", "content": f"<think>why{n}</think>yes{n}"} for n in (1, 2))
+    said, counts = trained([USER, first, USER, last], source, folder)
+    assert said == ["yes1<|im_end|>", "<think>\nwhy2\n</think>\n\nyes2<|im_end|>"]
+    assert counts == (1, 0, 1)
+    said, counts = trained([USER, first, USER, last], CHATML, folder)
+    assert said == ["<think>why1</think>yes1<|im_end|>", "<think>why2</think>yes2<|im_end|>"]
+    assert counts == (2, 0, 0)
+    assert trained([USER, last | {"train": False}], QWEN3, folder) == ([], (0, 1, 0))
+
+
+@pytest.mark.parametrize("source", [CHATML, QWEN3, MARKED])
+def test_tags_without_a_thought_and_thoughts_without_an_answer_are_trained(source, folder):
+    empty = {"role": "assistant", "content": "<think>\n\n</think>\n\nyes"}
+    assert trained([USER, empty], source, folder) == (["<think>\n\n</think>\n\nyes<|im_end|>"], (0, 0, 0))
+    assert trained([USER, empty], source, folder, trains=False)[0] == ["yes<|im_end|>"]
+    alone = {"role": "assistant", "content": "", "reasoning_content": "why"}
+    assert trained([USER, alone], source, folder) == (["<think>\nwhy\n</think>\n\n<|im_end|>"], (1, 0, 0))
+    assert trained([USER, alone], source, folder, trains=False) == ([], (0, 1, 0))
+
+
+@pytest.mark.parametrize("source", [R1, R1_MARKED])
+@pytest.mark.parametrize("spelling", ["reasoning_content", "content"])
+def test_a_template_that_cuts_thoughts_is_refused_unless_answers_alone_are_trained(source, spelling, folder):
+    messages = [USER, {"role": "assistant", **SPELLINGS[spelling]}]
+    with pytest.raises(DataError, match=r"^x:1: the thoughts of the last answer are not in the text .*data.train_on: answers"):
+        trained(messages, source, folder)
+    said, counts = trained(messages, source, folder, trains=False)
+    assert ([text.strip() for text in said], counts) == (["yes<|im_end|>"], (0, 0, 1))
+
+
+def test_text_that_is_taken_for_thoughts_is_not_lost(folder):
+    before, twice = "Sure. <think>why</think> yes", "<think>a</think>b<think>c</think>d"
+    with pytest.raises(DataError, match=r"messages\[1\] \(assistant\) is not in the text that the chat template renders"):
+        trained([USER, {"role": "assistant", "content": before}], MARKED, folder)
+    said, _ = trained([USER, {"role": "assistant", "content": twice}], MARKED, folder)
+    assert said == ["<think>\na\n</think>\n\nb<think>c</think>d<|im_end|>"]
+    for content in (before, twice):
+        assert trained([USER, {"role": "assistant", "content": content}], CHATML, folder)[0] == [f"{content}<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"thinking": "other", "reasoning_content": "why"},
+            r"messages\[0\] has thoughts in reasoning_content and think",
+        ),
+        ({"thinking": "other", "content": "<think>why</think>yes"}, "has thoughts in thinking and content, which differ"),
+        ({"thinking": ["why"]}, r"messages\[0\].thinking must be a string"),
+    ],
+)
+def test_thoughts_that_contradict_each_other_are_refused(more, said):
+    with pytest.raises(DataError, match=said):
+        convert({"messages": [{"role": "assistant", "content": "yes"} | more]}, "messages", {}, "x:1")
+
+
+@pytest.mark.parametrize(
+    ("train_on", "said"),
+    [("answers and thoughts", "24 are trained with them"), ("answers", "24 are trained with them as context")],
+)
+def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
+    folder = tokenizer_folder(tmp_path / "base", QWEN3, more=["<think>", "</think>"])
+    spellings = list(SPELLINGS.values())[:4]
+    asked = [USER | {"content": f"q{n}"} | ({"id": n} if n < 12 else {}) for n in range(24)]
+    rows = [{"messages": [asked[n], {"role": "assistant", **spellings[n % 4]}]} for n in range(24)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    made = data.prepare(request(folder, path=str(path), train_on=train_on), tmp_path / "a")
+    assert made.control_tokens == 0, "the tags are no text of the row, though these are special tokens"
+    check = next(one for one in Contract.read(tmp_path / "a" / CONTRACT).checks if one.name == "thoughts")
+    assert said in check.found
+    assert check.verdict == "ok"
+
+
+def test_raw_text_has_no_thoughts_to_leave_out(folder, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", "completion": "<think>why</think>yes"}])
+    with pytest.raises(DataError, match=r"^data.train_on: thoughts are found in chats .* data's format is prompt_completion; "):
+        data.prepare(request(folder, path=str(path), train_on="answers"), tmp_path / "a")
+
+
+def test_all_tokens_and_answers_alone_contradict_each_other():
+    with pytest.raises(ValueError, match="train_on: answers leaves them out"):
+        Data(path="x", train_on="answers", completion_only_loss=False)
+
+
+def test_thoughts_beside_calls_are_trained(folder):
+    calls = QWEN3.replace(
+        "{{ content.lstrip() }}", "{{ content.lstrip() ~ (message.tool_calls | tojson if message.tool_calls else '') }}"
+    )
+    function = {"name": "f", "arguments": {}}
+    call = {"role": "assistant", "content": "", "thinking": "why", "tool_calls": [{"function": function}]}
+    written = '[{"function": {"name": "f", "arguments": {}}}]<|im_end|>'
+    assert trained([USER, call], calls, folder) == ([f"<think>\nwhy\n</think>\n\n{written}"], (1, 0, 0))
+    assert trained([USER, call], calls, folder, trains=False) == ([written], (0, 1, 0))
+
+
+def test_a_chat_of_messages_keeps_its_own_spelling():
+    made = convert({"messages": [USER, {"role": "assistant", **SPELLINGS["thinking"]}]}, "messages", {}, "x:1")
+    assert made == Chat([USER, {"role": "assistant", "content": "yes", "thinking": "why"}])
