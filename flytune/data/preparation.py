@@ -23,7 +23,7 @@ from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.models import config_files, tokenizer_files, tokenizers
+from flytune.models import config_files, tokenizer_files, tokenizers, trial
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest, SplitCounts
 
@@ -53,6 +53,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer, rows = load_tokenizer(request.model, data), config_files.table_rows(request.model)
     check_rows(tokenizer, rows, request.model)
+    trial.save_all(request.model, tokenizer)
     before = progress.find(out, request, list(_tallies(data)))
     if (out / MANIFEST).exists():  # killed between the last two writes below
         (out / PROGRESS).unlink()

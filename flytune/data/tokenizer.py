@@ -125,6 +125,8 @@ def _from_pretrained(model: Model) -> Any:
         raise DataError(f"{where}: its tokenizer is not loaded: {refused}; use another model")
     try:
         return tokenizers.from_pretrained(name, model.revision, model.trust_remote_code)
+    except tokenizers.TokensDiffer as error:
+        raise DataError(f"{where}: {error}; use another model") from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
         if folder.is_dir():
             names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"

@@ -10,7 +10,7 @@ from flytune.models import published
 from flytune.recipe import Model
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
-_STEPS = ("normalizer", "pre_tokenizer", "decoder", "model")
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 _ADDED_FILES = (CONFIG, "special_tokens_map.json", "added_tokens.json")
 _PATHS = (
     "fast_tokenizer_files", "merges_file", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file",
@@ -77,8 +77,7 @@ def write(tokenizer: Any, model: Model, folder: Path) -> None:
     base = published.content_of(model, CONFIG)
     config = _config(tokenizer, saved, base)
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    name = published.base_name(model)
-    if (path := path_of(name, model.revision, tokenizer)) is not None:
+    if (path := path_of(published.base_name(model), model.revision, tokenizer)) is not None:
         (folder / TOKENIZER).write_bytes(_with_tokens(path.read_bytes(), tokenizer, model))
 
 
@@ -99,7 +98,7 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
         config[key] = [*(config.get(key) or ()), *new]
     if isinstance(config.get("added_tokens_decoder"), dict):
         for at, token in tokenizer.added_tokens_decoder.items():
-            config["added_tokens_decoder"].setdefault(str(at), json.loads(token.__getstate__()) if isinstance(token.__getstate__(), str) else token.__getstate__())
+            config["added_tokens_decoder"].setdefault(str(at), token.__getstate__())
     if isinstance(config.get("chat_template"), str) and tokenizer.chat_template != config["chat_template"]:
         config["chat_template"] = tokenizer.chat_template
     if "auto_map" in saved:
@@ -122,7 +121,7 @@ def _with_tokens(content: bytes, tokenizer: Any, model: Model) -> bytes:
     if {*model.extra_special_tokens} <= there:
         return content
     added = [
-        {"id": at, **{key: getattr(token, key) for key in ("content", "single_word", "lstrip", "rstrip", "normalized", "special")}}
+        {"id": at, **token.__getstate__()}
         for at, token in sorted(tokenizer.added_tokens_decoder.items())
         if token.content not in there
     ]

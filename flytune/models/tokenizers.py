@@ -4,6 +4,7 @@ transformers 5 builds some classes (GPT2Tokenizer, Qwen2Tokenizer ...) of the vo
 splits texts by rules of the class, whatever rules the file has. Here the file decides.
 """
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from flytune.errors import ExportError, FlytuneError
 from flytune.models import chat_templates, tokenizer_files, tokenizer_steps
 from flytune.models.library_errors import reason
 
+log = logging.getLogger(__name__)
 PROBES = (
     "Add 12345 and 7:\n\n\n  then it's DON'T, we'LL",
     "0 12 345 6789 3.14159 1,000,000 2024-01-31 x86_64 1e-5 v2.0.1",
@@ -34,7 +36,7 @@ def from_pretrained(name: str, revision: str | None = None, trust_remote_code: b
     Its attribute `otherwise` says which class of transformers makes other tokens, and of which text; None where none does.
 
     Raises:
-        ValueError: it makes other tokens all the same; and whatever transformers and tokenizers raise.
+        TokensDiffer: it makes other tokens all the same; and whatever transformers and tokenizers raise.
     """
     from transformers import AutoTokenizer
 
@@ -57,11 +59,27 @@ def from_pretrained(name: str, revision: str | None = None, trust_remote_code: b
             # The class's own defaults are no tokens of this file.
             if isinstance(token, str) and stored.token_to_id(token) is None:
                 setattr(tokenizer, key, None)
-        note_difference(tokenizer, probes(stored))
+    try:
+        if tokenizer_steps.problem(tokenizer) is None:
+            note_difference(tokenizer, probes(stored))
+            return _checked(tokenizer, stored)
+    except TokensDiffer:
+        raise
+    except Exception as found:  # noqa: BLE001 (try_out, which every loader calls, says that it encodes no text)
+        log.debug("%s: %s", name, found)
+    return tokenizer
+
+
+class TokensDiffer(ValueError):
+    """A tokenizer whose own code makes other tokens than its tokenizer.json."""
+
+
+def _checked(tokenizer: Any, stored: Any) -> Any:
     for text in probes(stored):
-        if tokenizer(text, add_special_tokens=False)["input_ids"] != _ids(stored, text):
-            raise ValueError(
-                f"{type(tokenizer).__name__} makes other tokens of {text!r:.60} than tokenizer.json, with its own code"
+        if list(tokenizer(text)["input_ids"]) != stored.encode(text).ids:
+            raise TokensDiffer(
+                f"the code of {type(tokenizer).__name__} makes other tokens of {text!r:.60} than its tokenizer.json, and which of "
+                "the two is meant is not known"
             )
     return tokenizer
 
@@ -73,9 +91,10 @@ def note_difference(tokenizer: Any, texts: Iterable[str]) -> None:
     stored = tokenizer.backend_tokenizer
     tokenizer_files.add_missing(built, stored, lambda token: True)
     for text in texts:
-        if (mine := _ids(stored, text)) != (theirs := _ids(built, text)):
-            at = next((at for at, (one, other) in enumerate(zip(mine, theirs, strict=False)) if one != other), 0)
-            pieces = [one.encode(text, add_special_tokens=False).tokens[max(0, at - 1) : at + 3] for one in (stored, built)]
+        mine, theirs = stored.encode(text), built.encode(text)
+        if mine.ids != theirs.ids:
+            at = next((at for at, (one, other) in enumerate(zip(mine.ids, theirs.ids, strict=False)) if one != other), 0)
+            pieces = [one.tokens[max(0, at - 1) : at + 3] for one in (mine, theirs)]
             tokenizer.otherwise = f"{type(tokenizer).__name__} makes {pieces[1]} of {text!r:.60}, tokenizer.json {pieces[0]}"
             return
 
@@ -84,10 +103,6 @@ def probes(stored: Any) -> list[str]:
     """Return the texts that a tokenizer is compared with: PROBES, and its special tokens within words."""
     special = [token.content for token in stored.get_added_tokens_decoder().values()][:64]
     return [*PROBES, *(f"a{token}b {token} 1\n" for token in special)]
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def load(
