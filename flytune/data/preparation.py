@@ -104,7 +104,9 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
 
 def _first_texts(tokenizer: Any, stored: Iterable[StoredSamples]) -> Iterator[str]:
     """Yield the texts of the first samples, which the base's tokenizer is compared with."""
-    samples = (part.ids[start : start + length] for part in stored for start, length in zip(part.starts, part.lengths, strict=True))
+    samples = (
+        part.ids[start : start + length] for part in stored for start, length in zip(part.starts, part.lengths, strict=True)
+    )
     for ids in islice(samples, _COMPARED):
         yield tokenizer.decode([number for number in ids.tolist() if 0 <= number < len(tokenizer)])
 

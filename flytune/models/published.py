@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune import json_core
-from flytune.errors import ExportError
+from flytune.errors import RecipeError
 from flytune.models import base, config_files, config_json
 from flytune.recipe import Model
 
@@ -58,14 +58,14 @@ def content_of(model: Model, name: str) -> dict[str, Any] | None:
     """Return the object in a JSON file of the base model; None if it has none.
 
     Raises:
-        ExportError: it is not a JSON object.
+        RecipeError: it is not a JSON object.
     """
     if (path := cached(base_name(model), model.revision, name)) is None:
         return None
     try:
         content: dict[str, Any] = json_core.load_object(path.read_bytes(), LARGEST)
     except json_core.JSONError as error:
-        raise ExportError(f"model.name_or_path: {model.name_or_path}: its {name} cannot be read: {error}") from None
+        raise RecipeError(f"model.name_or_path: {model.name_or_path}: its {name} cannot be read: {error}") from None
     return content
 
 

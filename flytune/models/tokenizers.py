@@ -21,7 +21,7 @@ PROBES = (
     "def f(x):\n    return x\n\n\tif x:\r\n\t\t  pass  \n\n\n\n    # end   ",
     "  leading, trailing  and   inner    runs     of spaces   ",
     "I'm you're he'll we've they'd it's; I'M YOU'RE HE'LL; \u2019s",
-    "https://example.org/a_b?c=d&e=%20#f, a@b.cc <tag/> {\"k\": [1, null]} $x^2$ C++ @@ -- ... !?",
+    'https://example.org/a_b?c=d&e=%20#f, a@b.cc <tag/> {"k": [1, null]} $x^2$ C++ @@ -- ... !?',
     "Grüße, œuvre, naïve, Ångström, İstanbul, ﬁ ½ e\u0301 \u00e9",
     "Привет, мир! Γειά σου Κόσμε. שלום עולם مرحبا بالعالم",
     "नमस्ते दुनिया สวัสดีชาวโลก 你好，世界。こんにちは世界 안녕하세요",
@@ -79,8 +79,8 @@ def _checked(tokenizer: Any, stored: Any) -> Any:
     for text in probes(stored):
         if list(tokenizer(text)["input_ids"]) != stored.encode(text).ids:
             raise TokensDiffer(
-                f"the code of {type(tokenizer).__name__} makes other tokens of {text!r:.60} than its tokenizer.json, and which of "
-                "the two is meant is not known"
+                f"the code of {type(tokenizer).__name__} makes other tokens of {text!r:.60} than its tokenizer.json, and which "
+                "of the two is meant is not known"
             )
     return tokenizer
 

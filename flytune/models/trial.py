@@ -3,10 +3,12 @@
 import copy
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from flytune.errors import DataError
 from flytune.models import published, tokenizer_files, tokenizers
+from flytune.models.generation import end_markers
 from flytune.models.library_errors import named
 from flytune.recipe import Model
 
@@ -16,7 +18,7 @@ def save_all(model: Model, tokenizer: Any) -> None:
     them again.
 
     Raises:
-        DataError: one of them could not be saved or read: the run would end after its last step, or with its first checkpoint.
+        FlytuneError: one of them cannot be saved or read: the run would end with its first checkpoint, or after its last step.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -42,4 +44,5 @@ def save_all(model: Model, tokenizer: Any) -> None:
             generation.pad_token_id = tokenizer.pad_token_id
             published.savable(generation).save_pretrained(folder)
             published.write_generation_config(generation, model, folder)
-            GenerationConfig.from_pretrained(folder)
+            read = GenerationConfig.from_pretrained(folder)
+            end_markers(tokenizer, SimpleNamespace(generation_config=read))

@@ -11,7 +11,18 @@ from flytune.data import Collator, order, row_kind
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
 from flytune.hardware import Shape
-from flytune.models import heads, host_memory, initial_adapter, liger, loading, own_logits, pissa, published, sharded_loading, vocabulary
+from flytune.models import (
+    heads,
+    host_memory,
+    initial_adapter,
+    liger,
+    loading,
+    own_logits,
+    pissa,
+    published,
+    sharded_loading,
+    vocabulary,
+)
 from flytune.objectives import OBJECTIVES, objective_of
 from flytune.recipe import Recipe
 from flytune.records import Plan

@@ -13,9 +13,7 @@ from flytune.selftest.tiny_model import CHATML, SENTENCES, SPECIAL_TOKENS
 from tests.support.tiny import tiny_recipe
 
 TEXT = "Add 12345 and 7:\n\n\n  then it's DON'T"
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def write_base(folder, named, split=CL100K, **config):
@@ -26,9 +24,7 @@ def write_base(folder, named, split=CL100K, **config):
     steps = [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence(steps), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=470, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=470, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator([*SENTENCES, TEXT, "q7z a q7z"] * 4, trainer)
     folder.mkdir(parents=True)
     bpe.save(str(folder / "tokenizer.json"))
@@ -97,7 +93,11 @@ def test_added_tokens_are_the_only_change(tmp_path):
     added = [token for token in after["added_tokens"] if token not in before["added_tokens"]]
     assert [token["content"] for token in added] == ["<|a|>", "<|b|>"]
     assert after | {"added_tokens": before["added_tokens"]} == before
-    assert [token["id"] for token in added] == again.convert_tokens_to_ids(["<|a|>", "<|b|>"]) == vocabulary.load_ids(model)[0][::2]
+    assert (
+        [token["id"] for token in added]
+        == again.convert_tokens_to_ids(["<|a|>", "<|b|>"])
+        == vocabulary.load_ids(model)[0][::2]
+    )
     assert config["additional_special_tokens"] == ["<|a|>", "<|im_start|>", "<|b|>"]
     assert again("x<|a|>y")["input_ids"][1] == added[0]["id"]
 
