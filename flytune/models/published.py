@@ -6,6 +6,7 @@ training has changed is changed in them. Where the form differs between versions
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flytune.errors import RecipeError
 from flytune.models import base, config_files, config_json
 from flytune.recipe import Model
 
+log = logging.getLogger(__name__)
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 LARGEST = 200_000_000
 """Bytes of a file of JSON; the largest published ones (tokenizer.json) have some 40 million."""
@@ -82,10 +84,13 @@ def write_config(config: Any, model: Model, dtype: str, architecture: str, folde
     from transformers import AutoConfig
 
     code = model.trust_remote_code
-    before = AutoConfig.from_pretrained(base_name(model), revision=model.revision, trust_remote_code=code).to_dict()
-    after = config.to_dict()
+    before = AutoConfig.from_pretrained(base_name(model), revision=model.revision, trust_remote_code=code)
     content = config_json.read(config_files.config_file(model))
-    _change(content, before, after, config)
+    for key in getattr(before, "sub_configs", ()):
+        # Of a model of texts and images, the language model alone may be loaded.
+        if type(before) is not type(config) and type(inner := getattr(before, key)) is type(config):
+            before, content = inner, {"model_type": config.model_type, **content.get(key, {})}
+    _change(content, before.to_dict(), config.to_dict(), config)
     for part in _parts(content):
         for key in ("dtype", "torch_dtype"):
             if part is content or key in part:
@@ -161,7 +166,11 @@ def _in_both_forms(content: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return a configuration with the rotary embedding in both forms, where transformers then reads the same."""
     found: dict[str, Any] = json.loads(json.dumps(content))
     _add_forms(found, config)
-    return found if _rotary(found, config) == _rotary(content, config) else content
+    try:
+        return found if _rotary(found, config) == _rotary(content, config) else content
+    except Exception as error:  # noqa: BLE001 (a class of transformers that knows the new form alone, and refuses keys of the old one)
+        log.debug("%s: %s", type(config).__name__, error)
+        return content
 
 
 def _add_forms(content: dict[str, Any], config: Any) -> None:

@@ -16,12 +16,13 @@ _PATHS = (
     "fast_tokenizer_files", "merges_file", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file",
 )  # fmt: skip
 """Keys of tokenizer_config.json that name files, of which others are stored."""
+_ADDED_AT_SAVES = ("is_local", "local_files_only")
 ANY_CLASS = "PreTrainedTokenizerFast"
 """Class that takes everything from tokenizer.json, in transformers 4 and 5."""
 
 
 def path_of(name: str, revision: str | None, tokenizer: Any) -> Path | None:
-    """Return the local path of the tokenizer.json that a loaded tokenizer of a folder or of the hub has; None if it has none."""
+    """Return the local path of a loaded tokenizer's tokenizer.json in a folder or on the hub; None if it has none."""
     from transformers.tokenization_utils_base import get_fast_tokenizer_file
 
     # Some have files for several versions.
@@ -103,6 +104,10 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
         config["chat_template"] = tokenizer.chat_template
     if "auto_map" in saved:
         config["auto_map"] = saved["auto_map"]
+    if base and "backend" in base:
+        # transformers 5 wrote it, and adds these at each save: equal bases have had equal files from the first release on.
+        config |= {key: saved[key] for key in _ADDED_AT_SAVES if key in saved}
+        config = dict(sorted(config.items()))
     if tokenizer.otherwise:
         config["tokenizer_class"] = ANY_CLASS
     elif "tokenizer_class" not in (base or {}):

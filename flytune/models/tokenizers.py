@@ -39,15 +39,15 @@ def from_pretrained(name: str, revision: str | None = None, trust_remote_code: b
     Raises:
         TokensDiffer: it makes other tokens all the same; and whatever transformers and tokenizers raise.
     """
-    from transformers import AutoTokenizer
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, TokenizersBackend
 
     tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     tokenizer.otherwise, tokenizer.built = None, None
     file = tokenizer_files.path_of(name, revision, tokenizer)
-    if file is None or not tokenizer.is_fast:
+    # TokenizersBackend itself, PreTrainedTokenizerFast's name in transformers 5, takes everything from the file.
+    if file is None or not tokenizer.is_fast or type(tokenizer) is TokenizersBackend:
         return tokenizer
-    from tokenizers import Tokenizer
-
     stored, built = Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer
     stored.no_truncation()
     stored.no_padding()

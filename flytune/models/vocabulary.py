@@ -32,7 +32,7 @@ def load_ids(model: Model) -> tuple[list[int], int]:
     """Return the ids of the recipe's added tokens, and the number of ids of the tokenizer with them; reads the tokenizer."""
     tokenizer = tokenizers.from_pretrained(base.local_name(model, weights=False), model.revision, model.trust_remote_code)
     add_tokens(tokenizer, model)
-    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(tokenizer)  # type: ignore[arg-type]
+    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(tokenizer)
 
 
 def rows_for(rows: int, tokens: int) -> int:

@@ -138,7 +138,7 @@ def tokenizer(manifest: Manifest) -> Iterator[Check]:
     if manifest.other_tokens:
         yield judged(
             "tokenizer", 0, 1, "", "only says", advice="",
-            fine=f"{manifest.other_tokens}: the base's tokenizer.json is used, and stored for the class PreTrainedTokenizerFast",
+            fine=f"{manifest.other_tokens}: the base's tokenizer.json is used, and stored as PreTrainedTokenizerFast",
         )  # fmt: skip
 
 
