@@ -5,6 +5,7 @@ model: a rotary base of 10,000 instead of 500,000, without an error. So the base
 training has changed is changed in them. Where the form differs between versions, both are there.
 """
 
+import copy
 import json
 import logging
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ def write_generation_config(generation_config: Any, model: Model, folder: Path) 
     """
     content = content_of(model, GENERATION_CONFIG)
     if content is None:
-        content = json.loads(generation_config.to_json_string(use_diff=True))
+        content = json_core.load_object(generation_config.to_json_string(use_diff=True))
     for key in _TOKENS:
         value = getattr(generation_config, key)
         if value is not None and value != content.get(key) and [value] != content.get(key):
@@ -164,7 +165,7 @@ def _change(content: dict[str, Any], before: dict[str, Any], after: dict[str, An
 
 def _in_both_forms(content: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return a configuration with the rotary embedding in both forms, where transformers then reads the same."""
-    found: dict[str, Any] = json.loads(json.dumps(content))
+    found = copy.deepcopy(content)
     _add_forms(found, config)
     try:
         return found if _rotary(found, config) == _rotary(content, config) else content
@@ -213,8 +214,8 @@ def _in_old_form(parameters: dict[str, Any], content: dict[str, Any]) -> dict[st
 
 def _rotary(content: dict[str, Any], config: Any) -> Any:
     """Return what transformers reads of the rotary embedding in a configuration of this class."""
-    read = type(config)(**json.loads(json.dumps(content))).get_text_config()
-    parameters = json.loads(json.dumps(getattr(read, "rope_parameters", None) or {}))
+    read = type(config)(**copy.deepcopy(content)).get_text_config()
+    parameters = copy.deepcopy(getattr(read, "rope_parameters", None) or {})
     for one in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         one.pop("type", None)
     return parameters

@@ -74,7 +74,7 @@ def write(tokenizer: Any, model: Model, folder: Path) -> None:
     the keys that the recipe changes. Where transformers' class makes other tokens, another class is named.
     """
     tokenizer.save_pretrained(folder)
-    saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    saved = json_core.load_object((folder / CONFIG).read_bytes(), published.LARGEST)
     base = published.content_of(model, CONFIG)
     config = _config(tokenizer, saved, base)
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

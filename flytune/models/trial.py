@@ -1,4 +1,4 @@
-"""What is saved at the end of a run, saved once at its beginning: on a CPU, as soon as base and tokenizer are there."""
+"""Trial of all that is saved at the end of a run, at its beginning: on a CPU, as soon as base and tokenizer are there."""
 
 import copy
 import tempfile

@@ -374,10 +374,13 @@ def test_an_address_that_cannot_be_written_is_refused_by_the_plan(base, tmp_path
     recipe = recipe_for(base, "full", **{"publish.address": "memory://models/of-a-plan"})
     check(recipe)
     assert Storage("memory://models/of-a-plan", "").files() == {}
-    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", refused)
-    with pytest.raises(ExportError, match=r"publish.address: memory://models/of-a-plan: .*cannot be written to: PermissionError: no; it refuses"):
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", no_permission)
+    with pytest.raises(
+        ExportError,
+        match=r"publish.address: memory://models/of-a-plan: .*cannot be written to: PermissionError: no; it refuses",
+    ):
         check(recipe)
 
 
-def refused(*_, **__):
+def no_permission(*_, **__):
     raise PermissionError("no")

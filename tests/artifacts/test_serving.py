@@ -45,6 +45,7 @@ def artifacts(base, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("artifacts"), {}
     for method in ("full", "lora"):
         changes = {"method": method, "model.dtype": "bfloat16", "training.max_steps": 1, "training.warmup_steps": 0}
+        changes["checkpoints.save_steps"] = 1
         recipe = Recipe.model_validate(tiny_recipe(base, write_pairs(folder / "pairs.jsonl", 64), changes))
         plan, dataset = planner.make(recipe), folder / "dataset"
         if not dataset.exists():
