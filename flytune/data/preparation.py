@@ -94,6 +94,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
+    if tokenizer.otherwise:
+        logger.info("%s: the base's tokenizer.json is used", tokenizer.otherwise)
     train, heldout = manifest.train, manifest.heldout
     logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)
     if train.blocks is not None:
