@@ -1,6 +1,5 @@
 """Trial of all that is saved at the end of a run, at its beginning: on a CPU, as soon as base and tokenizer are there."""
 
-import copy
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ def save_all(model: Model, tokenizer: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="flytune-trial-") as scratch:
         folder = Path(scratch)
         with named(f"{where}: its tokenizer cannot be saved; {advice}", DataError):
-            tokenizer_files.write(copy.deepcopy(tokenizer), model, folder)
+            tokenizer_files.write(tokenizer, model, folder)
         tokenizers.load(folder, DataError, f"it was saved of {model.name_or_path}, so an artifact would have it", code)
         if published.cached(published.base_name(model), model.revision, published.CONFIG) is None:
             return  # a folder of a tokenizer alone
