@@ -17,7 +17,7 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import expert_layers, expert_probe, loading, probe, vocabulary
+from flytune.models import expert_layers, expert_probe, loading, probe, published, vocabulary
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
 from flytune.records.contents import StoredFile, list_files
@@ -215,7 +215,11 @@ def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge
         if recipe.data.eos_token or recipe.model.extra_special_tokens:
             # Servers stop at the tokens that the model's own configuration names.
             align_special_tokens(model, tokenizer(artifact))
+        generation = model.generation_config
+        published.make_savable(model)
         model.save_pretrained(str(folder), max_shard_size="5GB")
+        published.write_config(model.config, recipe.model, made.dtype, type(model).__name__, folder)
+        published.write_generation_config(generation, recipe.model, folder)
         copy_tokenizer(artifact, folder)
         if (artifact / "manifest.json").is_file():
             # A combination of adapters is no run, and has none.

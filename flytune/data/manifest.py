@@ -49,9 +49,14 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
 
 
 def manifest_of(
-    data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally], out: Path, row_kind: RowKindName
+    data: Data,
+    counts: dict[Split, SplitCounts],
+    tallies: list[Tally],
+    out: Path,
+    row_kind: RowKindName,
+    other_tokens: str | None,
 ) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/."""
+    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens` as in the record."""
     tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -73,6 +78,7 @@ def manifest_of(
         train=counts["train"],
         heldout=counts["heldout"],
         tokenizer_sha256=tokenizer.hexdigest(),
+        other_tokens=other_tokens,
         content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
         row_kind=row_kind,
     )

@@ -1,7 +1,9 @@
 """Data preparation: rows to tokenized shards with a manifest, once and on CPUs, so that no GPU waits for it."""
 
 import logging
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,18 @@ from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
 from flytune.data.shards import MANIFEST, SplitWriter
-from flytune.data.stored_samples import part_of, parts
+from flytune.data.stored_samples import StoredSamples, part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.models import config_files
+from flytune.models import config_files, tokenizer_files, tokenizers, trial
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest, SplitCounts
 
 logger = logging.getLogger(__name__)
+_COMPARED = 256
+"""Samples whose texts the base's tokenizer is compared with, where its class has other rules than its tokenizer.json."""
 
 
 def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Manifest:
@@ -49,6 +53,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer, rows = load_tokenizer(request.model, data), config_files.table_rows(request.model)
     check_rows(tokenizer, rows, request.model)
+    trial.save_all(request.model, tokenizer)
     before = progress.find(out, request, list(_tallies(data)))
     if (out / MANIFEST).exists():  # killed between the last two writes below
         (out / PROGRESS).unlink()
@@ -80,19 +85,31 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         bad.check()
     counts = {split: writer.counts() for split, writer in writers.items()}
     refuse_empty(data, counts, list(tallies.values()))
-    tokenizer.save_pretrained(out / "tokenizer")
-    manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind)
+    tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
+    tokenizer_files.write(tokenizer, request.model, out / "tokenizer")
+    manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind, tokenizer.otherwise)
     examples.write([example for tally in tallies.values() for example in tally.examples], data.max_length, out)
     contract.enforce(out, manifest, data, written.statistics(out, manifest))
     reference_answers.check(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
+    if tokenizer.otherwise:
+        logger.info("%s: the base's tokenizer.json is used", tokenizer.otherwise)
     train, heldout = manifest.train, manifest.heldout
     logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)
     if train.blocks is not None:
         logger.info("packed into %d blocks, %.2f %% of them samples", train.blocks, 100 * manifest.useful_share)
     return manifest
+
+
+def _first_texts(tokenizer: Any, stored: Iterable[StoredSamples]) -> Iterator[str]:
+    """Yield the texts of the first samples, which the base's tokenizer is compared with."""
+    samples = (
+        part.ids[start : start + length] for part in stored for start, length in zip(part.starts, part.lengths, strict=True)
+    )
+    for ids in islice(samples, _COMPARED):
+        yield tokenizer.decode([number for number in ids.tolist() if 0 <= number < len(tokenizer)])
 
 
 def _writer(

@@ -1,5 +1,6 @@
 """The base model's tokenizer, with a pad token and the recipe's chat template."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -114,8 +115,7 @@ def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
 
 def _from_pretrained(model: Model) -> Any:
     with garbage_collection.paused():
-        from transformers import AutoTokenizer
-
+        importlib.import_module("transformers")
     where = f"model.name_or_path: {model.name_or_path}"
     try:
         folder = Path(name := base.local_name(model, weights=False))
@@ -124,7 +124,9 @@ def _from_pretrained(model: Model) -> Any:
     if folder.is_dir() and (refused := tokenizer_steps.problem_in(folder)):
         raise DataError(f"{where}: its tokenizer is not loaded: {refused}; use another model")
     try:
-        return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+        return tokenizers.from_pretrained(name, model.revision, model.trust_remote_code)
+    except tokenizers.TokensDiffer as error:
+        raise DataError(f"{where}: {error}; use another model") from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
         if folder.is_dir():
             names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from flytune.export.manifest import ExportProgress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
-from flytune.models import loading, pissa
+from flytune.models import loading, pissa, published
 from flytune.recipe import Recipe
 from flytune.sharding import sharding_of
 
@@ -178,18 +178,16 @@ def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int,
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         content = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": index}
         (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    # The live model may be float32 and sharded, with its cache off; the files hold the recipe's dtype, and generation needs
-    # the cache. fully_shard has replaced the model's class by a subclass. The live model's own stays: it may train on.
+    # The live model may be float32 and sharded; the files hold the recipe's dtype. fully_shard has replaced the model's class
+    # by a subclass. The live model's own configuration stays: it may train on.
     config = copy.deepcopy(model.config)
-    config.dtype, config.use_cache = recipe.model.dtype, True
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    config.save_pretrained(str(folder))
-    if model.can_generate():
-        model.generation_config.save_pretrained(str(folder))
     if recipe.model.trust_remote_code and model._auto_class:
         from transformers.dynamic_module_utils import custom_object_save
 
         custom_object_save(model, str(folder), config=config)
+    published.write_config(config, recipe.model, recipe.model.dtype, type(model).__name__.removeprefix("FSDP"), folder)
+    if model.can_generate():
+        published.write_generation_config(model.generation_config, recipe.model, folder)
 
 
 def _write_adapter_config(model: Any, recipe: Recipe, folder: Path) -> None:

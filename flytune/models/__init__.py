@@ -31,6 +31,7 @@ __all__ = [
     "model_types",
     "pissa",
     "probe",
+    "published",
     "remote",
     "reward_head",
     "safetensors_files",

@@ -1,6 +1,7 @@
 """Generation of answers to tokenized prompts: in batches of similar length, padded on the left, up to an end marker."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
@@ -9,9 +10,12 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 
 from flytune import limits
 from flytune.errors import ExportError, OutOfMemory, RecipeError
+from flytune.models import chat_templates
 from flytune.models.scoring import padded
 from flytune.schema import Strict, mistakes
 from flytune.sentences import counted
+
+log = logging.getLogger(__name__)
 
 
 class Generation(Strict):
@@ -65,7 +69,11 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     if tokenizer.chat_template is not None:
         # A private-use character, which no template contains.
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
-        behind = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
+        try:
+            behind = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
+        except chat_templates.TemplateError as error:  # rows that are no chats are not rendered, so it may never have worked
+            log.debug("no end marker of the chat template: %s", error)
+            behind = ""
         first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), None) if behind else None
         # A word of the template is not a marker.
         ends.add(first if first in tokenizer.added_tokens_decoder else None)

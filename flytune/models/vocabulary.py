@@ -8,7 +8,7 @@ from typing import Any
 
 from flytune import patches
 from flytune.errors import ExportError, RecipeError
-from flytune.models import base
+from flytune.models import base, tokenizers
 from flytune.models.safetensors_files import ParameterPart, StoredParameter
 from flytune.recipe import Method, Model
 from flytune.sentences import counted
@@ -30,12 +30,9 @@ def add_tokens(tokenizer: Any, model: Model) -> None:
 
 def load_ids(model: Model) -> tuple[list[int], int]:
     """Return the ids of the recipe's added tokens, and the number of ids of the tokenizer with them; reads the tokenizer."""
-    from transformers import AutoTokenizer
-
-    name = base.local_name(model, weights=False)
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    tokenizer = tokenizers.from_pretrained(base.local_name(model, weights=False), model.revision, model.trust_remote_code)
     add_tokens(tokenizer, model)
-    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(tokenizer)  # type: ignore[arg-type]
+    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(tokenizer)
 
 
 def rows_for(rows: int, tokens: int) -> int:

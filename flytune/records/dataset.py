@@ -104,6 +104,8 @@ class Manifest(Record):
     train: SplitCounts
     heldout: SplitCounts
     tokenizer_sha256: str
+    other_tokens: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
+    """Class of transformers that makes other tokens than the base's tokenizer.json, which is used, and an example."""
     content_sha256: str
     """Hash of the shards' hashes in order; equal for equal content."""
     row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS

@@ -11,7 +11,18 @@ from flytune.data import Collator, order, row_kind
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
 from flytune.hardware import Shape
-from flytune.models import heads, host_memory, initial_adapter, liger, loading, own_logits, pissa, sharded_loading, vocabulary
+from flytune.models import (
+    heads,
+    host_memory,
+    initial_adapter,
+    liger,
+    loading,
+    own_logits,
+    pissa,
+    published,
+    sharded_loading,
+    vocabulary,
+)
 from flytune.objectives import OBJECTIVES, objective_of
 from flytune.recipe import Recipe
 from flytune.records import Plan
@@ -155,6 +166,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
+        published.make_savable(model)
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows

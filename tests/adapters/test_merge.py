@@ -1,6 +1,7 @@
 """Merging of a tiny model's adapters, with the real 4-bit format: the written model is the measured one."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,6 +58,9 @@ def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
     assert candidate.agreement == 1
     _, logits = reloaded(tmp_path / "merged")
     assert probe.distance(trained_logits(recipe, artifact), logits).max() < 1e-4
+    config, base = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "merged", Path(made.base)))
+    # Both forms of the rotary embedding and of the dtype; all else as the base has it.
+    assert config == base | {"rope_theta": base["rope_parameters"]["rope_theta"], "torch_dtype": "float32"}
 
 
 def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifacts, tmp_path):

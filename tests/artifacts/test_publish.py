@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flytune.artifacts import build
-from flytune.artifacts.publish import hub_errors
+from flytune.artifacts.publish import check, hub_errors
 from flytune.errors import ExportError, RecipeError
 from flytune.recipe import Recipe
 from flytune.recipe.sections import Publish
@@ -356,10 +356,31 @@ def test_nothing_is_written_outside_of_what_is_fetched(hub, adapter, tmp_path):
 
 
 def test_a_token_that_the_hub_does_not_know_is_refused_before_training(hub, monkeypatch):
-    from flytune.artifacts import publish as artifacts_publish
-
     recipe = recipe_for(Path("models/base"), "full", **{"publish.address": ADDRESS})
-    artifacts_publish.check(recipe)
+    check(recipe)
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     with pytest.raises(ExportError, match="publish.address: hf://ada/sums"):
-        artifacts_publish.check(recipe)
+        check(recipe)
+
+
+def test_an_address_that_cannot_be_written_is_refused_by_the_plan(base, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    recipe = recipe_for(base, "full", **{"publish.address": str(tmp_path / "file/models")})
+    with pytest.raises(ExportError, match=r"publish.address: .*/file is not a folder; give another address"):
+        check(recipe)
+    check(recipe_for(base, "full", **{"publish.address": str(tmp_path / "new/models")}))
+    assert not (tmp_path / "new").exists()
+
+    recipe = recipe_for(base, "full", **{"publish.address": "memory://models/of-a-plan"})
+    check(recipe)
+    assert Storage("memory://models/of-a-plan", "").files() == {}
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", no_permission)
+    with pytest.raises(
+        ExportError,
+        match=r"publish.address: memory://models/of-a-plan: .*cannot be written to: PermissionError: no; it refuses",
+    ):
+        check(recipe)
+
+
+def no_permission(*_, **__):
+    raise PermissionError("no")

@@ -23,7 +23,16 @@ from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
+    """A base in the form of transformers 4, with a generation config that transformers 5 does not save."""
+    folder = tiny_base(tmp_path_factory.mktemp("base"))
+    config = read(folder / "config.json")
+    del config["rope_parameters"], config["dtype"]
+    config |= {"rope_theta": 500000.0, "rope_scaling": None, "torch_dtype": "float32", "transformers_version": "4.57.6"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "temperature": 0.9, "top_p": 0.6}))
+    tokenizer = read(folder / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 def fit(recipe, plan, dataset, out):
@@ -36,6 +45,7 @@ def artifacts(base, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("artifacts"), {}
     for method in ("full", "lora"):
         changes = {"method": method, "model.dtype": "bfloat16", "training.max_steps": 1, "training.warmup_steps": 0}
+        changes["checkpoints.save_steps"] = 1
         recipe = Recipe.model_validate(tiny_recipe(base, write_pairs(folder / "pairs.jsonl", 64), changes))
         plan, dataset = planner.make(recipe), folder / "dataset"
         if not dataset.exists():
@@ -93,6 +103,21 @@ def test_model_for_vllm_and_tgi(model):
     assert all(re.match(r"(model\.(embed_tokens|layers\.\d+|norm)|lm_head)\.", name) for name in stored)
     assert stored.keys() >= {"model.embed_tokens.weight", "model.norm.weight"}
     assert not list(model.glob("*.bin"))
+
+
+def test_the_files_keep_the_keys_of_the_base(artifacts, base):
+    model = artifacts["full"]
+    config, before = read(model / "config.json"), read(base / "config.json")
+    assert {key: config[key] for key in before} == before | {"torch_dtype": "bfloat16"}
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 500000.0}
+    assert read(model / "generation_config.json") == read(base / "generation_config.json") | {
+        "bos_token_id": 0,
+        "pad_token_id": 3,
+    }
+    for folder in artifacts.values():
+        assert (folder / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+        config, before = (read(one / "tokenizer_config.json") for one in (folder, base))
+        assert {key: config[key] for key in before} == before
 
 
 def test_adapter_for_vllm(artifacts, adapter):

@@ -30,10 +30,12 @@ def check(recipe: Recipe) -> None:
     """Check before training that the artifact can be published.
 
     Raises:
-        ExportError: the hub does not know the token, or there is none.
+        ExportError: the hub does not know the token, or there is none; or the address cannot be written.
     """
     if str(recipe.publish.address).startswith(hub_errors.SCHEME):
         hub_errors.check(str(recipe.publish.address))
+    elif recipe.publish.address:
+        folder.check(recipe.publish.address)
 
 
 def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, weights: Storage | None = None) -> str:

@@ -1,6 +1,8 @@
 """Publishing to a folder or an fsspec address: a copy of the artifact's folder, under the run's own name."""
 
 import logging
+import os
+import uuid
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,6 +19,26 @@ log = logging.getLogger(__name__)
 
 PARTIAL = "artifact.partial.json"
 """File of a publication that is not complete: its artifact.json to be. An equal run completes it."""
+
+
+def check(address: str) -> None:
+    """Check before training that an artifact can be written below an address: a small file is written there and deleted.
+
+    Nothing is made on this machine: its folder is looked at.
+
+    Raises:
+        ExportError: it cannot be written.
+    """
+    storage = Storage(address, "publish.address", error=ExportError, failed="cannot be written to", retry=False)
+    if not storage.is_local:
+        name = f".flytune-{uuid.uuid4().hex}"
+        storage.write(name, b"")
+        storage.remove(name)
+        return
+    above = next(path for path in (Path(storage.path()), *Path(storage.path()).parents) if os.path.lexists(path))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "is not a folder" if not above.is_dir() else "cannot be written"
+        raise ExportError(f"{storage.where}: cannot be written to: {above} {reason}; give another address")
 
 
 def publish(artifact: Path, contents: Contents, address: str, name: str, weights: Storage | None = None) -> str:

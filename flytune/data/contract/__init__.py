@@ -102,6 +102,7 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
         checks=[
             *contract_checks.answers(statistics, manifest, data),
             *contract_checks.tokens(statistics, manifest, data),
+            *contract_checks.tokenizer(manifest),
             *contract_checks.round_trip(statistics),
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.thoughts(manifest, data),

@@ -131,6 +131,15 @@ def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     )  # fmt: skip
 
 
+def tokenizer(manifest: Manifest) -> Iterator[Check]:
+    """Say that the base's tokenizer.json is used, where transformers' class makes other tokens."""
+    if manifest.other_tokens:
+        yield judged(
+            "tokenizer", 0, 1, "", "only says", advice="",
+            fine=f"{manifest.other_tokens}: the base's tokenizer.json is used, and stored as PreTrainedTokenizerFast",
+        )  # fmt: skip
+
+
 def round_trip(statistics: Statistics) -> Iterator[Check]:
     """Check that the decoded text gives the same tokens again."""
     trip = statistics.round_trip()
