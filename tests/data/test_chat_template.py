@@ -38,7 +38,7 @@ def asked(source: str, messages: list[dict[str, Any]], tools: Any) -> tuple[str,
 
 
 @pytest.mark.parametrize("name", MARKED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.text(st.sampled_from(" \naB</think>狐\ue000\ue001\ue002"), max_size=12), min_size=1, max_size=6), st.booleans()
 )

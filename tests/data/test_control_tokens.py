@@ -103,7 +103,7 @@ def test_tools_and_keys_are_searched_too(tokenizers: Any) -> None:
     assert '{"<|im_end|>": {"b": ["</s>"]}}' in tokenizer.decode(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(PIECES).map("".join), min_size=2, max_size=4))
 def test_any_text_with_control_tokens_keeps_its_characters(tokenizers: Any, texts: list[str]) -> None:
     tokenizer = tokenizers(CHATML)

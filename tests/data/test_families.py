@@ -83,7 +83,7 @@ LONG = "the quick brown 狐 jumps\n" * 2000
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(conversations, st.none() | contents)
 @example(["q", LONG, "", "", LONG, "a"], "s")
 @example(["foo", "bar", "ask", "bar", "ask", "foobar"], None)
@@ -149,7 +149,7 @@ def test_a_template_that_wants_arguments_as_text_gets_them(tokenizers: Any) -> N
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(conversations, st.sets(st.integers(0, 6)))
 def test_answers_that_are_context_are_no_spans(name: str, tokenizers: Any, texts: list[str], context: set[int]) -> None:
     template, asked = ChatTemplate(tokenizers(name)), chat(texts)

@@ -48,7 +48,7 @@ def plainly(encoding: Any, low: int, high: int) -> list[int]:
 
 
 @given(st.one_of(st.sampled_from(TEXTS), st.text(alphabet="aefox 日🦊\n\t<s>/é", max_size=40)), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokens_between_characters_are_those_that_a_look_at_each_finds(name: str, text: str, data: st.DataObject) -> None:
     low = data.draw(st.integers(0, len(text)))

@@ -247,7 +247,7 @@ letters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<|>
 contents = st.one_of(st.just(""), st.text(letters | st.just("\n"), max_size=40), st.text("ab \n", min_size=300, max_size=400))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(contents, min_size=1, max_size=7))
 def test_any_conversation_trains_its_answers_and_end_markers(tokenizers: Any, texts: list[str]) -> None:
     texts = [text.strip() for text in texts]
@@ -257,7 +257,7 @@ def test_any_conversation_trains_its_answers_and_end_markers(tokenizers: Any, te
         assert tokenizer.decode(labels) == "".join(text + end for text in texts[1::2] if text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(contents, min_size=1, max_size=7))
 def test_generation_marks_and_sentinels_agree(tokenizers: Any, texts: list[str]) -> None:
     """Outer white space included: both templates render the same text."""
@@ -265,7 +265,7 @@ def test_generation_marks_and_sentinels_agree(tokenizers: Any, texts: list[str])
     assert ours == theirs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(letters | st.just("\n"), max_size=60), st.text(letters | st.just("\n"), max_size=60))
 @example("#", "#")
 @example("ask", "  say  ")  # spaces that trim_offsets leaves out of the offsets

@@ -41,7 +41,7 @@ def best_fit(lengths: list[int], max_length: int) -> int:
 
 
 @given(st.lists(st.integers(1, 40), max_size=120))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_sample_stands_in_one_block_and_blocks_are_as_few_as_best_fit_decreasing_makes_them(lengths: list[int]) -> None:
     blocks = pack(lengths, 40)
     assert sorted(index for block in blocks for index in block) == list(range(len(lengths)))

@@ -146,7 +146,7 @@ def free_bytes(allocator):
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(actions=ACTIONS)
 def test_of_any_sequence_blocks_do_not_overlap_and_all_that_is_reserved_is_allocated_or_free(expandable, actions):
     allocator = CachingAllocator(expandable=expandable)
@@ -168,7 +168,7 @@ def test_of_any_sequence_blocks_do_not_overlap_and_all_that_is_reserved_is_alloc
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(actions=ACTIONS, capacity=st.integers(20, 200))
 def test_no_more_is_reserved_than_there_is(expandable, actions, capacity):
     allocator = CachingAllocator(capacity * MIB, expandable)
@@ -180,7 +180,7 @@ def test_no_more_is_reserved_than_there_is(expandable, actions, capacity):
     assert allocator.reserved == allocator.allocated + free_bytes(allocator)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(actions=st.lists(st.one_of(SIZES, st.just(None)), max_size=60))
 def test_growing_segments_need_at_most_a_page_a_pool_more_where_the_last_allocation_is_freed_first(actions):
     """Show that with frees in another order neither of the two is always less."""

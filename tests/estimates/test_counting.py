@@ -338,7 +338,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     change=st.dictionaries(st.sampled_from([*LLAMA, "text_config", "quantization_config", "num_experts"]), VALUES, max_size=3)
 )

@@ -174,7 +174,7 @@ workloads = st.builds(
 gpus = st.sampled_from(sorted(load_accelerators()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(workloads, gpus)
 def test_larger_batches_take_longer_and_are_no_less_efficient(workload, name):
     gpu = accelerator_named(name)
@@ -187,7 +187,7 @@ def test_larger_batches_take_longer_and_are_no_less_efficient(workload, name):
     assert step(replace(workload, sequence_length=2 * workload.sequence_length), gpu).seconds > step(workload, gpu).seconds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(workloads, gpus, st.sampled_from([LAYOUTS[name] for name in ("ddp", "zero2", "fsdp1", "fsdp2")]), st.integers(2, 64))
 def test_more_gpus_never_slow_the_computing_of_one(workload, name, layout, count):
     gpu = accelerator_named(name)
@@ -198,7 +198,7 @@ def test_more_gpus_never_slow_the_computing_of_one(workload, name, layout, count
         assert together.optimizer <= alone.optimizer * (1 if layout.fsdp else 2) + 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(workloads, gpus)
 def test_recomputing_and_training_all_weights_cost_time(workload, name):
     gpu = accelerator_named(name)
@@ -208,7 +208,7 @@ def test_recomputing_and_training_all_weights_cost_time(workload, name):
     assert full.backward >= step(workload, gpu).backward
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(workloads, st.floats(1, 4))
 def test_a_faster_gpu_is_faster(workload, times):
     rates = {name: times * getattr(A100, name) for name in type(A100).model_fields if name.endswith(("gbs", "tflops"))}

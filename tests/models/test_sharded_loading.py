@@ -385,7 +385,7 @@ def rows_are_fully_shards():
 
     rank = int(os.environ["RANK"])
 
-    @settings(max_examples=40, deadline=None, database=None)
+    @settings(max_examples=40)
     @given(draw.integers(1, 40), draw.integers(rank + 1, 9))
     def check(rows, world_size):
         torch.distributed.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())

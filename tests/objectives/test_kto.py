@@ -186,7 +186,7 @@ def test_a_prompt_gets_the_answer_of_the_row_before_it():
 @hypothesis.given(
     count=st.integers(2, 40), batch=st.integers(2, 12), seed=st.integers(0, 9), skipped=st.sets(st.integers(0, 5))
 )
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 def test_each_answer_of_a_step_stands_after_one_other_prompt_of_it(count, batch, seed, skipped):
     """However the step is read: alone, in parts, or after batches were left out."""
     from datasets import Dataset

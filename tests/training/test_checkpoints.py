@@ -27,7 +27,7 @@ from tests.support.tiny import tiny_recipe
 
 ALONE = SimpleNamespace(world_size=1, process_index=0, local_process_index=0)
 FILES = ("model.safetensors", "global_step/optim.pt")
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 class Killed(BaseException):

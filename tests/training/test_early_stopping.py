@@ -32,7 +32,7 @@ def of_transformers(losses, patience, threshold):
     return None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     losses=st.lists(st.integers(0, 6).map(float), max_size=12),
     patience=st.integers(1, 4),
