@@ -114,7 +114,7 @@ check: .venv/.installed ## Lint, format, types, floors
 	@pytest -q -n $(WORKERS) --dist worksteal tests/rules
 
 # tests/rules is a part of make check.
-TEST = pytest -n $(WORKERS) --dist worksteal --ignore tests/rules
+TEST = pytest -n $(WORKERS) --dist worksteal --durations 10 --durations-min 3 --ignore tests/rules
 test: .venv/.installed ## The tests that take seconds; after each change
 	@$(TEST) -m "not journey and not slow and not release and not gpu"
 
