@@ -17,7 +17,7 @@ class Benchmark(NamedTuple):
     name: str
     """Module in this folder; it has a function `main`."""
     option: str
-    """`--quick`, `--measurements` where it reads a table of measured runs, or `--write`, which `make bench` does not use."""
+    """`--quick`, `--measurements` where it reads a table of measured runs, or one that `make bench` does not use."""
 
 
 def listed() -> list[Benchmark]:

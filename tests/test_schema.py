@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 import flytune.cli.reproduce
 import tasks.report
 import workflows.sweep
+from flytune import limits
 from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware.accelerators import Accelerators
 from flytune.hardware.cluster import Cluster
@@ -22,7 +23,7 @@ from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from tests.support.recipes import content, models_of
 
 VALUES = [None, True, -1, 0, 2**70, 1.5, -1e300, "", "x", "x" * 5000, "9" * 5000, [], [[]], [None, True], {}, {1: 2}]
-VALUES += [{"a": True}, {"": {}}, [{}], [{"name": None}], list(range(20_000)), b"x", {"a": [{"b": None}]}]
+VALUES += [{"a": True}, {"": {}}, [{}], [{"name": None}], list(range(limits.LISTED + 1)), b"x", {"a": [{"b": None}]}]
 UPSTREAM = re.compile(
     r"[Ii]nput should|[Ss]hould (be|match|have)|instance of|<(function|class|bound)|function-|constrained-|literal\["
     r"|\[key\]|type=|parsing|valid (dict|int|str|bool|list|number)|\bNone\b|pydantic|input_value|Assertion failed|Value error"
