@@ -115,7 +115,7 @@ def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
 
 def _from_pretrained(model: Model) -> Any:
     with garbage_collection.paused():
-        importlib.import_module("transformers")
+        importlib.import_module("transformers.models.auto.tokenization_auto")
     where = f"model.name_or_path: {model.name_or_path}"
     try:
         folder = Path(name := base.local_name(model, weights=False))
