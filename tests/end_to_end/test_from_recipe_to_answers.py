@@ -48,6 +48,7 @@ def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_m
         "objective.name": objective,
         "method": "lora",
         "data.heldout_fraction": 0,
+        "training.warmup_steps": 20,
         "publish.address": str(tmp_path / "out"),
     }
     if objective == "dpo":
@@ -55,6 +56,7 @@ def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_m
     done = pyflyte(tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes), tmp_path, LEFT_BEHIND)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count(f"left out of the environment, because the recipe decides it: {', '.join(LEFT_BEHIND)}") == 1
+    assert done.stdout.count("tiny: training.warmup_steps: 20 is 20 steps of warm-up in a run of 3 steps: the rate rises") == 1
     (artifact,) = (tmp_path / "out").iterdir()
     metrics = Metrics.read(artifact / "metrics.json")
     assert (metrics.samples, metrics.figures, metrics.is_better) == (0, [], False)
