@@ -1,4 +1,4 @@
-"""What a recipe writes and a run of its number of steps does not do: said before the start."""
+"""Fields of a recipe that a run of its number of steps does not carry out: notes on them before the start."""
 
 import math
 
