@@ -184,8 +184,9 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         )
     if geometry.bounds_positions and _beyond(recipe, geometry):
         problems.append(
-            f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {recipe.model.name_or_path} ({geometry.model_type}) has "
-            f"{counted(geometry.positions or 0, 'position')}, and fails on a longer sample; write at most as many"
+            f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {recipe.model.name_or_path} "
+            f"({geometry.model_type}) has {counted(geometry.positions or 0, 'position')}, and fails on a longer sample; "
+            "write at most as many"
         )
     if recipe.training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, recipe.model.trust_remote_code)):
         problems.append(f"training.use_liger_kernel: {reason}")
