@@ -3,7 +3,8 @@
 import importlib.metadata
 import os
 
-from flytune import caches, garbage_collection
+from flytune import caches, garbage_collection, launch_variables
+from flytune.errors import LaunchError
 
 VERSION = "2.12"
 """Minor version of the SDK: its internals change between minor versions."""
@@ -23,5 +24,9 @@ IS_POD = "_U_RUN_BASE" in os.environ
 """True in a pod: Flyte 2 sets the variable in every container."""
 # Before libraries are imported that read these variables.
 caches.set_up(in_pod=IS_POD)
+try:
+    launch_variables.clear(in_pod=IS_POD)
+except LaunchError as _refused:
+    raise SystemExit(f"{type(_refused).__name__}: {_refused}") from None
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 garbage_collection.skip_at_exit()

@@ -47,6 +47,10 @@ class FlytuneError(Exception):
         super().__init__(printable(addresses.redact(str(message))))
 
 
+class LaunchError(FlytuneError):
+    """Command that another launcher has started several times."""
+
+
 class RecipeError(FlytuneError):
     """Recipe that cannot be read or cannot work."""
 

@@ -5,12 +5,17 @@ import os
 import threading
 from pathlib import Path
 
-from flytune import caches, garbage_collection
+from flytune import caches, garbage_collection, launch_variables
+from flytune.errors import LaunchError
 
 # Set here because libraries read these variables when they are imported. Flyte sets the variable in every container.
 if not caches.set_up(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
     # Flyte keeps its cache of local runs below HOME; it cannot be moved.
     os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
+try:
+    launch_variables.clear(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ)
+except LaunchError as _refused:
+    raise SystemExit(f"{type(_refused).__name__}: {_refused}") from None  # pyflyte would show an import's frames
 # torch's threads that wait would keep their cores busy: a step on a CPU takes three to five times as long with any other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from flytune import addresses, caches, files, garbage_collection
+from flytune import addresses, caches, files, garbage_collection, launch_variables
 from flytune.cli import arguments
 from flytune.console import error_lines, output
 from flytune.errors import FlytuneError, RecipeError
@@ -202,6 +202,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     arguments.check(options)
     if options.command != "schema":
         caches.set_up(in_pod=False)
+        launch_variables.clear(in_pod=False)
     output.install()
     # Each command imports its own module, because imports such as selftest's take longer than a plan.
     code = int(import_module(f"flytune.cli.{options.command}").run(options))

@@ -20,7 +20,7 @@ from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder as export_folder
 from flytune.inference.prompts import BASE, PromptPart, answers_name, read_part
-from flytune.models import GeneratedAnswer, Generation, end_markers, loading, vocabulary
+from flytune.models import GeneratedAnswer, Generation, end_markers, loading, positions, vocabulary
 from flytune.models.generation import answer
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
@@ -138,12 +138,12 @@ class InferenceModel:
 
     def _check(self, tokens: list[int], generation: Generation, where: str) -> None:
         vocabulary.check_ids(self.model, tokens, where)
-        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        if longest and len(tokens) + generation.max_new_tokens > longest:
+        limit = positions.of_model(self.model)
+        if limit and len(tokens) + generation.max_new_tokens > limit.tokens:
             raise DataError(
                 f"{where}: {counted(len(tokens), 'token')} and {generation.max_new_tokens} of an answer "
                 "(max_new_tokens) are more than "
-                f"the model's context of {longest:,}"
+                f"the model's context of {limit.tokens:,}"
             )
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 
 from flytune import limits
 from flytune.errors import ExportError, OutOfMemory, RecipeError
-from flytune.models import chat_templates
+from flytune.models import chat_templates, positions
 from flytune.models.scoring import padded
 from flytune.schema import Strict, mistakes
 from flytune.sentences import counted
@@ -91,6 +91,8 @@ def answer(
 ) -> list[GeneratedAnswer]:
     """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the longest first.
 
+    An answer ends where the model has no further positions.
+
     Sampled answers depend on generation.seed, `salt` and the prompts alone.
 
     Raises:
@@ -115,8 +117,12 @@ def answer(
     device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     found: dict[int, GeneratedAnswer] = {}
+    limit = positions.of_model(model)
     for start in range(0, len(order), generation.batch_size):
         batch = order[start : start + generation.batch_size]
+        if limit and limit.is_bound:
+            left = max(1, limit.tokens - len(prompts[batch[0]]))
+            model.generation_config.max_new_tokens = min(generation.max_new_tokens, left)
         input_ids = padded([prompts[index] for index in batch], pad, left=True).to(device)
         mask = padded([[1] * len(prompts[index]) for index in batch], 0, left=True).to(device)
         try:

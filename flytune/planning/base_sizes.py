@@ -7,7 +7,7 @@ from typing import Any
 from flytune.errors import RecipeError
 from flytune.estimates.config_sizes import geometry
 from flytune.estimates.counting import count
-from flytune.models import config_json, model_types, tensor_headers, vocabulary
+from flytune.models import config_json, model_types, positions, tensor_headers, vocabulary
 from flytune.models.config_files import config_file, known_config, shipped_config
 from flytune.recipe import Model
 from flytune.records import Geometry
@@ -66,9 +66,12 @@ def _with_added_tokens(found: Geometry, model: Model) -> Geometry:
 
 
 def _with_loss(found: Geometry, config: dict[str, Any], model: Model) -> Geometry:
-    """Return the sizes with what the table of model types says of its loss."""
+    """Return the sizes with what the table of model types says of its loss, and with its positions."""
     remote = model.trust_remote_code
     own, problem = model_types.own_logits(config, remote), model_types.loss_problem(config, remote)
     whole = str(config.get("model_type"))
     tried = whole if whole != found.model_type and whole in model_types.table() else None
-    return found.model_copy(update={"own_logits": own, "loss_problem": problem, "tried_as": tried})
+    told: dict[str, Any] = {"own_logits": own, "loss_problem": problem, "tried_as": tried}
+    if limit := positions.of(config, model.name_or_path, remote):
+        told |= {"positions": limit.tokens, "bounds_positions": limit.is_bound}
+    return found.model_copy(update=told)

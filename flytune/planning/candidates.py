@@ -182,6 +182,12 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         problems.append(
             f"training.router_aux_loss_coef: {geometry.model_type} has no experts, and no balance loss of them; leave it out"
         )
+    if geometry.bounds_positions and _beyond(recipe, geometry):
+        problems.append(
+            f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {recipe.model.name_or_path} "
+            f"({geometry.model_type}) has {counted(geometry.positions or 0, 'position')}, and fails on a longer sample; "
+            "write at most as many"
+        )
     if recipe.training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, recipe.model.trust_remote_code)):
         problems.append(f"training.use_liger_kernel: {reason}")
     if recipe.model.dtype == "float16" and geometry.dtype == "bfloat16":
@@ -232,6 +238,14 @@ def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
             "experts: each layer adds their adapters to their weights before it computes, so that it holds them twice; the "
             "time assumes that routers spread tokens evenly over experts"
         )
+    if _beyond(recipe, geometry):
+        length, made_for = recipe.data.max_length, geometry.positions or 1
+        notes.append(
+            f"positions: data.max_length {length:,} is {length / made_for:.3g} times the {made_for:,} that the base was made "
+            "for (max_position_embeddings of its config.json); what is learned beyond them is poor and nothing scales them: "
+            f"lower max_length to {made_for:,}, or write the scaling (rope_parameters: rope_type yarn, factor "
+            f"{length / made_for:.3g}) into the config.json of a copy of the base and name that"
+        )
     if model_types.was_trained(geometry.tried_as or geometry.model_type):
         return notes
     return [
@@ -239,6 +253,10 @@ def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
         f"model type {geometry.model_type}: not among those that were trained in small (flytune/models/model_types.json); "
         "--dry-run builds and traces it",
     ]
+
+
+def _beyond(recipe: Recipe, geometry: Geometry) -> bool:
+    return geometry.positions is not None and recipe.data.max_length > geometry.positions
 
 
 def _no_bfloat16_masters(recipe: Recipe) -> str | None:

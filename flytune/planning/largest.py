@@ -123,6 +123,8 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
     numbers: Sequence[int]
     if field == MAX_LENGTH:
         numbers, end = range(1, limits.TOKENS + 1), "the largest length that a recipe may have"
+        if geometry.bounds_positions and geometry.positions:
+            numbers, end = range(1, geometry.positions + 1), "the base has no further positions"
 
         def changed(value: int) -> tuple[Recipe, Geometry]:
             return _with(recipe, "data", {"max_length": value}), geometry

@@ -25,7 +25,7 @@ from flytune.planning.base_sizes import read_geometry
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.pods import disk
-from flytune.recipe import Hardware, Recipe
+from flytune.recipe import Hardware, Recipe, run_length
 from flytune.records import Calibration, Geometry, Plan
 from flytune.records.plan import TIGHT
 from flytune.sentences import counted
@@ -179,6 +179,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
     steps = steps_of(recipe, samples)
     if steps and (wrong := recipe.training.schedule_problem(steps)):
         raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
+    each = samples * objective_of(recipe).repeats(recipe) if samples else None
     hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
     lacking = disk.shortage(recipe, samples)
@@ -222,6 +223,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
             *sharding_of(recipe).reasons(),
             *objective_of(recipe).reasons(recipe),
+            *(run_length.notes(recipe, steps, each) if steps else []),
             *reference_shape.reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),

@@ -89,8 +89,7 @@ def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float,
 
     transformers would begin warmup_stable_decay in the middle of its decay, or end it early at the lowest rate.
     """
-    # transformers rounds a share of all steps up (TrainingArguments.get_warmup_steps).
-    warmup = int(warmup_steps) if warmup_steps >= 1 else -int(-steps * warmup_steps // 1)
+    warmup = _warmup(warmup_steps, steps)
     # The first step of a warm-up has the rate 0. A warm-up of another kind begins above it.
     if name not in ("constant", "cosine_warmup_with_min_lr") and (steps - 1) < LEAST_WARM * warmup:
         return (
@@ -110,3 +109,25 @@ def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float,
             "num_decay_steps, or leave num_stable_steps out, which then follows"
         )
     return None
+
+
+def length_note(name: str, warmup_steps: float, steps: int) -> str | None:
+    """Return how far a schedule gets that rises until a run of `steps` optimizer steps ends; None if it ends later."""
+    warmup = _warmup(warmup_steps, steps)
+    # A small share of few steps is rounded up to one.
+    if name == "constant" or (warmup == 1 and warmup_steps < 1):
+        return None
+    of_run = (
+        f"warmup_steps: {warmup_steps:g} is {counted(warmup, 'step')} of warm-up in a run of {counted(steps, 'step')}: the rate"
+    )
+    if warmup > steps - 1:
+        reached = "" if name == "cosine_warmup_with_min_lr" else f", to {(steps - 1) / warmup:.1%} of learning_rate,"
+        return f"{of_run} rises until the end{reached} and never decays; write fewer, or a share (0.03)"
+    if warmup == steps - 1 and name != "constant_with_warmup":
+        return f"{of_run} reaches learning_rate in the last step and never decays; write fewer, or a share (0.03)"
+    return None
+
+
+def _warmup(warmup_steps: float, steps: int) -> int:
+    # transformers rounds a share of all steps up (TrainingArguments.get_warmup_steps).
+    return int(warmup_steps) if warmup_steps >= 1 else -int(-steps * warmup_steps // 1)

@@ -95,6 +95,10 @@ class Geometry(Strict):
     """Reason why its loss is computed of all of its logits; None where TRL's chunked loss is its own."""
     loss_problem: str | None = None
     """Reason why its loss cannot be computed; None where it can."""
+    positions: int | None = None
+    """Tokens of a sequence that the model was made for; None where it sets no limit, or config.json does not say."""
+    bounds_positions: bool = False
+    """True if it fails on longer sequences."""
     left_out: str | None = None
     """Stored tensors that transformers does not load, with their parameters; None if there are none."""
 

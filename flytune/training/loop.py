@@ -1,10 +1,10 @@
 """Training and export of one run."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flytune import launch_variables
 from flytune.console import output
 from flytune.errors import TrainingError
 from flytune.export import write
@@ -57,8 +57,7 @@ def fit(
 def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     recipe, shape, saver, stopper, recorder = run.recipe, run.shape, run.saver, run.stopper, run.recorder
     devices.configure_allocator()
-    if shape.accelerator == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    launch_variables.use_accelerator("cpu" if shape.accelerator == "cpu" else "cuda")
     loading.import_libraries()
     import torch
 

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from flytune.console import step_lines
 from flytune.errors import Preempted
+from flytune.failures import reports
 from flytune.hardware import Shape
 from flytune.planning import Budget, save_interval
 from flytune.pods.spec import GRACE_SECONDS
 from flytune.recipe import Checkpoints, Evaluation
 from flytune.training.checkpoints import Saver
 from flytune.training.early_stopping import EarlyStopping
+from flytune.training.unheard_signals import UnheardSignals
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Stopper:
         """Sentence on the budget that ended the run; None where none did."""
         self._saves, self._auto = checkpoints.save_steps is not None, checkpoints.save_steps == "auto"
         self._per_hour = save_interval.interruptions_per_hour(shape)
+        self._unheard: UnheardSignals | None = None
         self._signalled: float | None = None
         self._interrupted: float | None = None
         self._on_ctrl_c: Any = None
@@ -90,7 +93,8 @@ class Stopper:
             return
         before, self._on_ctrl_c = signal.signal(signal.SIGTERM, self._on_signal), signal.getsignal(signal.SIGINT)
         try:
-            yield
+            with UnheardSignals(self._end_unheard) as self._unheard:
+                yield
         finally:
             signal.signal(signal.SIGTERM, before)
             self._listen_to_ctrl_c(is_on=False)
@@ -99,6 +103,15 @@ class Stopper:
     def _listen_to_ctrl_c(self, *, is_on: bool) -> None:
         if self._on_ctrl_c is not None:
             signal.signal(signal.SIGINT, self._on_interrupt if is_on else self._on_ctrl_c)
+
+    def _end_unheard(self, number: int) -> None:
+        """Say why the process ends, whose main thread has not heard a signal before the first step."""
+        if number == signal.SIGINT:
+            os.write(2, b"\nCtrl-C: the run was still waiting to begin; no step of it was trained\n")
+            return
+        error = Preempted(self._lost("the run was still waiting to begin"))
+        reports.report(failure := reports.of_error(error, int(os.environ.get("RANK", "0"))))
+        os.write(2, f"{failure}\n".encode(errors="replace"))
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled = self._signalled or time.monotonic()
@@ -156,6 +169,8 @@ class Stopper:
 
     def begin(self, done: int) -> None:
         """Begin the steps, after `done` steps of an earlier attempt's checkpoint."""
+        if self._unheard is not None:
+            self._unheard.stop()
         self.done, self._steps_run, self._last = done, True, time.monotonic()
         self._listen_to_ctrl_c(is_on=True)
 

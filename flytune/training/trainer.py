@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune import data, garbage_collection, patches
+from flytune.console import step_lines
 from flytune.data import Collator, order, row_kind
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
@@ -24,7 +25,7 @@ from flytune.models import (
     vocabulary,
 )
 from flytune.objectives import OBJECTIVES, objective_of
-from flytune.recipe import Recipe
+from flytune.recipe import Recipe, run_length
 from flytune.records import Plan
 from flytune.records.plan import SAVE
 from flytune.sentences import counted
@@ -175,6 +176,9 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     args.max_steps = stream.steps
+    if args.process_index == 0:
+        for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats(recipe)):
+            step_lines.show(f"{recipe.name}: {note}")
     kind = trainer_class(objective.name)
     head = own_logits.chosen(kind, recipe.model.trust_remote_code)
     with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows(), head:

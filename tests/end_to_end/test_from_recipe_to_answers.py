@@ -16,6 +16,8 @@ from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 PROMPTS = [{"prompt": "Add 1 and"}, {"prompt": "Add 1 and", "adapter": "other"}, {"prompt": "Add 2 and", "adapter": "base"}]
+LEFT_BEHIND = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "RANK": "0", "WORLD_SIZE": "2"}
+"""What torchrun sets; with two of them alone, transformers would wait for the second rank."""
 
 
 def write_task(folder):
@@ -46,12 +48,15 @@ def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_m
         "objective.name": objective,
         "method": "lora",
         "data.heldout_fraction": 0,
+        "training.warmup_steps": 20,
         "publish.address": str(tmp_path / "out"),
     }
     if objective == "dpo":
         changes["objective.precompute_ref_log_probs"] = True
-    done = pyflyte(tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes), tmp_path)
+    done = pyflyte(tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes), tmp_path, LEFT_BEHIND)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count(f"left out of the environment, because the recipe decides it: {', '.join(LEFT_BEHIND)}") == 1
+    assert done.stdout.count("tiny: training.warmup_steps: 20 is 20 steps of warm-up in a run of 3 steps: the rate rises") == 1
     (artifact,) = (tmp_path / "out").iterdir()
     metrics = Metrics.read(artifact / "metrics.json")
     assert (metrics.samples, metrics.figures, metrics.is_better) == (0, [], False)

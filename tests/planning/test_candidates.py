@@ -48,6 +48,25 @@ def test_a_type_that_does_not_compute_in_16_bits_is_refused(tmp_path):
     plan(tmp_path, "dbrx")
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_more_tokens_than_learned_positions_are_refused_and_solved(kind, tmp_path):
+    few = {"n_positions": 64, "max_position_embeddings": 64}
+    said = refusal(tmp_path, kind, few)
+    assert f"data.max_length: 128 tokens, but {tmp_path} ({kind}) has 64 positions, and fails on a longer sample" in said
+    plan(tmp_path, kind, few, **{"data.max_length": 64})
+
+
+def test_more_tokens_than_a_base_was_made_for_are_a_line_of_the_plan(tmp_path):
+    few = {"max_position_embeddings": 64}
+    (said,) = (line for line in plan(tmp_path, "llama", few).reasons if line.startswith("positions: "))
+    assert said.startswith("positions: data.max_length 128 is 2 times the 64 that the base was made for")
+    assert "rope_type yarn, factor 2" in said
+    scaled = few | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}}
+    for config, length in ((few, 64), (scaled, 128)):
+        reasons = plan(tmp_path, "llama", config, **{"data.max_length": length}).reasons
+        assert not [line for line in reasons if "positions: " in line]
+
+
 def test_a_term_of_the_loss_that_is_not_trained_is_refused(tmp_path):
     said = refusal(tmp_path, "bamba", {"z_loss_coefficient": 0.1})
     assert f"model.name_or_path: {tmp_path}: its config.json has z_loss_coefficient: 0.1, with which the loss" in said

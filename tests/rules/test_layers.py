@@ -149,7 +149,7 @@ def test_a_class_has_a_name_of_its_own():
 
 
 def test_few_modules_are_in_no_package():
-    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 13
+    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 14
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

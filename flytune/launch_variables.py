@@ -1,0 +1,88 @@
+"""Variables by which the libraries choose launcher, device, precision and compiler, where other tools have left them.
+
+A recipe decides all of that. The names are those that torch 2.13, accelerate 1.15, transformers 5.23 and DeepSpeed 0.19 read.
+"""
+
+import logging
+import multiprocessing
+import os
+import re
+
+from flytune.errors import LaunchError
+
+log = logging.getLogger(__name__)
+
+_RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Number of a process at each launcher; 0 is that of the first one."""
+_OF_OPERATOR = r"PET_\w+"
+"""torchrun's options, which the training operator sets in the pods of a job."""
+_TABLE = {
+    "a launcher": (
+        r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|LOCAL_SIZE|NODE_RANK|MASTER_(ADDR|PORT)|FORK_LAUNCHED",
+        r"TORCHELASTIC_(RUN_ID|USE_AGENT_STORE|ERROR_FILE|RESTART_COUNT|MAX_RESTARTS|SIGNALS_TO_HANDLE)",
+        r"TORCH_ELASTIC_WORKER_IDENTICAL|TORCH_DISTRIBUTED_(USE_TORCHCOMMS|COMPILE_ON_ONE_RANK)|TORCH_DIST_INIT_BARRIER",
+        r"(OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI|PMIX)_(LOCAL_)?(RANK|SIZE)|MPI_LOCAL(RANKID|NRANKS)",
+        r"AZUREML_EXPERIMENT_ID|AZ_BATCH_MASTER_NODE|AZ_BATCHAI_MPI_MASTER_NODE|DLTS_JOB_ID",
+        r"SM_TRAINING_ENV|SM_HP_MP_PARAMETERS|SM_FRAMEWORK_PARAMS|SMDATAPARALLEL_LOCAL_RANK",
+        _OF_OPERATOR,
+    ),
+    "accelerate or DeepSpeed": (
+        r"ACCELERATE_(?!LOG_LEVEL$|ENABLE_RICH$)\w+",
+        r"(FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG|FP8)_\w+|DS_ALLOW_DEPRECATED_FP16",
+    ),
+    "a device": (r"PJRT_DEVICE|USE_TORCH_XLA|TPU_NAME|PT_HPU_LAZY_MODE",),
+    "a precision": (
+        r"NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|(ONEDNN|DNNL)_DEFAULT_FPMATH_MODE",
+        r"XLA_USE_BF16|XLA_DOWNCAST_BF16",
+    ),
+    "a compiler": (
+        r"TORCHDYNAMO_(DISABLE|SUPPRESS_ERRORS|CAPTURE_\w+|PREPARE_FREEZING|ENABLE_P2P_COMPILATION)",
+        r"TORCH_COMPILE_(DISABLE|OVERRIDE_\w+|BACKEND|MODE)|TORCH_COMPILER_COLLECTIVES|TORCH_DYNAMO_AUTOMATIC_\w+",
+    ),
+}
+"""Patterns of names, by what the variables choose."""
+
+
+def clear(*, in_pod: bool) -> None:
+    """Remove the variables of the table from this process's environment, and say which; call it before torch is imported.
+
+    A pod keeps those that the training operator sets. Ranks, and other processes that this one has started, keep all.
+
+    Raises:
+        LaunchError: another launcher has started this command several times.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    if not in_pod:
+        _refuse_further_ranks()
+    found = {
+        kind: names
+        for kind, patterns in _TABLE.items()
+        if (names := _matching([one for one in patterns if not (in_pod and one == _OF_OPERATOR)]))
+    }
+    for name in [name for names in found.values() for name in names]:
+        del os.environ[name]
+    if found:
+        named = "; ".join(f"{', '.join(names)} (of {kind})" for kind, names in found.items())
+        log.warning("left out of the environment, because the recipe decides it: %s", named)
+
+
+def use_accelerator(name: str) -> None:
+    """Make DeepSpeed use a CPU, or what it finds; say so where the environment names another device."""
+    if (left := os.environ.pop("DS_ACCELERATOR", name)) != name:
+        log.warning("left out of the environment, because the recipe decides it: DS_ACCELERATOR=%s", left)
+    if name == "cpu":
+        os.environ["DS_ACCELERATOR"] = name
+
+
+def _matching(patterns: list[str]) -> list[str]:
+    return sorted(name for name in os.environ if any(re.fullmatch(pattern, name, re.ASCII) for pattern in patterns))
+
+
+def _refuse_further_ranks() -> None:
+    for name in _RANKS:
+        if re.fullmatch(r"0*[1-9]\d{0,8}", value := os.environ.get(name, ""), re.ASCII):
+            raise LaunchError(
+                f"{name}={value}: another launcher (torchrun, accelerate launch, mpirun, srun) has started this command "
+                f"several times; Flytune starts the ranks itself: start it once, without the other one, or unset {name}"
+            )
