@@ -1,5 +1,6 @@
 """Training run into which faults are injected, and which is restarted after each until it has finished."""
 
+import glob
 import json
 import os
 import random
@@ -22,6 +23,11 @@ POLL = 0.004
 TIMEOUT = 240.0
 """Seconds within which a step must be trained or a pod must end."""
 FILE_LIMIT = 2**16
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """List the matching paths; a folder that a pod removes meanwhile has none, where `Path.glob` raises."""
+    return [folder / name for name in glob.glob(pattern, root_dir=folder)]
 
 
 class RunFailed(Exception):
@@ -126,7 +132,7 @@ class DisturbedRun:
     def read_steps(self) -> None:
         """Record the steps that were trained since the last call."""
         for home in self._local_folders():
-            for file in home.glob("attempt-*/node-0/steps.jsonl"):
+            for file in _found(home, "attempt-*/node-0/steps.jsonl"):
                 try:
                     self.record(file.read_text(encoding="utf-8").splitlines(keepends=True))
                 except OSError:  # moved at the end of the run
@@ -192,7 +198,7 @@ class DisturbedRun:
 
     def _save_begins(self) -> Callable[[], bool]:
         def folders() -> set[Path]:
-            return {path for home in self._local_folders() for path in home.glob("attempt-*/node-0/checkpoint-*")}
+            return {path for home in self._local_folders() for path in _found(home, "attempt-*/node-0/checkpoint-*")}
 
         before = folders()
         return lambda: bool(folders() - before)
@@ -203,7 +209,7 @@ class DisturbedRun:
             return lambda: bucket.uploads > uploads
 
         def folders() -> set[Path]:
-            return set(Path(self.address).glob("[0-9]*-*"))
+            return set(_found(Path(self.address), "[0-9]*-*"))
 
         before = folders()
         return lambda: bool(folders() - before)

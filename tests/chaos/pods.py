@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,12 @@ class Pod:
     def ranks(self) -> list[int]:
         """Return the process ids of the ranks: the main process's children; none if it trains itself."""
         children = [pid for pid, parent in self.members().items() if parent == self.pid]
-        return [pid for pid in children if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found = []
+        for pid in children:
+            with suppress(OSError):  # the process has ended
+                if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
 
     def send(self, number: int) -> None:
         """Send a signal to all processes."""
