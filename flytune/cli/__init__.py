@@ -166,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(parser, argv)
     except FlytuneError as error:
-        return error_lines.show(error)
+        # Libraries are loaded late, so that an error of what they read may be caused by a lack of memory.
+        return error_lines.show(_memory_error(error.__cause__) or error)
     except ModuleNotFoundError as error:
         if (missing := _missing(error)) is None:
             raise
