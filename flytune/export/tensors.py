@@ -1,5 +1,6 @@
 """Checks of the tensors of an exported folder against the folder's own configuration and its base model."""
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,15 @@ def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[
                     raise ExportError(
                         f"{where}: is {str(tensor.dtype).removeprefix('torch.')}, expected {dtype}; {_NOT_STORED}"
                     )
-                if bad := int((~torch.isfinite(tensor)).sum()):
+                # One pass, in which a NaN prevails. A look at each value takes 80 times as long: 20 s for 1B parameters.
+                ends = torch.aminmax(tensor) if tensor.is_floating_point() else (0, tensor.any())
+                low, high = map(float, ends)
+                if not (math.isfinite(low) and math.isfinite(high)):
+                    bad = int((~torch.isfinite(tensor)).sum())
                     raise ExportError(
                         f"{where}: {counted_of(bad, tensor.numel(), 'value', 'is', 'are')} not finite; {_NOT_STORED}"
                     )
-                if not tensor.any():
+                if low == high == 0:
                     zeros[name] = file.name
                 shapes[name] = list(tensor.shape)
     except (SafetensorError, OSError) as error:

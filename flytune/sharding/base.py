@@ -111,6 +111,11 @@ class ShardingBase:
         return "pure" if self.load_dtype == self.recipe.model.dtype == "float32" else "autocast"
 
     @property
+    def uses_autocast(self) -> bool:
+        """True if the forward pass runs under torch.autocast in model.dtype."""
+        return self.precision == "autocast" and self.recipe.model.dtype != "float32"
+
+    @property
     def quant_storage(self) -> str:
         """Dtype that 4-bit weights are packed into; parameters that are sharded together must share one."""
         return "uint8"

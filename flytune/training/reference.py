@@ -107,7 +107,7 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
 
 def _model(recipe: Recipe) -> tuple[Any, bool]:
     """Return the reference model, and whether it computes under autocast."""
-    uses_autocast = sharding_of(recipe).precision == "autocast" and recipe.model.dtype != "float32"
+    uses_autocast = sharding_of(recipe).uses_autocast
     dtype = sharding_of(recipe).load_dtype if uses_autocast else recipe.model.dtype
     model = loading.base_model(recipe, dtype, device_map=loading.device_map())
     if recipe.method.adapter:

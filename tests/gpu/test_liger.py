@@ -5,21 +5,22 @@ TRITON_INTERPRET=1 pytest tests/gpu/test_liger.py
 """
 
 import copy
+import importlib.util
 import os
 
 import pytest
 import torch
 
-pytest.importorskip("liger_kernel")
+from tests.support import ranks
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")]
+# Importing Liger starts CUDA, and a process that has started CUDA cannot be forked: it is imported in the tests' own processes.
+LACKING = importlib.util.find_spec("liger_kernel") is None or not (torch.cuda.is_available() or INTERPRETED)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(LACKING, reason="needs Liger and a GPU")]
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    """Complete Triton 3.9's interpreter, which has no rsqrt of CUDA's library and passes floats as Python's."""
-    if not INTERPRETED:
-        return
+def complete_interpreter():
+    """Give Triton 3.9's interpreter, in this process, the rsqrt of CUDA's library, and have it take Python's floats."""
     import numpy as np
     import triton.language as tl
     from liger_kernel.ops import rms_norm
@@ -36,12 +37,18 @@ def interpreter(monkeypatch):
     def rsqrt(x):
         return tensor((1 / np.sqrt(x.handle.data)).astype(x.handle.data.dtype), x.dtype, x.type)
 
-    monkeypatch.setattr(own, "_implicit_cvt", converted)
-    monkeypatch.setattr(rms_norm, "rsqrt", rsqrt)
+    own._implicit_cvt = converted
+    rms_norm.rsqrt = rsqrt
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_loss_and_gradients_are_equal(model_type):
+    ranks.run(1, compare, model_type)
+
+
+def compare(model_type):
+    if INTERPRETED:
+        complete_interpreter()
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations.liger import apply_liger_kernel
 

@@ -14,8 +14,9 @@ from flytune.hardware import Shape
 from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.training import gpu_monitor, loop
+from flytune.training import gpu_monitor, loop, step_log
 from tests.support import ranks
+from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 # Read from the driver's library: a process that has started CUDA cannot be forked.
@@ -51,6 +52,38 @@ def test_a_pair_trains_in_bfloat16_and_exports_the_trained_model(pair, tmp_path)
     assert result.memory_kind == "GPU memory allocated"
     assert result.steps[-1].memory_bytes > 0
     assert reloaded == pytest.approx(result.heldout_loss, abs=gate.LOSS_BOUND["bfloat16"])
+
+
+def fit_and_die(recipe, dataset, out):
+    record = step_log.Recorder.record
+
+    def record_and_die(self, step, epoch, logs):
+        record(self, step, epoch, logs)
+        if step == 3:
+            kill_once_saved(recipe, 2)
+
+    step_log.Recorder.record = record_and_die
+    fit(recipe, dataset, out)
+
+
+@pytest.mark.parametrize("pair", ["full none", "qlora device_map"])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(pair, tmp_path):
+    method, sharding = pair.split()
+    base, rows, losses = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), []
+    for name in ("complete", "killed"):
+        changes = {"method": method, "sharding": sharding, "model.dtype": "bfloat16", "hardware.shape": "here"}
+        changes |= {"training.max_steps": 4, "checkpoints": {"folder": str(tmp_path / name), "save_steps": 2}}
+        recipe = Recipe.model_validate(tiny_recipe(base, rows, changes))
+        if not losses:
+            data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset")
+        else:
+            with pytest.raises(ranks.RankFailed, match="SIGKILL|signal 9|-9"):
+                ranks.run(1, fit_and_die, recipe, tmp_path / "dataset", tmp_path / "dead")
+        result, _ = ranks.run(1, fit, recipe, tmp_path / "dataset", tmp_path / f"trained {name}")
+        assert result.resumed_from_step == (2 if name == "killed" else 0)
+        losses.append([step.loss for step in result.steps])
+    # Kernels of the backward pass may sum in another order from run to run.
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 def sampled():
