@@ -15,8 +15,9 @@ LAYER_NORM_TYPES = ("mpt", "phi", "gpt_neox", "starcoder2")
 EAGER_SCORES = 5
 """Bytes a head and pair of tokens of an attention that keeps scores, softmax and dropout (Korthikanti et al. 2022, eq. 1)."""
 
-CPU_LOSS_VOCABULARY = 32768
-"""Vocabulary entries of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
+LOSS_VOCABULARY, LOSS_TOKENS = 32768, 4096
+"""Vocabulary entries and, on a GPU, tokens of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE;
+trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE)."""
 CPU_LOSS_BYTES = 33
 """Bytes per number of a tile: in backward eight in float32, and a byte that marks the target (_backward_tile)."""
 
@@ -186,11 +187,14 @@ def _dora_weights(workload: Workload, compute: int) -> float:
 
 
 def _tiles(workload: Workload) -> float:
-    """Return bytes of logits that TRL's chunked loss holds at a time on a CPU; a GPU reduces them in place."""
-    if not workload.on_cpu or not workload.framework.loss.cpu_tiles:
+    """Return bytes of logits that TRL's chunked loss holds at a time; on a GPU in 16 bits, and reduced in place."""
+    loss, width = workload.framework.loss, min(workload.outputs, LOSS_VOCABULARY)
+    if not loss.tiles:
         return 0.0
-    tile = min(workload.tokens, CPU_LOSS_TOKENS) * min(workload.outputs, CPU_LOSS_VOCABULARY)
-    return CPU_LOSS_BYTES * tile
+    if workload.on_cpu:
+        return float(CPU_LOSS_BYTES * min(workload.tokens, CPU_LOSS_TOKENS) * width)
+    # Where all logits are kept, no tile is made on a GPU.
+    return 0.0 if loss.per_word else float(BYTES[workload.compute_dtype] * min(workload.tokens, LOSS_TOKENS) * width)
 
 
 def _loss(workload: Workload, compute: int, stream: int) -> float:

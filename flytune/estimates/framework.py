@@ -17,14 +17,14 @@ class Loss:
     """Bytes per vocabulary entry of the copy that shifts logits by a token; a batch of one needs none (already contiguous)."""
     moved_per_word: float
     """Bytes through GPU memory per vocabulary entry, forward and backward."""
-    cpu_tiles: bool = False
-    """True if a CPU computes it in tiles of logits, which need memory of their own."""
+    tiles: bool = False
+    """True if it is computed in tiles of logits, which need memory of their own: TRL's chunked loss."""
 
 
-CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, cpu_tiles=True)
+CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, tiles=True)
 """TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of all logits."""
 
-OWN_LOGITS = Loss(per_word=8, moved_per_word=40, cpu_tiles=True)
+OWN_LOGITS = Loss(per_word=8, moved_per_word=40, tiles=True)
 """Flytune's loss of the model's own logits (models/own_logits.py): the logits and what caps them, in 16 bits, their gradient,
 and its parts before they are joined; a few rows at a time are in float32."""
 

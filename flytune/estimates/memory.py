@@ -84,16 +84,22 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     steady = {**resident, **lasting.optimizer}
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
-    evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.root}
+    copies = {"autocast copies": lasting.copies}
+    evaluated = copies | {
+        "activations": batch.working + batch.stream,
+        "logits and loss": batch.loss,
+        "gathered units": lasting.root,
+    }
     row = workload.framework.evaluated_row * workload.sequence_length * workload.outputs
     evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
     unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
     written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
     phases = {
-        "load": resident | {"loading": lasting.load},
+        # The first batch is scored twice before the first step (training/loss_check.py).
+        "load": resident | copies | {"loading": lasting.load},
         "first step": _fullest(resident, first),
         "steady step": _fullest(steady, moments),
-        "evaluate": steady | evaluated,
+        "evaluate": steady | copies | evaluated,
         "save": steady | written,
         "export": steady | written,
     }
@@ -136,14 +142,25 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
         else 0.0
     )
     gathered = lasting.root + lasting.units + lasting.unit_gradients
+    # Autocast's copies end with the forward pass; what is not recomputed keeps those of its layers for backward, and
+    # recomputing makes those of one layer.
+    copied = 2.0 * workload.geometry.layer_parameters if lasting.copies else 0.0
+    held = copied if recomputed else lasting.copies
     at_loss = {"activations": kept, "logits and loss": batch.loss, "gathered units": lasting.root, "gradients": accumulated}
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
-    at_loss |= {"trained tables": _head_table(workload)}
+    at_loss |= {"trained tables": _head_table(workload), "autocast copies": lasting.copies}
+    last |= {"autocast copies": held}
     lowest = batch.stream + at_work + _retained(workload, batch)
     # The gradient of an embedding is dense, also where rows of it are trained.
     table = float(head) if {"embedding"} & {*workload.lora_targets, *workload.tables_by_row} else 0.0
     first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients, "trained tables": table}
-    return [at_loss, last, first, {"gradients": all_gradients, "step temporaries": lasting.update}]
+    first |= {"autocast copies": copied}
+    moments = [at_loss, last, first]
+    if workload.method == "full" and workload.geometry.tie_word_embeddings and not workload.layout.shards_parameters:
+        # The embedding's own gradient is as large as the head's, to which it is added.
+        own = float(workload.geometry.vocab_size * workload.geometry.hidden_size * model_states.stored_bytes(workload))
+        moments += [{"activations": 2 * batch.stream, "gradients": all_gradients, "trained tables": own}]
+    return [*moments, {"gradients": all_gradients, "step temporaries": lasting.update}]
 
 
 def _head_table(workload: Workload) -> float:

@@ -32,6 +32,8 @@ class States:
 
     resident: dict[str, float]
     """Bytes that are always there."""
+    copies: float
+    """16-bit copies of trained weights, which autocast keeps from their first use until a forward pass ends."""
     optimizer: dict[str, float]
     """Bytes that are there after the first update."""
     gradients: float
@@ -181,9 +183,7 @@ def of(workload: Workload) -> States:
         resident["weights"] = (base_bytes(workload) - whole) / shards + whole
         width = _adapter_bytes(workload)
         resident["adapters"] = trained * width / shards
-    if workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters:
-        # Autocast keeps a 16-bit copy of each trained weight until the forward pass ends; recomputing makes them again.
-        resident["autocast copies"] = 2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full else 0.0
+    is_cast = workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters
     optimizer = workload.optimizer
     all_states = state_bytes(workload, width) / shards
     states, paged = (0.0, all_states) if optimizer.paged else (all_states, 0.0)
@@ -209,6 +209,7 @@ def of(workload: Workload) -> States:
     unit = layer_unit(workload) if workload.layout.shards_parameters else 0.0
     return States(
         resident=resident,
+        copies=2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full and is_cast else 0.0,
         optimizer={"optimizer": states},
         gradients=gradients,
         root=root_unit(workload) if workload.layout.shards_parameters else 0.0,
@@ -273,6 +274,7 @@ def _zero(workload: Workload) -> States:
         buffers += width * (layout.parameter_buffers + min(layout.parameters_in_host, workload.geometry.parameters / shards))
     return States(
         resident=resident,
+        copies=0.0,
         optimizer={"optimizer": moments - paged if on_device else 0.0},
         gradients=parts.gradient_bytes if on_device or not layout.shards_parameters else 0.0,
         root=0.0,

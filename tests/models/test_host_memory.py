@@ -68,7 +68,7 @@ def wide_base(folder):
 
     base = tiny_base(folder)
     model = AutoModelForCausalLM.from_pretrained(base)
-    model.resize_token_embeddings(activations.CPU_LOSS_VOCABULARY)
+    model.resize_token_embeddings(activations.LOSS_VOCABULARY)
     model.save_pretrained(base)
     return base
 
