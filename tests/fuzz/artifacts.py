@@ -10,9 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy
 import safetensors.numpy
 import yaml
+from huggingface_hub import constants
 from hypothesis import strategies as st
 
 from flytune import data
@@ -140,7 +142,7 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
             {"use_dora": True}, {"target_modules": None}, {"target_modules": []}, {"bias": "all"}, {"fan_in_fan_out": True},
         ]
     ).map(lambda change: json_bytes(_CONFIG | change))  # fmt: skip
-    bases = st.sampled_from(["https://localhost:9/m", "s3://bucket/m", "ftp://localhost:9/m"]).map(
+    bases = st.sampled_from(["https://localhost:9/m", _STORED, "ftp://localhost:9/m"]).map(
         lambda base: yaml.safe_dump(_RECIPE | {"model": _RECIPE["model"] | {"name_or_path": base}}).encode()
     )
     fields = ["sharding.config", "data.chat_template", "method.adapter", "data.path", "evaluation.include_path"]
@@ -208,6 +210,8 @@ _OPENERS = {
 
 _LOADERS = ("merge", "combine", "gguf", "load", "infer")
 """Openers that give an artifact's files to libraries that run the code of auto_map; the others read lists and sizes alone."""
+_STORED = "memory://bucket/model"
+"""Address of a storage that has the base; an artifact may name one to `infer` alone, which runs in pods."""
 
 
 @kind("sealed", _sealed, share=0.4)
@@ -239,6 +243,8 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
     is_other = seal in ("unlisted", "link", "folder", "hidden") or (
         seal == "changed" and files_of(artifact) != files_of(ARTIFACT)
     )
+    constants.HF_HUB_CACHE = str(folder / "hub")
+    fsspec.filesystem("memory").put(str(folder / "base"), _STORED, recursive=True)
     os.chdir(folder)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     refused: FlytuneError | None = None
@@ -250,8 +256,13 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
     if (folder / "code-has-run").exists():
         raise Wrong("code of the artifact has run")
     refuse_shown(folder=folder, but=("secret.json", "artifact/", "elsewhere"))
+    named = seal == "sealed" and f"name_or_path: {_STORED}\n".encode() in content
+    if named and opener == "infer" and refused is not None:
+        raise Wrong(f"a base at an address of storage is not read: {refused}")
     if refused is not None:
         raise refused
+    if named and opener in _LOADERS and opener != "infer":
+        raise Wrong("an artifact that names a base at an address is opened")
     if is_other:
         raise Wrong(f"an artifact with {name} that is {seal} is opened")
     if b'"auto_map"' in content and seal == "sealed" and opener in _LOADERS:
