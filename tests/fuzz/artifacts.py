@@ -165,9 +165,11 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
     openers = st.sampled_from([*sorted(_OPENERS), "merge", "load"])
     seals = st.sampled_from(["sealed", "sealed", "changed", "unlisted", "link"])
     led = st.tuples(st.sampled_from(["merge", "combine"]), st.sampled_from(["folder", "hidden"]), st.just(("README.md", b"x")))
+    ranks = st.sampled_from([{"r": 9000}, {"rank_pattern": {"q_proj": 9000}}]).map(lambda one: json_bytes(_CONFIG | one))
     whole = st.one_of(
         *[st.tuples(openers, seals, drawn)] * 4,
         led,
+        st.tuples(st.just("adapter"), st.just("sealed"), st.tuples(st.just("adapter_config.json"), ranks)),
         st.tuples(st.sampled_from(_LOADERS), st.sampled_from(["sealed", "sealed", "changed"]), st.just(code)),
         st.tuples(st.just("reproduce"), st.just("sealed"), st.just(rewards)),
     )
@@ -201,6 +203,7 @@ _OPENERS = {
     "combine": lambda artifact, out: combining.combine([artifact, ARTIFACT], out),
     "gguf": lambda artifact, out: gguf.convert(artifact, out, converter=str(_STAND_IN)),
     "load": lambda artifact, out: loading.load({"one": artifact}),
+    "adapter": lambda artifact, out: loading.Adapter.of(artifact),
     "infer": _answers,
     "reproduce": lambda artifact, out: reproduction.write_recipe(reproduction.recipe_of(artifact), out),
     "base": lambda artifact, out: base.local_name(Model(name_or_path=str(artifact))),
@@ -257,10 +260,8 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
         raise Wrong("code of the artifact has run")
     refuse_shown(folder=folder, but=("secret.json", "artifact/", "elsewhere"))
     named = seal == "sealed" and f"name_or_path: {_STORED}\n".encode() in content
-    if named and opener == "infer" and refused is not None:
-        raise Wrong(f"a base at an address of storage is not read: {refused}")
     if refused is not None:
-        raise refused
+        raise Wrong(f"a base in a storage is not read: {refused}") if named and opener == "infer" else refused
     if named and opener in _LOADERS and opener != "infer":
         raise Wrong("an artifact that names a base at an address is opened")
     if is_other:
@@ -269,12 +270,20 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
         raise Wrong("an artifact that names code is opened without consent")
     if b"def own" in content and opener == "reproduce":
         raise Wrong("a recipe whose rewards are code is written for a second run without consent")
+    if seal == "sealed" and opener in ("adapter", *_LOADERS) and _rank(artifact) > 8:  # its tensors have 2
+        raise Wrong(f"an adapter of rank {_rank(artifact)} is read, and its tensors have another one")
     if opener == "combine":
         refuse_other_files(folder / "out", plain_json((folder / "out" / _LIST).read_bytes())["files"], but=(_LIST,))
     if opener == "merge":
         listed = plain_json((folder / "out" / "merge.json").read_bytes())["files"]
         refuse_other_files(folder / "out", listed, but=("merge.json",))
         _check_merged(artifact, folder)
+
+
+def _rank(artifact: Path) -> int:
+    """Return the largest rank that adapter_config.json names."""
+    config = json.loads((artifact / "adapter_config.json").read_bytes())
+    return max(config.get("r", 8), *(config.get("rank_pattern") or {"": 0}).values())
 
 
 def reseal(artifact: Path, name: str, but: tuple[str, ...] = ()) -> None:
