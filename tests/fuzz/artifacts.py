@@ -154,7 +154,6 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
     drawn = st.one_of(
         st.tuples(st.just("adapter_config.json"), st.one_of(config, file_bytes(ARTIFACT / "adapter_config.json"))),
         st.tuples(st.just("recipe.yaml"), st.one_of(recipe, documents(_RECIPE).map(lambda one: yaml.dump(one).encode()))),
-        st.tuples(st.just("recipe.yaml"), bases),
         st.tuples(st.just("tokenizer_config.json"), tokenizer.map(json_bytes)),
         st.tuples(st.just("tokenizer.json"), st.one_of(st.just(b"{}"), file_bytes(ARTIFACT / "tokenizer.json"))),
         st.tuples(st.just("chat_template.jinja"), st.just(b"{% for a in range(99999999999) %}{% endfor %}")),
@@ -169,6 +168,7 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
     whole = st.one_of(
         *[st.tuples(openers, seals, drawn)] * 4,
         led,
+        st.tuples(st.sampled_from(_LOADERS), st.just("sealed"), st.tuples(st.just("recipe.yaml"), bases)),
         st.tuples(st.just("adapter"), st.just("sealed"), st.tuples(st.just("adapter_config.json"), ranks)),
         st.tuples(st.sampled_from(_LOADERS), st.sampled_from(["sealed", "sealed", "changed"]), st.just(code)),
         st.tuples(st.just("reproduce"), st.just("sealed"), st.just(rewards)),
