@@ -9,7 +9,7 @@ from flytune.artifacts.comparison import compare
 from flytune.artifacts.reproduction import _losses
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Attempt
+from flytune.records import Attempt, Step, TrainingResult
 from flytune.training import attempt_records, checkpoints, step_log
 from tests.support import ranks
 from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
@@ -65,9 +65,13 @@ _ROW = {"shape": "cpu-1", "world_size": 1, "per_device_train_batch_size": 1, "gr
 _ROW |= {"price_per_hour": 36.0, "seconds": 1.0, "held_seconds": 2.0}
 
 
+def row(number, first, last):
+    return Attempt(number=number, resumed_from_step=first, last_step=last, **_ROW)
+
+
 def covered(*spans, held_seconds=6.0):
     """Return the records of attempts that resumed and ended at these steps; each step takes 2.5 s, and the last one resumes."""
-    *found, mine = (Attempt(number=number, resumed_from_step=first, last_step=last, **_ROW) for number, (first, last) in spans)
+    *found, mine = (row(number, first, last) for number, (first, last) in spans)
     steps = [SimpleNamespace(step=step, seconds=2.5) for step in range(1, mine.last_step + 1)]
     return attempt_records._covering(found, mine, steps, held_seconds)
 
@@ -93,3 +97,6 @@ def test_a_record_that_is_late_counts_as_far_as_the_next_attempt_s_checkpoint(sp
     assert [(one.resumed_from_step, one.last_step) for one in found] == trained
     assert [one.seconds for one in found] == seconds
     assert all(one.held_seconds >= one.seconds for one in found)
+    steps = [Step.model_construct(step=step) for step in range(1, 7)]
+    result = TrainingResult.model_construct(steps=steps, attempts=[*found, row(len(spans) - 1, *spans[-1])])
+    assert [step.step for one in result.attempts for step in result.steps_of(one)] == [1, 2, 3, 4, 5, 6]
