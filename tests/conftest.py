@@ -20,6 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import multiprocessing.util
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No verdict depends on the clock: a drawn example may take as long as the machine needs.
+settings.register_profile("flytune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("flytune")
 
 if os.environ["OMP_NUM_THREADS"] != "1":
     import torch
