@@ -20,7 +20,8 @@ None is a ValueError: pydantic would wrap that into a ValidationError and hide t
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from flytune import addresses
 from flytune.sentences import counted
@@ -38,6 +39,21 @@ def printable(text: str) -> str:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST:,} characters left out ...] {text[-_LONGEST // 2 :]}"
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def chain(error: BaseException | None, contexts: Literal["all", "shown", "none"] = "all") -> Iterator[BaseException]:
+    """Yield an error, and those that it comes from, each once: an error that is raised from itself is its own cause.
+
+    Args:
+        error: the first one.
+        contexts: whether errors are followed in whose handling another one was raised: all, those of a traceback, or none.
+    """
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        is_followed = contexts == "all" or (contexts == "shown" and not error.__suppress_context__)
+        error = error.__cause__ or (error.__context__ if is_followed else None)
 
 
 class FlytuneError(Exception):

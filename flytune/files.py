@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flytune.errors import StorageError
+from flytune.errors import StorageError, chain
 
 CHUNK = 8 * 2**20
 """Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
@@ -192,11 +192,10 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def full_error(error: BaseException | None) -> BaseException | None:
     """Return the error among one and its causes that says that a disk can hold no more; libraries have classes of their own."""
-    while error is not None:
+    for link in chain(error):
         # safetensors and tokenizers end with Rust's words.
-        if getattr(error, "errno", None) in FULL or any(f"(os error {number})" in str(error) for number in FULL):
-            return error
-        error = error.__cause__ or error.__context__
+        if getattr(link, "errno", None) in FULL or any(f"(os error {number})" in str(link) for number in FULL):
+            return link
     return None
 
 

@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import multiprocessing.util
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if os.environ["OMP_NUM_THREADS"] != "1":
     import torch
@@ -29,6 +30,10 @@ if os.environ["OMP_NUM_THREADS"] != "1":
 
 from tests import numerical
 from tests.release import KEPT
+
+# No verdict depends on the clock: a drawn example may take as long as the machine needs.
+settings.register_profile("flytune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("flytune")
 
 # Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after the tests.
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ

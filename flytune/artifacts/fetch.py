@@ -85,6 +85,8 @@ def find_point(address: str, name: str, reader: Reader | None = None) -> str:
         content = reader.read(SWEEP)
     except FileNotFoundError:
         raise ExportError(f"{address}: no {SWEEP}, so it is no sweep's folder; leave out --point {name}") from None
+    except ExportError:
+        raise
     except Exception as error:
         raise _unreadable(address, error) from error
     where = f"{address}/{SWEEP}"
@@ -123,9 +125,11 @@ def _hub_reader(address: str) -> Reader:
 
     where, _, revision = address.partition("@")
     try:
-        name = hub_errors.repository(where)
+        name = hub_errors.repository(where, "")
         # Once: main may move between two files.
         commit = HfApi().model_info(name, revision=revision or None).sha
+    except ExportError:
+        raise
     except Exception as error:
         raise _unreadable(address, error) from error
 
@@ -140,6 +144,8 @@ def _contents(reader: Reader, address: str | Path) -> bytes:
         return reader.read(CONTENTS)
     except FileNotFoundError:
         raise ExportError(f"{address}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
+    except ExportError:
+        raise
     except Exception as error:
         raise _unreadable(address, error) from error
 
@@ -154,6 +160,8 @@ def has_list(reader: Reader, address: str) -> bool:
         reader.read(CONTENTS)
     except FileNotFoundError:
         return False
+    except ExportError:
+        raise
     except Exception as error:
         raise _unreadable(address, error) from error
     return True
@@ -174,6 +182,8 @@ def _download(reader: Reader, contents: Contents, folder: Path, address: str) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             reader.get(stored.file, str(path))
+        except ExportError:
+            raise
         except Exception as error:
             if full_error(error):
                 raise
@@ -183,5 +193,5 @@ def _download(reader: Reader, contents: Contents, folder: Path, address: str) ->
 
 
 def _unreadable(address: str | Path, error: Exception) -> ExportError:
-    """Return the error of a storage as it is; those of huggingface_hub, requests and FileNotFoundError as an ExportError."""
-    return error if isinstance(error, ExportError) else ExportError(f"{address}: cannot be read: {reason(error)}")
+    """Return an error of huggingface_hub or requests, or a FileNotFoundError, as an ExportError."""
+    return ExportError(f"{address}: cannot be read: {reason(error)}")

@@ -17,7 +17,7 @@ from typing import Any
 from flytune import addresses, caches, files, garbage_collection, launch_variables
 from flytune.cli import arguments
 from flytune.console import error_lines, output
-from flytune.errors import FlytuneError, RecipeError
+from flytune.errors import FlytuneError, RecipeError, chain
 
 __all__ = ["main"]
 
@@ -251,10 +251,9 @@ def _missing(error: ModuleNotFoundError) -> RecipeError | None:
 
 def _memory_error(error: BaseException | None) -> RecipeError | None:
     """Return the error of a process that gets no more memory, in words; None if neither an error nor a cause says that."""
-    while error is not None:
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _NO_MEMORY.search(str(error)):
+    for link in chain(error):
+        if isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM or _NO_MEMORY.search(str(link)):
             return RecipeError("out of memory: this process gets no more: free some, or raise its limit (ulimit -v)")
-        error = error.__cause__ or error.__context__
     return None
 
 

@@ -46,6 +46,8 @@ _MESSAGES = {
     # transformers' table of parameters without values, and of values without a parameter. flytune.models.loading names those
     # that matter. transformers' own error for a parameter of another shape refers to the table.
     "transformers.modeling_utils": re.compile(r"(?s)LOAD REPORT(?!.*(MISMATCH|CONVERSION))"),
+    # transformers about a resume on another number of processes, whose batches are in the table of attempts.
+    "transformers.trainer_utils": re.compile(r"(?s)do not match the ones in the `trainer_state.json`(?!.*_steps: )"),
     # torch's launcher about a signal, which the run's own lines name.
     "torch.distributed.elastic.agent.server.api": re.compile("Received %s death signal"),
     "torch.distributed.elastic.multiprocessing.api": re.compile("Closing process %s via signal"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flytune.errors import DataError
+from flytune.errors import DataError, chain
 from flytune.recipe import Source
 
 
@@ -61,9 +61,9 @@ def hub_rows(source: Source, name: str, key: str = "data", split: str | None = N
 
 def advice(error: Exception, what: str) -> str:
     """Return a sentence on the reason why the hub did not provide `what`, and on what to do about it."""
-    chain = list(_chain(error))
-    names = {type(link).__name__ for link in chain}
-    text = " ".join(str(link) for link in chain).lower()
+    links = list(chain(error))
+    names = {type(link).__name__ for link in links}
+    text = " ".join(str(link) for link in links).lower()
     if "GatedRepoError" in names or "is a gated dataset" in text:
         token = "the account of HF_TOKEN has no access yet" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
         return f"gated on the hub, and {token}; request access on its page, then set HF_TOKEN"
@@ -85,14 +85,8 @@ def _is_unreachable(error: Exception) -> bool:
     unreachable = {"OfflineModeIsEnabled", "LocalEntryNotFoundError"}
     return any(
         type(link).__name__ in unreachable or isinstance(link, ConnectionError) or "ConnectError" in type(link).__name__
-        for link in _chain(error)
+        for link in chain(error)
     )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _refuse_folder(name: str, key: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.doctor.finding import NO_CLUSTER
-from flytune.errors import ExportError
+from flytune.errors import ExportError, chain
 
 _SECONDS = 60.0
 
@@ -52,8 +52,7 @@ def line(error: BaseException) -> str:
     """Return the root cause of an error of flytekit or gRPC, on one line."""
     import grpc
 
-    while error.__cause__ is not None:
-        error = error.__cause__
+    *_, error = chain(error, contexts="none")
     if isinstance(error, grpc.Call):  # its text has many lines
         return f"{error.code().name}: {error.details()}"[:300]
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -13,7 +13,7 @@ from typing import Any
 
 from flytune import patches, yaml_core
 from flytune.doctor.finding import Finding, fail, ok
-from flytune.errors import ExportError
+from flytune.errors import ExportError, chain
 
 _SECONDS = 10.0
 _SECTIONS = {"task", "image", "local"}
@@ -145,9 +145,7 @@ def _sdk(config: Path, project: str, domain: str) -> Iterator[None]:
 
 
 def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
+    return [*chain(error, contexts="none")][-1]
 
 
 def _line(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import builtins
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flytune import errors
@@ -199,16 +198,10 @@ CRASH = FailureKind(
 
 def kind_of(error: BaseException) -> FailureKind:
     """Return the row of an error, or of the errors that it was raised from."""
-    chain = list(_chain(error))
+    chain = list(errors.chain(error, contexts="shown"))
     return next((kind for kind in KINDS if any(kind.is_of(link) for link in chain)), BUG)
 
 
 def kind_named(text: str) -> FailureKind | None:
     """Return the row of an error with the text "Type: message"."""
     return next((kind for kind in KINDS if kind.is_named(text)), None)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

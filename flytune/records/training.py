@@ -241,7 +241,7 @@ class TrainingResult(Record):
 
     def steps_of(self, attempt: Attempt) -> list[Step]:
         """Return the logged steps that are of one attempt: those that no later one has trained again."""
-        later = [other.resumed_from_step for other in self.attempts if other.number > attempt.number]
+        later = [other.resumed_from_step for other in self.attempts if other.number > attempt.number and other.last_step]
         last = min([attempt.last_step, *later])
         return [step for step in self.steps if attempt.resumed_from_step < step.step <= last]
 

@@ -15,7 +15,7 @@ from flytune.errors import StorageError
 from flytune.failures import Failure
 from flytune.hardware import Shape
 from flytune.pods.spec import RETRIES
-from flytune.records import Attempt, Plan
+from flytune.records import Attempt, Plan, Step
 from flytune.schema import RecordError
 from flytune.storage import Storage
 from flytune.training import attempt_notes, earlier_attempts, phase_notes
@@ -140,15 +140,15 @@ class AttemptRecords:
         peaks = {"peaks": dict(self._peaks.bytes), "reserved_peaks": dict(self._peaks.reserved)}
         return self._mine.model_copy(update={"seconds": seconds, "held_seconds": now - self._began, **peaks})
 
-    def earlier(self, logged_seconds: float, held_seconds: float) -> list[Attempt]:
+    def earlier(self, steps: Sequence[Step], held_seconds: float) -> list[Attempt]:
         """Return the attempts before this one; the first process calls it.
 
-        What the resumed checkpoint is known to have taken is counted even where no record of it is left: `logged_seconds` of
-        steps, and `held_seconds` of machines.
+        What the resumed checkpoint is known to have taken is counted even where no record of it is left: the seconds of its
+        logged `steps`, and `held_seconds` of machines.
         """
         if self._file:
             self._before = [one for one in read(self._address) if one.number < self._mine.number]
-        return _covering(self._own(), self._mine, logged_seconds, held_seconds)
+        return _covering(self._own(), self._mine, steps, held_seconds)
 
     def _step(self, saved_step: Callable[[], int]) -> int:
         try:
@@ -186,31 +186,28 @@ def correct(folder: Path, cause: Failure) -> None:
         log.warning("%s: the attempt's record was not corrected: %s", address, error)
 
 
-def _reaching(found: Sequence[Attempt]) -> list[Attempt]:
-    """Return the records, each extended to the step that the next one resumed from: a killed process's record is late."""
-    following = [one.resumed_from_step for one in found[1:]]
-    late = [one.model_copy(update={"last_step": max(one.last_step, step)}) for one, step in zip(found, following, strict=False)]
-    return [*late, *found[-1:]]
+def _covering(found: Sequence[Attempt], mine: Attempt, steps: Sequence[Step], held_seconds: float) -> list[Attempt]:
+    """Return the records with what is known from the attempts after them: a killed process's record is late.
 
-
-def _covering(found: Sequence[Attempt], mine: Attempt, logged_seconds: float, held_seconds: float) -> list[Attempt]:
-    """Return the records with the last one extended to the step, and the seconds, that `mine` resumed with."""
+    Each has trained up to the step that the next one, or `mine`, resumed from, and has taken the seconds of its logged `steps`;
+    the last one that has trained held its machines for what is left of `held_seconds`.
+    """
     if not mine.resumed_from_step:
         return list(found)
-    found = _reaching(found)
     unknown = {"number": 0, "resumed_from_step": 0, "last_step": 0, "seconds": 0.0, "ended": earlier_attempts.UNKNOWN}
-    found = list(found) or [mine.model_copy(update=unknown)]
-    # The last one that has trained; those after it ended before their first step.
-    index = max((index for index, one in enumerate(found) if one.last_step > one.resumed_from_step), default=len(found) - 1)
-    last, others = found[index], [*found[:index], *found[index + 1 :]]
-    known, held = sum(one.seconds for one in others), sum(one.held_seconds for one in others)
-    seconds = max(last.seconds, logged_seconds - known)
-    least = {
-        "last_step": max(last.last_step, mine.resumed_from_step),
-        "seconds": seconds,
-        "held_seconds": max(last.held_seconds, held_seconds - held, seconds),
-    }
-    return [*found[:index], last.model_copy(update=least), *found[index + 1 :]]
+    found, last = list(found) or [mine.model_copy(update=unknown)], 0
+    for index, following in enumerate((*found[1:], mine)):
+        # A record at step 0 after others is of an attempt that could not read the checkpoints, and has trained nothing.
+        last = index if found[index].last_step else last
+        step = max(found[last].last_step, following.resumed_from_step)
+        found[last] = found[last].model_copy(update={"last_step": step})
+    for index, one in enumerate(found):
+        end = min(one.last_step, *(other.resumed_from_step for other in (*found[index + 1 :], mine) if other.last_step))
+        seconds = max(one.seconds, sum(step.seconds for step in steps if one.resumed_from_step < step.step <= end))
+        found[index] = one.model_copy(update={"seconds": seconds, "held_seconds": max(one.held_seconds, seconds)})
+    left = held_seconds - sum(one.held_seconds for index, one in enumerate(found) if index != last)
+    found[last] = found[last].model_copy(update={"held_seconds": max(found[last].held_seconds, left)})
+    return found
 
 
 def read(address: str) -> list[Attempt]:

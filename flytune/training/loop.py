@@ -133,8 +133,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
 def _attempts(run: RunState, args: Any) -> list[Attempt]:
     """Return the records of all attempts, this one last. Every process calls it, and gets the same."""
     mine = run.attempts.now().model_copy(update=run.peaks.of_all_processes())
-    logged = sum(step.seconds for step in run.recorder.steps if step.step <= mine.resumed_from_step)
-    earlier = run.attempts.earlier(logged, run.saver.resumed_seconds) if args.process_index == 0 else []
+    earlier = run.attempts.earlier(run.recorder.steps, run.saver.resumed_seconds) if args.process_index == 0 else []
     return gathered([*earlier, mine], args)[0]
 
 

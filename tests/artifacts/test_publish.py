@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytune.artifacts import build
+from flytune.artifacts import build, fetch
 from flytune.artifacts.publish import check, hub_errors
 from flytune.errors import ExportError, RecipeError
 from flytune.recipe import Recipe
@@ -248,6 +248,9 @@ def test_a_hub_that_repeats_the_token_does_not_get_it_told(hub, adapter):
 def test_addresses_that_are_none(address, base):
     with pytest.raises(ExportError, match="not a model repository of the hub: write hf://owner/name"):
         hub_errors.repository(address)
+    with pytest.raises(ExportError, match=rf"^{address}: not a model repository of the hub") as error:
+        fetch.local_folder(address)
+    assert error.value.__cause__ is None
     with pytest.raises(RecipeError, match=f"publish: address: {address} is no model repository of the hub; write hf://owner/"):
         recipe_for(base, "lora", **{"publish.address": address})
 
@@ -342,8 +345,6 @@ def test_what_the_page_says_works(hub, adapter, model, tmp_path):
 
 
 def test_nothing_is_written_outside_of_what_is_fetched(hub, adapter, tmp_path):
-    from flytune.artifacts import fetch
-
     publish(adapter)
     repository = hub.repositories[REPOSITORY]
     files = repository.commits[repository.branches["main"]]

@@ -148,6 +148,10 @@ logging.getLogger("transformers.modeling_utils").warning("Llama LOAD REPORT from
 elastic = logging.getLogger("torch.distributed.elastic.agent.server.api")
 elastic.warning("Received %s death signal, shutting down workers", 2)
 logging.getLogger("transformers.modeling_utils").warning("Llama LOAD REPORT from: x\\na.weight | MISMATCH |")
+of_trainer = logging.getLogger("transformers.trainer_utils")
+warning = "The following arguments do not match the ones in the `trainer_state.json` within the checkpoint directory: "
+of_trainer.warning(warning + "\\n\\tper_device_train_batch_size: 1")
+of_trainer.warning(warning + "\\n\\tsave_steps: 2 (from args)\\n\\tper_device_train_batch_size: 1")
 logging.getLogger("bitsandbytes").warning("something else")
 """
 
@@ -159,7 +163,9 @@ def test_a_bar_that_nobody_closes_makes_no_noise_at_the_end():
 
 def test_notices_of_no_use_are_silent_and_all_others_are_not():
     lines = said(NOTICES).splitlines()
-    assert len(lines) == 4
-    assert lines[-2] == "a.weight | MISMATCH |"
+    assert len(lines) == 7
+    assert lines[2] == "a.weight | MISMATCH |"
+    assert "do not match the ones in" in lines[3]
+    assert "save_steps: 2" in lines[4]
     assert "an autograd kernel was not registered" in lines[0]
     assert lines[-1] == "something else"

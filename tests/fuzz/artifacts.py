@@ -10,9 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy
 import safetensors.numpy
 import yaml
+from huggingface_hub import constants
 from hypothesis import strategies as st
 
 from flytune import data
@@ -140,7 +142,7 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
             {"use_dora": True}, {"target_modules": None}, {"target_modules": []}, {"bias": "all"}, {"fan_in_fan_out": True},
         ]
     ).map(lambda change: json_bytes(_CONFIG | change))  # fmt: skip
-    bases = st.sampled_from(["https://localhost:9/m", "s3://bucket/m", "ftp://localhost:9/m"]).map(
+    bases = st.sampled_from(["https://localhost:9/m", _STORED, "ftp://localhost:9/m"]).map(
         lambda base: yaml.safe_dump(_RECIPE | {"model": _RECIPE["model"] | {"name_or_path": base}}).encode()
     )
     fields = ["sharding.config", "data.chat_template", "method.adapter", "data.path", "evaluation.include_path"]
@@ -152,7 +154,6 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
     drawn = st.one_of(
         st.tuples(st.just("adapter_config.json"), st.one_of(config, file_bytes(ARTIFACT / "adapter_config.json"))),
         st.tuples(st.just("recipe.yaml"), st.one_of(recipe, documents(_RECIPE).map(lambda one: yaml.dump(one).encode()))),
-        st.tuples(st.just("recipe.yaml"), bases),
         st.tuples(st.just("tokenizer_config.json"), tokenizer.map(json_bytes)),
         st.tuples(st.just("tokenizer.json"), st.one_of(st.just(b"{}"), file_bytes(ARTIFACT / "tokenizer.json"))),
         st.tuples(st.just("chat_template.jinja"), st.just(b"{% for a in range(99999999999) %}{% endfor %}")),
@@ -163,9 +164,12 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
     openers = st.sampled_from([*sorted(_OPENERS), "merge", "load"])
     seals = st.sampled_from(["sealed", "sealed", "changed", "unlisted", "link"])
     led = st.tuples(st.sampled_from(["merge", "combine"]), st.sampled_from(["folder", "hidden"]), st.just(("README.md", b"x")))
+    ranks = st.sampled_from([{"r": 9000}, {"rank_pattern": {"q_proj": 9000}}]).map(lambda one: json_bytes(_CONFIG | one))
     whole = st.one_of(
         *[st.tuples(openers, seals, drawn)] * 4,
         led,
+        st.tuples(st.sampled_from(_LOADERS), st.just("sealed"), st.tuples(st.just("recipe.yaml"), bases)),
+        st.tuples(st.just("adapter"), st.just("sealed"), st.tuples(st.just("adapter_config.json"), ranks)),
         st.tuples(st.sampled_from(_LOADERS), st.sampled_from(["sealed", "sealed", "changed"]), st.just(code)),
         st.tuples(st.just("reproduce"), st.just("sealed"), st.just(rewards)),
     )
@@ -199,6 +203,7 @@ _OPENERS = {
     "combine": lambda artifact, out: combining.combine([artifact, ARTIFACT], out),
     "gguf": lambda artifact, out: gguf.convert(artifact, out, converter=str(_STAND_IN)),
     "load": lambda artifact, out: loading.load({"one": artifact}),
+    "adapter": lambda artifact, out: loading.Adapter.of(artifact),
     "infer": _answers,
     "reproduce": lambda artifact, out: reproduction.write_recipe(reproduction.recipe_of(artifact), out),
     "base": lambda artifact, out: base.local_name(Model(name_or_path=str(artifact))),
@@ -208,6 +213,8 @@ _OPENERS = {
 
 _LOADERS = ("merge", "combine", "gguf", "load", "infer")
 """Openers that give an artifact's files to libraries that run the code of auto_map; the others read lists and sizes alone."""
+_STORED = "memory://bucket/model"
+"""Address of a storage that has the base; an artifact may name one to `infer` alone, which runs in pods."""
 
 
 @kind("sealed", _sealed, share=0.4)
@@ -239,6 +246,8 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
     is_other = seal in ("unlisted", "link", "folder", "hidden") or (
         seal == "changed" and files_of(artifact) != files_of(ARTIFACT)
     )
+    constants.HF_HUB_CACHE = str(folder / "hub")
+    fsspec.filesystem("memory").put(str(folder / "base"), _STORED, recursive=True)
     os.chdir(folder)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     refused: FlytuneError | None = None
@@ -250,20 +259,31 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
     if (folder / "code-has-run").exists():
         raise Wrong("code of the artifact has run")
     refuse_shown(folder=folder, but=("secret.json", "artifact/", "elsewhere"))
+    named = seal == "sealed" and f"name_or_path: {_STORED}\n".encode() in content
     if refused is not None:
-        raise refused
+        raise Wrong(f"a base in a storage is not read: {refused}") if named and opener == "infer" else refused
+    if named and opener in _LOADERS and opener != "infer":
+        raise Wrong("an artifact that names a base at an address is opened")
     if is_other:
         raise Wrong(f"an artifact with {name} that is {seal} is opened")
     if b'"auto_map"' in content and seal == "sealed" and opener in _LOADERS:
         raise Wrong("an artifact that names code is opened without consent")
     if b"def own" in content and opener == "reproduce":
         raise Wrong("a recipe whose rewards are code is written for a second run without consent")
+    if seal == "sealed" and opener in ("adapter", *_LOADERS) and _rank(artifact) > 8:  # its tensors have 2
+        raise Wrong(f"an adapter of rank {_rank(artifact)} is read, and its tensors have another one")
     if opener == "combine":
         refuse_other_files(folder / "out", plain_json((folder / "out" / _LIST).read_bytes())["files"], but=(_LIST,))
     if opener == "merge":
         listed = plain_json((folder / "out" / "merge.json").read_bytes())["files"]
         refuse_other_files(folder / "out", listed, but=("merge.json",))
         _check_merged(artifact, folder)
+
+
+def _rank(artifact: Path) -> int:
+    """Return the largest rank that adapter_config.json names."""
+    config = json.loads((artifact / "adapter_config.json").read_bytes())
+    return max(config.get("r", 8), *(config.get("rank_pattern") or {"": 0}).values())
 
 
 def reseal(artifact: Path, name: str, but: tuple[str, ...] = ()) -> None:

@@ -108,7 +108,7 @@ def check_conversion(samples: Samples, given: tuple[bytes, int | None], folder: 
     if twice := equal_keys(content):
         raise Wrong(f"accepted, although {twice:.60} is there twice")
     written = plain_yaml(content)
-    tool = peers.tool_of(yaml.safe_load(content))
+    tool = peers.tool_of(yaml.safe_load(content.decode("utf-8-sig")))
     (folder / "recipe.yaml").write_text(made, encoding="utf-8")
     recipe = Recipe.from_yaml(folder / "recipe.yaml")
     _compare(str(tool), written, recipe, made, gpus)

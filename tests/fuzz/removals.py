@@ -234,6 +234,8 @@ REMOVALS = [
         instead("flytune.data.unread_columns:refuse", returns(None)))),
     Removal("rows of megabytes are refused", "flytune/data/process.py", ("samples",), instead(
         "flytune.data.process:_refuse_large", returns(None))),
+    Removal("rows of a table have a limit", "flytune/data/readers.py", ("rows",), instead(
+        "flytune.data.readers:LARGEST_LINE", lambda old: 10**15)),
     Removal("equal samples are stored once", "flytune/data/preparation.py", ("samples",), instead(
         "flytune.data.process:digest", lambda old: lambda ids, labelled: __import__("os").urandom(16))),
     Removal("equal keys of JSON are refused", "flytune/json_core.py", ("deepspeed", "dataset", "rows"), instead(
@@ -297,6 +299,8 @@ REMOVALS = [
         "flytune.artifacts.opening:check_code", returns(None))),
     Removal("an adapter's fields are known", "flytune/models/adapter_config.py", ("adapter", "sealed"), instead(
         "flytune.models.adapter_config:_problem", returns(None))),
+    Removal("an adapter's ranks are its tensors'", "flytune/models/adapter_config.py", ("sealed",), instead(
+        "flytune.models.adapter_config:check_ranks", returns(None))),
     Removal("an adapter is loaded", "flytune/models/initial_adapter.py", ("adapter",), instead(
         "flytune.models.initial_adapter:load_weights", returns(None))),
     Removal("an adapter is merged as it was trained", "flytune/adapters/merging.py", ("sealed",), instead(

@@ -1,5 +1,7 @@
 """Figures of runs that lose their machines: of all attempts together."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from flytune import data
@@ -7,7 +9,7 @@ from flytune.artifacts.comparison import compare
 from flytune.artifacts.reproduction import _losses
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Attempt
+from flytune.records import Attempt, Step, TrainingResult
 from flytune.training import attempt_records, checkpoints, step_log
 from tests.support import ranks
 from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
@@ -59,21 +61,42 @@ def test_all_figures_of_a_run_killed_twice_are_of_all_attempts(inputs, tmp_path,
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+_ROW = {"shape": "cpu-1", "world_size": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+_ROW |= {"price_per_hour": 36.0, "seconds": 1.0, "held_seconds": 2.0}
+
+
+def row(number, first, last):
+    return Attempt(number=number, resumed_from_step=first, last_step=last, **_ROW)
+
+
+def covered(*spans, held_seconds=6.0):
+    """Return the records of attempts that resumed and ended at these steps; each step takes 2.5 s, and the last one resumes."""
+    *found, mine = (row(number, first, last) for number, (first, last) in spans)
+    steps = [SimpleNamespace(step=step, seconds=2.5) for step in range(1, mine.last_step + 1)]
+    return attempt_records._covering(found, mine, steps, held_seconds)
+
+
 def test_an_attempt_without_a_record_counts_as_far_as_its_checkpoint():
-    empty = {"shape": "cpu-1", "world_size": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    mine = Attempt(number=2, resumed_from_step=4, last_step=6, price_per_hour=36.0, seconds=1.0, held_seconds=2.0, **empty)
-    (before,) = attempt_records._covering([], mine, 10.0, 15.0)
+    (before,) = covered((2, (4, 6)), held_seconds=15.0)
     assert (before.last_step, before.seconds, before.held_seconds) == (4, 10.0, 15.0)
-    late = before.model_copy(update={"last_step": 5, "seconds": 12.0, "held_seconds": 20.0})
-    assert attempt_records._covering([late], mine, 10.0, 15.0) == [late]
 
 
-def test_a_record_that_is_late_counts_as_far_as_the_next_attempt_s_checkpoint():
-    row = {"shape": "cpu-1", "world_size": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    row |= {"price_per_hour": 36.0, "seconds": 1.0, "held_seconds": 2.0}
-    steps = [(0, 1), (2, 2), (2, 4), (4, 6)]
-    *found, mine = (
-        Attempt(number=number, resumed_from_step=first, last_step=last, **row) for number, (first, last) in enumerate(steps)
-    )
-    covered = attempt_records._covering(found, mine, 3.0, 6.0)
-    assert [(one.resumed_from_step, one.last_step) for one in covered] == [(0, 2), (2, 2), (2, 4)]
+@pytest.mark.parametrize(
+    ("spans", "trained", "seconds"),
+    [
+        ([(0, 1), (2, 2), (2, 4), (4, 6)], [(0, 2), (2, 2), (2, 4)], [5.0, 1.0, 5.0]),
+        # Step 3 was trained, lost, and trained again by an attempt whose record has only its start.
+        ([(0, 3), (2, 2), (3, 6)], [(0, 3), (2, 3)], [5.0, 2.5]),
+        # The second one could not read the checkpoints.
+        ([(0, 1), (0, 0), (2, 6)], [(0, 2), (0, 0)], [5.0, 1.0]),
+        ([(0, 5), (4, 4), (4, 6)], [(0, 5), (4, 4)], [10.0, 1.0]),
+    ],
+)
+def test_a_record_that_is_late_counts_as_far_as_the_next_attempt_s_checkpoint(spans, trained, seconds):
+    found = covered(*enumerate(spans))
+    assert [(one.resumed_from_step, one.last_step) for one in found] == trained
+    assert [one.seconds for one in found] == seconds
+    assert all(one.held_seconds >= one.seconds for one in found)
+    steps = [Step.model_construct(step=step) for step in range(1, 7)]
+    result = TrainingResult.model_construct(steps=steps, attempts=[*found, row(len(spans) - 1, *spans[-1])])
+    assert [step.step for one in result.attempts for step in result.steps_of(one)] == [1, 2, 3, 4, 5, 6]

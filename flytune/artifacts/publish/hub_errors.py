@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flytune import patches
-from flytune.errors import ExportError
+from flytune.errors import ExportError, chain
 from flytune.recipe.sections import HUB_ADDRESS
 
 SCHEME = "hf://"
@@ -28,14 +28,14 @@ def check(address: str) -> None:
         api.whoami()
 
 
-def repository(address: str) -> str:
-    """Return `owner/name` of an address hf://owner/name.
+def repository(address: str, where: str = "publish.address: ") -> str:
+    """Return `owner/name` of an address hf://owner/name, which is written at `where`.
 
     Raises:
         ExportError: the address has another form.
     """
     if not HUB_ADDRESS.fullmatch(address):
-        raise ExportError(f"publish.address: {address}: not a model repository of the hub: write hf://owner/name")
+        raise ExportError(f"{where}{address}: not a model repository of the hub: write hf://owner/name")
     return address.removeprefix(SCHEME)
 
 
@@ -111,7 +111,7 @@ def _is_hidden(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    for link in _chain(error):
+    for link in chain(error):
         if (status := getattr(getattr(link, "response", None), "status_code", None)) is not None:
             return int(status)
     return None
@@ -119,14 +119,8 @@ def _status(error: BaseException) -> int | None:
 
 def _is_unreachable(error: BaseException) -> bool:
     away = ("OfflineModeIsEnabled", "ConnectError", "ConnectTimeout", "ReadError", "WriteError", "RemoteProtocolError")
-    return any(type(link).__name__ in away or isinstance(link, (ConnectionError, TimeoutError)) for link in _chain(error))
+    return any(type(link).__name__ in away or isinstance(link, (ConnectionError, TimeoutError)) for link in chain(error))
 
 
 def _is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
