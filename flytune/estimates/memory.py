@@ -6,7 +6,7 @@ No constant belongs to one run or one publication: differences between framework
 
 from dataclasses import dataclass
 
-from flytune.estimates import activations, model_states
+from flytune.estimates import activations, decoding, model_states
 from flytune.estimates.workload import BYTES, Workload
 
 GIB = 2**30
@@ -32,7 +32,9 @@ WHOLE_LOGITS = 6
 # published runs near the limit.
 UNMOVABLE = 0.5
 
+_MOVING = ("activations", "logits and loss", "gathered units", "KV cache")
 TRAINING = ("first step", "steady step")
+DRAW = "draw answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """The peak of training, as torch.cuda.max_memory_allocated counts it."""
-        return max(sum(self.phases[phase].values()) for phase in TRAINING)
+        return max(sum(self.phases[phase].values()) for phase in (*TRAINING, DRAW) if phase in self.phases)
 
     @property
     def needed(self) -> float:
@@ -89,10 +91,12 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
     unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
     written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
+    drawn = _drawn(workload, lasting)
     phases = {
         "load": resident | {"loading": lasting.load},
         "first step": _fullest(resident, first),
         "steady step": _fullest(steady, moments),
+        **({DRAW: steady | drawn} if drawn else {}),
         "evaluate": steady | evaluated,
         "save": steady | written,
         "export": steady | written,
@@ -100,6 +104,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     phases = {phase: {name: size for name, size in parts.items() if size >= 1} for phase, parts in phases.items()}
     share = _fragmentation(workload, batch)
     totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
+    drawing = [sum(phases[DRAW].values()) + UNMOVABLE * share * _moving(drawn)] if drawn else []
     holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
     for phase, base, of in (("first step", resident, first), ("steady step", steady, moments)):
         least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
@@ -111,11 +116,18 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
         outside["NCCL"] = NCCL_GIB * GIB
     return Memory(
         phases=phases,
-        held=max(refilled, *_cached(workload, lasting, batch, totals)),
-        unmovable=max(total + UNMOVABLE * share * moving for total, moving in totals),
+        held=max(refilled, *_cached(workload, lasting, batch, totals), *drawing),
+        unmovable=max(*drawing, *(total + UNMOVABLE * share * moving for total, moving in totals)),
         outside=outside,
         holes=holes,
     )
+
+
+def _drawn(workload: Workload, lasting: model_states.States) -> dict[str, float]:
+    """Return components beside the states while answers are drawn; none where none are."""
+    if workload.decoding is None:
+        return {}
+    return {**decoding.held_bytes(workload), "gathered units": lasting.root + lasting.units}
 
 
 def _moments(workload: Workload, lasting: model_states.States, batch: activations.Activations) -> list[dict[str, float]]:
@@ -192,7 +204,7 @@ def _cached(
 
 def _moving(parts: dict[str, float]) -> float:
     """Return bytes that are allocated and freed in different sizes; the update only has those of the parameters."""
-    return sum(size for name, size in parts.items() if name in ("activations", "logits and loss", "gathered units"))
+    return sum(size for name, size in parts.items() if name in _MOVING)
 
 
 def _fullest(base: dict[str, float], moments: list[dict[str, float]]) -> dict[str, float]:

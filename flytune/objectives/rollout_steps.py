@@ -11,6 +11,7 @@ from flytune.errors import FlytuneError, RewardError
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.recipe import Grpo, Recipe
+from flytune.records.plan import DRAW
 from flytune.rewards import Judged, RewardProcess, total
 from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
 
@@ -34,7 +35,8 @@ class Rollouts:
             RewardError: a reward fails.
         """
         started, step = time.monotonic(), trainer.state.global_step + 1
-        groups = self._known(trainer, step, batches) or self._drawn(trainer, step, batches)
+        with trainer.run.peaks.during(DRAW):
+            groups = self._known(trainer, step, batches) or self._drawn(trainer, step, batches)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
         figures |= {
