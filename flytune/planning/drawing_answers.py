@@ -25,8 +25,8 @@ def reasons(fit: Fit) -> list[str]:
     if time is None:
         return [f"{each}; its time is not known on {fit.shape.name}"]
     return [
-        f"{each}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's {time.seconds:.3g}, less where "
-        "answers end before. That time follows from the bytes and kernels of a token; no published run was compared",
+        f"{each}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's {time.seconds:.3g}, less "
+        "where answers end before. That time follows from the bytes and kernels of a token; no published run was compared",
         *_larger(fit),
     ]
 

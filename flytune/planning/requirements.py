@@ -18,7 +18,7 @@ from flytune.planning.calibration import load_factors
 from flytune.planning.save_interval import WRITE_RATE
 from flytune.recipe import Recipe
 from flytune.records import Need
-from flytune.records.plan import DRAW, EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP
+from flytune.records.plan import DRAW, EXPORT, LOAD, PHASES, SAVE
 from flytune.sharding import sharding_of
 
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
@@ -52,7 +52,11 @@ def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> lis
     """
     memory = estimates_memory.memory(workload, lasting)
     if not shape.is_gpu:
-        return [_process(recipe, shape, workload, memory, lasting), _shared(shape, workload), _disk(recipe, shape, workload, lasting)]
+        return [
+            _process(recipe, shape, workload, memory, lasting),
+            _shared(shape, workload),
+            _disk(recipe, shape, workload, lasting),
+        ]
     return [
         _need("GPU memory", shape.gpu_memory_gib, _tables(recipe, shape, workload, memory)),
         _host(recipe, shape, workload, lasting),
@@ -197,9 +201,7 @@ def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
 
 def _shared(shape: Shape, workload: Workload) -> Need:
     nccl = NCCL_SHM_GIB * GIB if shape.is_gpu and shape.world_size > 1 else 0.0
-    return _need(
-        "/dev/shm", shape.shared_memory_gib, {name: {"NCCL": nccl} for name in _phases(workload) if name != LOAD}
-    )
+    return _need("/dev/shm", shape.shared_memory_gib, {name: {"NCCL": nccl} for name in _phases(workload) if name != LOAD})
 
 
 def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
