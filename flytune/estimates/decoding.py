@@ -30,26 +30,26 @@ DRAWING_LAUNCHES = 25
 """Kernels that choose a token: casts, softmax, sum, search, and the masks of answers that have ended."""
 
 
-def cache_bytes(workload: Workload, length: float) -> float:
-    """Return bytes of the keys and values of `length` tokens of the answers that are drawn together, of all layers."""
-    sizes, decoding = workload.geometry, _decoding(workload)
+def cache_bytes(workload: Workload, rows: int, length: float) -> float:
+    """Return bytes of the keys and values of `length` tokens of each of `rows` answers, of all layers."""
+    sizes = workload.geometry
     # Quantized layers have results in the dtype of their inputs: float32 behind float32 norms.
     dtype = workload.weight_dtype if workload.precision == "pure" else workload.compute_dtype
     width = 4 if workload.kbit_float32 else BYTES[dtype]
     each = 2 * sizes.num_hidden_layers * sizes.num_key_value_heads * sizes.head_dim * width
-    return each * decoding.at_a_time * length
+    return each * rows * length
 
 
-def held_bytes(workload: Workload) -> dict[str, float]:
-    """Return bytes beside weights and states while answers are drawn, by component."""
-    sizes, decoding = workload.geometry, _decoding(workload)
-    prompts = activations.count(_of_prompts(workload))
-    cache = cache_bytes(workload, workload.sequence_length)
+def held_bytes(workload: Workload, rows: int) -> dict[str, float]:
+    """Return bytes beside weights and states while `rows` answers are drawn together, by component."""
+    sizes = workload.geometry
+    prompts = activations.count(_of_prompts(workload, rows))
+    cache = cache_bytes(workload, rows, workload.sequence_length)
     return {
         # torch.cat holds those of a layer twice.
         "KV cache": cache + cache / sizes.num_hidden_layers,
         "activations": prompts.working + prompts.stream,
-        "logits and loss": float(LOGITS_HELD * decoding.at_a_time * sizes.vocab_size),
+        "logits and loss": float(LOGITS_HELD * rows * sizes.vocab_size),
     }
 
 
@@ -57,8 +57,8 @@ def seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds in which one process draws the answers of an optimizer step, all as long as they may be."""
     decoding = _decoding(workload)
     batches = -(-decoding.answers // decoding.at_a_time)
-    prompts, token = _of_prompts(workload), _passing(workload, 1)
-    cache = cache_bytes(workload, workload.sequence_length - decoding.tokens / 2)
+    prompts, token = _of_prompts(workload, decoding.at_a_time), _passing(workload, decoding.at_a_time, 1)
+    cache = cache_bytes(workload, decoding.at_a_time, workload.sequence_length - decoding.tokens / 2)
     first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
     each = _pass(token, accelerator, memory_seconds(CACHE_PASSES * cache, accelerator))
     return batches * (first + (decoding.tokens - 1) * each)
@@ -79,13 +79,12 @@ def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> flo
     return max(computing, waits, gathered_bytes(workload) / link_rate(workload, accelerator))
 
 
-def _of_prompts(workload: Workload) -> Workload:
-    return _passing(workload, max(1, workload.sequence_length - _decoding(workload).tokens))
+def _of_prompts(workload: Workload, rows: int) -> Workload:
+    return _passing(workload, rows, max(1, workload.sequence_length - _decoding(workload).tokens))
 
 
-def _passing(workload: Workload, length: int) -> Workload:
-    """Return a forward pass over `length` tokens of each answer that is drawn at a time."""
-    rows = _decoding(workload).at_a_time
+def _passing(workload: Workload, rows: int, length: int) -> Workload:
+    """Return a forward pass over `length` tokens of each of `rows` answers."""
     return replace(
         workload, micro_batch=rows, sequence_length=length, sequences_per_row=1, checkpointing="none", decoding=None
     )  # fmt: skip

@@ -89,6 +89,10 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.root}
     row = workload.framework.evaluated_row * workload.sequence_length * workload.outputs
     evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
+    if workload.decoding:
+        # The live model answers the held-out prompts.
+        answering = decoding.held_bytes(workload, workload.decoding.evaluated_at_a_time)
+        evaluated = {name: max(evaluated.get(name, 0.0), answering.get(name, 0.0)) for name in {**evaluated, **answering}}
     unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
     written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
     drawn = _drawn(workload, lasting)
@@ -127,7 +131,8 @@ def _drawn(workload: Workload, lasting: model_states.States) -> dict[str, float]
     """Return components beside the states while answers are drawn; none where none are."""
     if workload.decoding is None:
         return {}
-    return {**decoding.held_bytes(workload), "gathered units": lasting.root + lasting.units}
+    held = decoding.held_bytes(workload, workload.decoding.at_a_time)
+    return {**held, "gathered units": lasting.root + lasting.units}
 
 
 def _moments(workload: Workload, lasting: model_states.States, batch: activations.Activations) -> list[dict[str, float]]:

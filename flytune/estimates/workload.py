@@ -40,6 +40,8 @@ class Decoding:
     """Answers in an optimizer step."""
     at_a_time: int
     """Answers that are drawn together."""
+    evaluated_at_a_time: int
+    """Answers that are drawn together while the live model is scored."""
     tokens: int
     """Tokens of an answer, at most; what they leave of sequence_length is the prompt's."""
 

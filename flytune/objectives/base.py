@@ -147,6 +147,9 @@ class ObjectiveBase:
     def finish(self, trainer: Any, out: Path) -> None:
         """Add what the artifact has of the training to the folder `out`. The first process calls it at the end."""
 
+    def clear(self, address: str) -> None:
+        """Delete what training has recorded beside the checkpoints at an address, once its artifact is stored."""
+
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return what the model gets of a batch of its collator."""
         return batch

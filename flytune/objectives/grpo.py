@@ -185,6 +185,10 @@ class GroupPolicy(ObjectiveBase):
         sample = RolloutLedger(trainer.run.saver.address).sample(trainer.state.global_step)
         (out / ROLLOUTS).write_text(sample, encoding="utf-8")
 
+    def clear(self, address: str) -> None:
+        # The next run of the recipe draws its own answers: its base model may be another one at the same path.
+        RolloutLedger(address).clear()
+
     def card_text(self, recipe: Recipe) -> str:
         section = self.section(recipe)
         names = ", ".join(f"{reward.name} ({reward.weight:g})" for reward in section.rewards)

@@ -17,7 +17,7 @@ def reasons(fit: Fit) -> list[str]:
     work, time = fit.workload, fit.time
     if work.decoding is None:
         return []
-    drawn, held = work.decoding, decoding.held_bytes(work)
+    drawn, held = work.decoding, decoding.held_bytes(work, work.decoding.at_a_time)
     each = (
         f"drawing: each process draws {counted(drawn.answers, 'answer')} a step, {drawn.at_a_time} at a time, which take "
         f"{held['KV cache'] / GIB:.2g} GiB of keys and values and {held['logits and loss'] / GIB:.2g} of logits"

@@ -82,7 +82,7 @@ def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding |
     answers = micro_batch * accumulation
     # A prompt has a token at least.
     tokens = max(1, min(draws.tokens, recipe.data.max_length - 1))
-    return Decoding(answers, min(draws.at_a_time or micro_batch, answers), tokens)
+    return Decoding(answers, min(draws.at_a_time or micro_batch, answers), recipe.evaluation.batch_size, tokens)
 
 
 def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:

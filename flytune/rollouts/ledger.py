@@ -51,6 +51,10 @@ class RolloutLedger:
         lines = "".join(group.model_dump_json() + "\n" for group in groups)
         self._storage.write(_name(step), lines.encode())
 
+    def clear(self) -> None:
+        """Delete the rollouts of all steps."""
+        self._storage.remove(FOLDER)
+
     def sample(self, last: int) -> str:
         """Return lines of JSON of some groups of the steps up to `last`, for an artifact."""
         steps = sorted({1 + round(place * (last - 1) / max(1, _SAMPLED_STEPS - 1)) for place in range(_SAMPLED_STEPS)})

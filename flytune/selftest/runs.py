@@ -36,14 +36,14 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
     "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
 }
-# Sections of objectives whose defaults are no tiny run's.
-_SECTIONS: dict[Rows, dict[str, Any]] = {
+OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
     "grpo": {
         "group_size": 2,
         "max_completion_length": 12,
         "rewards": [{"name": "letters", "code": selftest_dataset.REWARD}],
     }
 }
+"""Fields of objectives whose defaults are no tiny run's."""
 
 
 class Pair(NamedTuple):
@@ -148,7 +148,8 @@ class Trials:
                 },
                 # Answers that plain training has drawn and recorded are those that all runs of the method train.
                 "checkpoints": {"folder": str(self.folder / "checkpoints"), "name": f"selftest-{pair.method}-{pair.rows}"},
-                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"} | _SECTIONS.get(pair.rows, {}),
+                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"}
+                | OBJECTIVE_SECTIONS.get(pair.rows, {}),
             }
         )
 

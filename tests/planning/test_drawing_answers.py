@@ -8,7 +8,7 @@ from flytune.errors import RecipeError
 from flytune.estimates import config_sizes, decoding
 from flytune.hardware import accelerator_named, shape_named
 from flytune.planning import candidates, drawn, planner
-from flytune.records.plan import DRAW, STEP
+from flytune.records.plan import DRAW, EVALUATE, STEP
 from tests.support.plans import GEOMETRY, LLAMA_8B, recipe_of
 
 GRPO = {"name": "grpo", "group_size": 8, "max_completion_length": 512}
@@ -33,6 +33,8 @@ def test_drawing_is_a_phase_of_its_own_and_part_of_a_step_s_time():
     assert phases[DRAW]["KV cache"] == 2 * (32 + 1) * 8 * 128 * 2 * 1024 * 4
     assert phases[DRAW]["weights"] == phases[STEP]["weights"]
     assert "KV cache" not in phases[STEP]
+    # The live model answers held-out prompts, as many at a time as evaluation.batch_size says.
+    assert phases[EVALUATE]["KV cache"] == phases[DRAW]["KV cache"] / 4 * fit.recipe.evaluation.batch_size
     plan = planner.plan_of(fit)
     assert plan.step_seconds["drawing"] == fit.time.drawing
     assert plan.hours[1] == pytest.approx(100 / 3600 * fit.time.seconds)
