@@ -184,9 +184,9 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         )
     if geometry.unsupported and objective_of(recipe).draws(recipe):
         problems.append(
-            f"model.name_or_path: {recipe.model.name_or_path}: objective: {recipe.objective.name} draws answers with a cache "
-            f"of keys and values, whose memory and time are not modelled for {geometry.unsupported}; train a model whose "
-            "layers are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer answers with objective: dpo"
+            f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {recipe.objective.name} caches "
+            f"keys and values, whose memory and time are not modelled for {geometry.unsupported}; train a model whose layers "
+            "are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer answers with objective: dpo"
         )
     if geometry.bounds_positions and _beyond(recipe, geometry):
         problems.append(

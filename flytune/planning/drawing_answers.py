@@ -1,4 +1,4 @@
-"""What drawing its own answers costs a run, in memory and time, and what a larger batch of them would."""
+"""Memory and time of a run's own answers as lines of its plan, and the larger batch of them that is faster."""
 
 from dataclasses import replace
 

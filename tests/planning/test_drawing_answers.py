@@ -80,9 +80,7 @@ def test_answers_that_do_not_fit_the_memory_are_refused_although_their_training_
 
 def test_what_is_not_modelled_is_refused_by_name(tmp_path):
     unknown = config_sizes.geometry(LLAMA_8B, "a/b").model_copy(update={"unsupported": "linear attention"})
-    with pytest.raises(
-        RecipeError, match="draws answers with a cache of keys and values, .* not modelled for linear attention"
-    ):
+    with pytest.raises(RecipeError, match="caches keys and values, .* are not modelled for linear attention"):
         planner.make(recipe(), geometry=unknown, trace=lambda *_: "never asked")
     with pytest.raises(RecipeError, match="are drawn by the model, and their lengths are not in the data"):
         drawn.lengths(tmp_path, recipe())
