@@ -62,6 +62,8 @@ SYSTEMS = [
     System("llama-3.3-70b-qlora-fsdp", "775", run="Llama 2, 2 GPUs, "),
     System("llama-3.3-70b-qlora-fsdp", "778", run="Llama 2, 2 GPUs, offload, "),
     System("llama-3.3-70b-qlora-fsdp", "751", run="Llama 2, 8 A5000, "),
+    # Its log has times, and no name of the GPUs.
+    System("qwen2.5-1.5b-grpo-gsm8k", run="2 GPUs, vLLM, "),
 ]
 
 

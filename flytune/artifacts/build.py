@@ -16,13 +16,15 @@ from flytune.export.manifest import MANIFEST as EXPORT
 from flytune.files import link_or_copy
 from flytune.models import weight_index
 from flytune.models.probe import PROBE
-from flytune.recipe import Recipe
+from flytune.recipe import Grpo, Recipe
 from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingResult
 from flytune.records.comparison import COMPARISON
 from flytune.records.contents import CONTENTS, StoredFile, list_files, record
 from flytune.records.lineage import LINEAGE, Lineage
+from flytune.records.rollouts import Group
 from flytune.records.training import ROLLOUTS, STEPS
 from flytune.report import model_card, page, xray
+from flytune.schema import RecordError
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -90,7 +92,8 @@ def store(
     if before := _lineage(recipe):
         before.write(out / LINEAGE)
     records = (recipe, plan, manifest, training, metrics)
-    report = page.render(*records, broken=broken, lineage=before, xray=xray.section(dataset))
+    rollouts = _rollouts(recipe, trained / ROLLOUTS)
+    report = page.render(*records, broken=broken, lineage=before, xray=xray.section(dataset), rollouts=rollouts)
     (out / "report.html").write_text(report, encoding="utf-8")
     (out / "README.md").write_text(model_card.render(*records, broken=broken, lineage=before), encoding="utf-8")
     exported = _listed_weights(trained, stored, sizes)
@@ -100,6 +103,21 @@ def store(
     revision = record(Export, out / EXPORT).revision if (out / EXPORT).is_file() else None
     Contents(files=files, identity=identity.of(recipe, manifest, revision, files)).write(out / CONTENTS)
     return out
+
+
+def _rollouts(recipe: Recipe, file: Path) -> list[Group]:
+    """Return the answers that a run has drawn and recorded; a damaged record must not cost the trained model."""
+    if not isinstance(recipe.objective, Grpo) or not file.is_file():
+        return []
+    count = len(recipe.objective.rewards)
+    try:
+        groups = [Group.parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        if other := next((group for group in groups if any(len(one.rewards) != count for one in group.completions)), None):
+            raise ValueError(f"step {other.step} has another number of rewards than the recipe's {count}")
+        return groups
+    except (ValueError, RecordError) as error:
+        log.warning("%s: %s: the report has no drawn answers: %s", recipe.name, file.name, " ".join(str(error).split())[:200])
+        return []
 
 
 def _lineage(recipe: Recipe) -> Lineage | None:

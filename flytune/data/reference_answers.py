@@ -10,7 +10,7 @@ from flytune.data.rows.prompts import PROMPT, REFERENCE, prompt_length
 from flytune.errors import DataError, RewardError
 from flytune.recipe import DataRequest
 from flytune.records import SplitCounts
-from flytune.rewards import Judged, RewardProcess, total
+from flytune.rewards import Judged, RewardProcess
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tok
             for rows in _batches(_rows(folder, found)):
                 items = [_item(row, where, tokenizer) for row, where in rows]
                 values = process.values([*items, *(item._replace(completion="") for item in items)])
-                rewards = [total(section, one) for one in values]
+                rewards = [section.total(one) for one in values]
                 for item, full, empty in zip(items, rewards[: len(items)], rewards[len(items) :], strict=True):
                     if full <= empty:
                         raise RewardError(

@@ -3,10 +3,11 @@
 from flytune.estimates.framework import AdapterKernels, Framework, Loss
 from flytune.estimates.memory import Memory
 from flytune.estimates.step_time import StepTime
-from flytune.estimates.workload import Optimizer, Workload
+from flytune.estimates.workload import Decoding, Optimizer, Workload
 
 __all__ = [
     "AdapterKernels",
+    "Decoding",
     "Framework",
     "Loss",
     "Memory",
@@ -15,6 +16,7 @@ __all__ = [
     "Workload",
     "config_sizes",
     "counting",
+    "decoding",
     "framework",
     "intervals",
     "memory",

@@ -38,6 +38,11 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     return 0.0, part * 2 * gradients
 
 
+def gathered_bytes(workload: Workload) -> float:
+    """Return the bytes that one GPU sends while the parameters are gathered once; none where they are not sharded."""
+    return _ring(workload) * _weight_bytes(workload) if workload.layout.shards_parameters else 0.0
+
+
 def reduced_bytes(workload: Workload) -> float:
     """Return the bytes of sharded gradients among those that one GPU sends in each micro batch."""
     if not workload.layout.shards_gradients:

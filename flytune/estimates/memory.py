@@ -6,7 +6,7 @@ No constant belongs to one run or one publication: differences between framework
 
 from dataclasses import dataclass
 
-from flytune.estimates import activations, model_states
+from flytune.estimates import activations, decoding, model_states
 from flytune.estimates.workload import BYTES, Workload
 
 GIB = 2**30
@@ -32,7 +32,9 @@ WHOLE_LOGITS = 6
 # published runs near the limit.
 UNMOVABLE = 0.5
 
+_MOVING = ("activations", "logits and loss", "gathered units", "KV cache")
 TRAINING = ("first step", "steady step")
+DRAW = "draw answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """The peak of training, as torch.cuda.max_memory_allocated counts it."""
-        return max(sum(self.phases[phase].values()) for phase in TRAINING)
+        return max(sum(self.phases[phase].values()) for phase in (*TRAINING, DRAW) if phase in self.phases)
 
     @property
     def needed(self) -> float:
@@ -85,20 +87,22 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     copies = {"autocast copies": lasting.copies}
-    evaluated = copies | {
-        "activations": batch.working + batch.stream,
-        "logits and loss": batch.loss,
-        "gathered units": lasting.root,
-    }
+    evaluated = {"activations": batch.working + batch.stream, "logits and loss": batch.loss, "gathered units": lasting.root}
     row = workload.framework.evaluated_row * workload.sequence_length * workload.outputs
     evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
+    if workload.decoding:
+        # The live model answers the held-out prompts.
+        answering = decoding.held_bytes(workload, workload.decoding.evaluated_at_a_time)
+        evaluated = {name: max(evaluated.get(name, 0.0), answering.get(name, 0.0)) for name in {**evaluated, **answering}}
     unit = max(model_states.layer_unit(workload), model_states.root_unit(workload))
     written = {"gathered units": unit if workload.layout.shards_parameters else 0.0}
+    drawn = _drawn(workload, lasting)
     phases = {
         # The first batch is scored twice before the first step (training/loss_check.py).
         "load": resident | copies | {"loading": lasting.load},
         "first step": _fullest(resident, first),
         "steady step": _fullest(steady, moments),
+        **({DRAW: steady | copies | drawn} if drawn else {}),
         "evaluate": steady | copies | evaluated,
         "save": steady | written,
         "export": steady | written,
@@ -106,6 +110,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     phases = {phase: {name: size for name, size in parts.items() if size >= 1} for phase, parts in phases.items()}
     share = _fragmentation(workload, batch)
     totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
+    drawing = [sum(phases[DRAW].values()) + UNMOVABLE * share * _moving(drawn)] if drawn else []
     holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
     for phase, base, of in (("first step", resident, first), ("steady step", steady, moments)):
         least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
@@ -117,11 +122,19 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
         outside["NCCL"] = NCCL_GIB * GIB
     return Memory(
         phases=phases,
-        held=max(refilled, *_cached(workload, lasting, batch, totals)),
-        unmovable=max(total + UNMOVABLE * share * moving for total, moving in totals),
+        held=max(refilled, *_cached(workload, lasting, batch, totals), *drawing),
+        unmovable=max(*drawing, *(total + UNMOVABLE * share * moving for total, moving in totals)),
         outside=outside,
         holes=holes,
     )
+
+
+def _drawn(workload: Workload, lasting: model_states.States) -> dict[str, float]:
+    """Return components beside the states while answers are drawn; none where none are."""
+    if workload.decoding is None:
+        return {}
+    held = decoding.held_bytes(workload, workload.decoding.at_a_time)
+    return {**held, "gathered units": lasting.root + lasting.units}
 
 
 def _moments(workload: Workload, lasting: model_states.States, batch: activations.Activations) -> list[dict[str, float]]:
@@ -209,7 +222,7 @@ def _cached(
 
 def _moving(parts: dict[str, float]) -> float:
     """Return bytes that are allocated and freed in different sizes; the update only has those of the parameters."""
-    return sum(size for name, size in parts.items() if name in ("activations", "logits and loss", "gathered units"))
+    return sum(size for name, size in parts.items() if name in _MOVING)
 
 
 def _fullest(base: dict[str, float], moments: list[dict[str, float]]) -> dict[str, float]:

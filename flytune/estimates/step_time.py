@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flytune.estimates import intervals, model_states
+from flytune.estimates import decoding, intervals, model_states
 from flytune.estimates.communication import (
     communication_bytes,
     host_bytes,
@@ -69,6 +69,8 @@ class StepTime:
     """Tokens in one optimizer step of one GPU."""
     utilization: float
     """MFU: operations that the model requires (recomputation excluded) over the data sheet's rate."""
+    drawing: float = 0.0
+    """Drawing the answers that are trained, each as long as it may be."""
 
     @property
     def computing(self) -> float:
@@ -77,7 +79,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        return self.computing + self.communication + self.offload + self.optimizer + self.data
+        return self.computing + self.communication + self.offload + self.optimizer + self.data + self.drawing
 
     @property
     def tokens_per_second(self) -> float:
@@ -121,6 +123,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
         data=workload.framework.data_seconds * times * workload.tokens,
         tokens=times * workload.tokens // own,
         utilization=0.0,
+        drawing=decoding.seconds(workload, accelerator) if workload.decoding else 0.0,
     )
     return replace(found, utilization=times * needed / own / found.seconds / (accelerator.tflops * 1e12))
 

@@ -33,6 +33,20 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """Answers that the trained model draws token by token before it trains them. Numbers are those of one process."""
+
+    answers: int
+    """Answers in an optimizer step."""
+    at_a_time: int
+    """Answers that are drawn together."""
+    evaluated_at_a_time: int
+    """Answers that are drawn together while the live model is scored."""
+    tokens: int
+    """Tokens of an answer, at most; what they leave of sequence_length is the prompt's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One step of training on one kind of machine. Batch sizes are those of one GPU."""
 
@@ -91,6 +105,7 @@ class Workload:
     network_gbs: float = math.inf
     """Upper limit of a node's bandwidth to other nodes, GB/s, beside the accelerator's network_gbs (hardware/networks.py)."""
     framework: Framework = FLYTUNE
+    decoding: Decoding | None = None
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ from flytune.evaluation.preferences import HeldoutFigures, exact, intervals
 from flytune.models import Row
 from flytune.objectives.rollout_steps import drawing_of, judged, most_tokens, text_of
 from flytune.recipe import Grpo, Recipe
-from flytune.rewards import RewardProcess, total
+from flytune.rewards import RewardProcess
 from flytune.rollouts import Completion, draw, numbers
 
 _SAME = 1e-6
@@ -43,7 +43,7 @@ class Judge:
             for index in range(-1, each):
                 texts = self._texts(model, index, bar)
                 items = [judged(row, text, "a held-out row") for row, text in zip(self._rows, texts, strict=True)]
-                found.append([total(self._section, values) for values in process.values(items)])
+                found.append([self._section.total(values) for values in process.values(items)])
         rewards = numpy.asarray(found).T
         return DrawnRewards(rewards[:, 0], rewards[:, 1:])
 
@@ -67,7 +67,7 @@ class Judge:
 
         with RewardProcess(self._section) as process:
             items = [judged(row, self._reference(row), "a held-out row") for row in self._rows]
-            full = numpy.asarray([total(self._section, values) for values in process.values(items)])
+            full = numpy.asarray([self._section.total(values) for values in process.values(items)])
         weights, sides = numpy.ones(len(full), dtype=int), {"base": base, "tuned": tuned}
         values = {"reward": {side: one.greedy for side, one in sides.items()}}
         if self._section.eval_answers:

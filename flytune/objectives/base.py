@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from flytune.models import Row
 from flytune.recipe import Recipe
@@ -14,6 +14,15 @@ ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 frozen model; precomputed: none, the rows have its log-probabilities."""
 FILLER = "filler"
 """Key of a row that `measure` gets only to make as many forward passes as the other processes."""
+
+
+class Draws(NamedTuple):
+    """Answers that the model draws itself before it trains them."""
+
+    tokens: int
+    """Most tokens of an answer."""
+    at_a_time: int | None
+    """Answers that a process draws together; None: as many as a micro batch has."""
 
 
 def tables_beside_adapter(recipe: Recipe) -> list[str]:
@@ -127,12 +136,19 @@ class ObjectiveBase:
         """Return the samples that a step has of each stored row."""
         return 1
 
+    def draws(self, recipe: Recipe) -> Draws | None:
+        """Return what the model draws before each step; None if it draws nothing."""
+        return None
+
     def temperature(self, recipe: Recipe) -> float:
         """Return the divisor of the logits whose log-probabilities are trained."""
         return 1.0
 
     def finish(self, trainer: Any, out: Path) -> None:
         """Add what the artifact has of the training to the folder `out`. The first process calls it at the end."""
+
+    def clear(self, address: str) -> None:
+        """Delete what training has recorded beside the checkpoints at an address, once its artifact is stored."""
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return what the model gets of a batch of its collator."""

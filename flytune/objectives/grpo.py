@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from flytune.data import Collator
 from flytune.data.order import PLACE
 from flytune.models import Row
-from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
+from flytune.objectives.base import Draws, ObjectiveBase, tables_beside_adapter
 from flytune.objectives.rollout_steps import Rollouts
 from flytune.recipe import Grpo, Recipe
 from flytune.records.figures import LOSS, Figure, of_answers
@@ -128,6 +128,10 @@ class GroupPolicy(ObjectiveBase):
     def repeats(self, recipe: Recipe) -> int:
         return self.section(recipe).group_size
 
+    def draws(self, recipe: Recipe) -> Draws:
+        section = self.section(recipe)
+        return Draws(section.max_completion_length, section.per_device_generation_batch_size)
+
     def temperature(self, recipe: Recipe) -> float:
         return self.section(recipe).temperature
 
@@ -136,8 +140,7 @@ class GroupPolicy(ObjectiveBase):
         prompts = counted(batch // section.group_size, "prompt")
         return [
             f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of {prompts}, of up to "
-            f"{counted(section.max_completion_length, 'token')} each; the time of drawing is not in the estimate of a "
-            "step, which is that of training",
+            f"{counted(section.max_completion_length, 'token')} each",
             *self.dropout_reasons(recipe),
         ]
 
@@ -181,6 +184,10 @@ class GroupPolicy(ObjectiveBase):
     def finish(self, trainer: Any, out: Path) -> None:
         sample = RolloutLedger(trainer.run.saver.address).sample(trainer.state.global_step)
         (out / ROLLOUTS).write_text(sample, encoding="utf-8")
+
+    def clear(self, address: str) -> None:
+        # The next run of the recipe draws its own answers: its base model may be another one at the same path.
+        RolloutLedger(address).clear()
 
     def card_text(self, recipe: Recipe) -> str:
         section = self.section(recipe)

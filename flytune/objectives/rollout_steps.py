@@ -11,7 +11,8 @@ from flytune.errors import FlytuneError, RewardError
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.recipe import Grpo, Recipe
-from flytune.rewards import Judged, RewardProcess, total
+from flytune.records.plan import DRAW
+from flytune.rewards import Judged, RewardProcess
 from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
 
 _EPSILON = 1e-4
@@ -34,7 +35,8 @@ class Rollouts:
             RewardError: a reward fails.
         """
         started, step = time.monotonic(), trainer.state.global_step + 1
-        groups = self._known(trainer, step, batches) or self._drawn(trainer, step, batches)
+        with trainer.run.peaks.during(DRAW):
+            groups = self._known(trainer, step, batches) or self._drawn(trainer, step, batches)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
         figures |= {
@@ -135,7 +137,9 @@ class Rollouts:
                     drawn[start : start + size], texts[start : start + size], values[start : start + size], strict=True
                 )
             ]  # fmt: skip
-            made.append(Group(step=step, prompt=row["input_ids"][: prompt_length(row)], completions=completions))
+            prompt = row["input_ids"][: prompt_length(row)]
+            text = str(tokenizer.decode(prompt, skip_special_tokens=True))
+            made.append(Group(step=step, prompt=prompt, text=text, completions=completions))
         return made
 
     def heldout(self, trainer: Any, rows: Sequence[Row]) -> list[float]:
@@ -150,7 +154,7 @@ class Rollouts:
             drawn += _evaluated(trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing)
         texts = [text_of(trainer.processing_class, one) for one in drawn]
         items = [judged(row, text, "a held-out row") for row, text in zip(rows, texts, strict=True)]
-        return [total(self._section, values) for values in self._rewards.values(items)]
+        return [self._section.total(values) for values in self._rewards.values(items)]
 
     def _at(self, trainer: Any) -> RolloutLedger:
         if self._ledger is None:
@@ -192,7 +196,7 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     import torch
 
     each = torch.tensor(values, dtype=torch.float32)
-    rewards = torch.tensor([total(section, one) for one in values], dtype=torch.float32)
+    rewards = torch.tensor([section.total(one) for one in values], dtype=torch.float32)
     grouped = rewards.view(-1, section.group_size)
     means = grouped.mean(dim=1).repeat_interleave(section.group_size)
     spread = grouped.std(dim=1).repeat_interleave(section.group_size)

@@ -182,6 +182,12 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         problems.append(
             f"training.router_aux_loss_coef: {geometry.model_type} has no experts, and no balance loss of them; leave it out"
         )
+    if geometry.unsupported and objective_of(recipe).draws(recipe):
+        problems.append(
+            f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {recipe.objective.name} caches "
+            f"keys and values, whose memory and time are not modelled for {geometry.unsupported}; train a model whose layers "
+            "are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer answers with objective: dpo"
+        )
     if geometry.bounds_positions and _beyond(recipe, geometry):
         problems.append(
             f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {recipe.model.name_or_path} "

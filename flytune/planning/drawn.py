@@ -10,6 +10,7 @@ from flytune import data
 from flytune.errors import DataError, RecipeError
 from flytune.estimates import model_states
 from flytune.hardware import load_shapes
+from flytune.objectives import objective_of
 from flytune.planning import planner, workloads
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe, Training
@@ -45,8 +46,14 @@ def lengths(folder: Path, recipe: Recipe) -> Lengths:
 
     Raises:
         DataError: the folder has none, or its files were changed.
-        RecipeError: it was prepared for another kind of rows, or is packed: then every row is as long as planned.
+        RecipeError: it was prepared for another kind of rows, the model draws its answers itself, or it is packed: then every
+            row is as long as planned.
     """
+    if objective_of(recipe).draws(recipe):
+        raise RecipeError(
+            f"--data {folder}: the answers of objective: {recipe.objective.name} are drawn by the model, and their lengths are "
+            "not in the data; leave --data out, and the plan takes objective.max_completion_length"
+        )
     manifest, kind = data.shards.read_manifest(folder), data.row_kind(recipe.objective.row_kind)
     if manifest.row_kind != recipe.objective.row_kind:
         raise RecipeError(

@@ -10,7 +10,8 @@ from flytune.records.plan import Estimate
 def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     """Return the intervals of a fit by name (flytune/records/plan.py: Plan.intervals).
 
-    None where nothing was published: on a CPU, and for models that the closed form does not know.
+    None where nothing was published: on a CPU, and for models that the closed form does not know; of runs that draw their
+    answers none of time.
     """
     work, time, shape = fit.workload, fit.time, fit.shape
     if not shape.is_gpu or work.geometry.unsupported:
@@ -25,7 +26,8 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
             min(factor * table.reserved(capacity), room), intervals.reserved(work, is_calibrated), room
         ),
     }
-    if time is None:
+    # No published run that draws its answers was compared.
+    if time is None or work.decoding:
         return found
     band = intervals.speed(work, is_calibrated)
     rate = _estimate(shape.world_size * time.tokens_per_second, band)

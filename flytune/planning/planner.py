@@ -11,6 +11,7 @@ from flytune.objectives import objective_of
 from flytune.planning import (
     budget,
     candidates,
+    drawing_answers,
     evidence,
     folders,
     largest,
@@ -224,6 +225,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
             *sharding_of(recipe).reasons(),
             *objective_of(recipe).reasons(recipe),
             *(run_length.notes(recipe, steps, each) if steps else []),
+            *drawing_answers.reasons(fit),
             *reference_shape.reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),

@@ -18,7 +18,7 @@ from flytune.planning.calibration import load_factors
 from flytune.planning.save_interval import WRITE_RATE
 from flytune.recipe import Recipe
 from flytune.records import Need
-from flytune.records.plan import EVALUATE, EXPORT, FIRST_STEP, LOAD, PHASES, SAVE, STEP
+from flytune.records.plan import DRAW, EXPORT, LOAD, PHASES, SAVE
 from flytune.sharding import sharding_of
 
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
@@ -52,11 +52,15 @@ def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> lis
     """
     memory = estimates_memory.memory(workload, lasting)
     if not shape.is_gpu:
-        return [_process(recipe, shape, workload, memory, lasting), _shared(shape), _disk(recipe, shape, workload, lasting)]
+        return [
+            _process(recipe, shape, workload, memory, lasting),
+            _shared(shape, workload),
+            _disk(recipe, shape, workload, lasting),
+        ]
     return [
         _need("GPU memory", shape.gpu_memory_gib, _tables(recipe, shape, workload, memory)),
         _host(recipe, shape, workload, lasting),
-        _shared(shape),
+        _shared(shape, workload),
         _disk(recipe, shape, workload, lasting),
     ]
 
@@ -154,8 +158,12 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
     return _need(
         "host memory",
         shape.memory_gib - shape.shared_memory_gib,
-        {name: always | (paged if name != LOAD else {}) | phases.get(name, {}) for name in PHASES},
+        {name: always | (paged if name != LOAD else {}) | phases.get(name, {}) for name in _phases(workload)},
     )
+
+
+def _phases(workload: Workload) -> list[str]:
+    return [phase for phase in PHASES if phase != DRAW or workload.decoding]
 
 
 def _gathered(recipe: Recipe, workload: Workload) -> dict[str, float]:
@@ -191,11 +199,9 @@ def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
     return sum(lasting.optimizer.values()) + lasting.offloaded
 
 
-def _shared(shape: Shape) -> Need:
+def _shared(shape: Shape, workload: Workload) -> Need:
     nccl = NCCL_SHM_GIB * GIB if shape.is_gpu and shape.world_size > 1 else 0.0
-    return _need(
-        "/dev/shm", shape.shared_memory_gib, {name: {"NCCL": nccl} for name in (FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT)}
-    )
+    return _need("/dev/shm", shape.shared_memory_gib, {name: {"NCCL": nccl} for name in _phases(workload) if name != LOAD})
 
 
 def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
@@ -209,7 +215,7 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
         saved["checkpoints"] = checkpoint_bytes(workload) * copies
         # Those that are uploaded: a save during an upload gathers none.
         saved["gathered weights"] = consolidated_bytes(recipe, workload)
-    phases = {LOAD: base, FIRST_STEP: running, STEP: running, EVALUATE: running, SAVE: saved}
+    phases = dict.fromkeys(_phases(workload), running) | {LOAD: base, SAVE: saved}
     return _need("disk", shape.disk_gib, phases | {EXPORT: saved | {"export": _exported(workload)}})
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flytune.data import row_kind
 from flytune.errors import RecipeError
-from flytune.estimates import Optimizer, StepTime, Workload, step_time
+from flytune.estimates import Decoding, Optimizer, StepTime, Workload, step_time
 from flytune.estimates.framework import FLYTUNE, OWN_LOGITS
 from flytune.estimates.model_states import States
 from flytune.hardware import Shape, accelerator_named
@@ -23,7 +23,7 @@ BLOCK = 256
 _TABLES = {"embed_tokens": "embedding", "lm_head": "head"}
 _PARTS = (
     "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
-    "optimizer", "data",
+    "optimizer", "data", "drawing",
 )  # fmt: skip
 """Fields of a StepTime that add up to its seconds."""
 
@@ -71,7 +71,18 @@ def workload(recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int,
         kbit_float32=method == "qlora" and sharding.kbit_float32,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
+        decoding=_decoding(recipe, micro_batch, accumulation),
     )
+
+
+def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding | None:
+    """Return the answers that a process draws in each step; None where the objective draws none."""
+    if (draws := objective_of(recipe).draws(recipe)) is None:
+        return None
+    answers = micro_batch * accumulation
+    # A prompt has a token at least.
+    tokens = max(1, min(draws.tokens, recipe.data.max_length - 1))
+    return Decoding(answers, min(draws.at_a_time or micro_batch, answers), recipe.evaluation.batch_size, tokens)
 
 
 def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:

@@ -9,8 +9,10 @@ from flytune.records.degrees import Degrees
 from flytune.schema import Record, Strict
 
 LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT = "load", "first step", "steady step", "evaluate", "save", "export"
-PHASES = (LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT)
-"""Phases of a run, in the order in which it first enters them."""
+DRAW = "draw answers"
+"""Phase of runs whose model draws the answers that it trains, before each step."""
+PHASES = (LOAD, FIRST_STEP, STEP, DRAW, EVALUATE, SAVE, EXPORT)
+"""Phases of a run, in the order of a plan's table."""
 
 TIGHT = 0.9
 """Share of a resource above which a plan is tight: the estimate is wrong for some of the published runs within 10 % of the

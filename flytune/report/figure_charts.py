@@ -32,6 +32,32 @@ def of_training(training: TrainingResult, metrics: Metrics) -> list[Chart]:
     ]
 
 
+def of_rewards(training: TrainingResult) -> Chart | None:
+    """Draw the mean of each reward of the drawn answers, without weights, in one chart; None if there are not several."""
+    names = list(dict.fromkeys(name for step in training.steps for name in step.rewards))
+    if len(names) < 2:
+        return None
+    curves = {
+        name: charts.thinned([(step.step, step.rewards[name]) for step in training.steps if name in step.rewards])
+        for name in names
+    }
+
+    def draw(axes: "Axes") -> None:
+        for number, (name, (steps, values)) in enumerate(curves.items()):
+            axes.plot(steps, values, color=charts.color(number), alpha=0.35, linewidth=0.9)
+            smooth = charts.running_mean(values, max(1, len(values) // 20))
+            axes.plot(steps, smooth, color=charts.color(number), label=name)
+        axes.legend()
+        charts.by_step(axes)
+
+    last = ", ".join(f"{name} {values[-1]:.3g}" for name, (_, values) in curves.items())
+    return Chart(
+        charts.picture(draw, f"Mean of each reward by optimizer step; at the last one {last}"),
+        "Reward by part",
+        "each reward's mean over the drawn answers, without its weight",
+    )
+
+
 def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure | None) -> str:
     steps, values = _curve(training, figure.step)
     smooth = charts.running_mean(values, max(1, len(values) // 20))

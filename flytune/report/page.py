@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from flytune.models import heads
-from flytune.recipe import Recipe
+from flytune.recipe import Grpo, Recipe
 from flytune.records import Figure, Interval, Manifest, Metrics, Part, Plan, TrainingResult, Wins
 from flytune.records.lineage import Lineage
+from flytune.records.rollouts import Group
 from flytune.records.training import PARTS
-from flytune.report import charts, figure_charts, task_table
+from flytune.report import charts, drawn_answers, figure_charts, task_table
 from flytune.sentences import counted, counted_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -26,6 +27,7 @@ def render(
     broken: Sequence[str],
     lineage: Lineage | None = None,
     xray: str = "",
+    rollouts: Sequence[Group] = (),
 ) -> str:
     """Return the report as one self-contained HTML page; everything from the data is escaped.
 
@@ -33,6 +35,7 @@ def render(
         broken: a sentence for each failed guard (evaluation.guards.broken).
         lineage: the runs that made the base model.
         xray: HTML of xray.section.
+        rollouts: answers that the model has drawn in training.
     """
     planned = training.as_planned(plan)
     return environment(escape=True).get_template("report.html.jinja").render(
@@ -43,6 +46,7 @@ def render(
         training=training,
         metrics=metrics,
         xray=xray,
+        moments=drawn_answers.moments(recipe.objective, rollouts) if isinstance(recipe.objective, Grpo) else [],
         charts=charts,
         figure_charts=figure_charts,
         task_table=task_table,

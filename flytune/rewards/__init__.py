@@ -1,5 +1,5 @@
 """Rewards: functions that judge a completion, in a process of their own."""
 
-from flytune.rewards.process import Judged, RewardProcess, total
+from flytune.rewards.process import Judged, RewardProcess
 
-__all__ = ["Judged", "RewardProcess", "total"]
+__all__ = ["Judged", "RewardProcess"]

@@ -101,8 +101,3 @@ class RewardProcess:
                 stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/", text=True, encoding="utf-8",
             )  # fmt: skip
         return self._process
-
-
-def total(section: Grpo, values: Sequence[float]) -> float:
-    """Return the reward of a completion: the sum of the values times their weights."""
-    return sum(reward.weight * value for reward, value in zip(section.rewards, values, strict=True))

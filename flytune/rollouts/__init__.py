@@ -1,6 +1,7 @@
 """Rollouts: completions that a model draws in training, and their ledger."""
 
-from flytune.rollouts.ledger import Group, Rollout, RolloutLedger
+from flytune.records.rollouts import Group, Rollout
+from flytune.rollouts.ledger import RolloutLedger
 from flytune.rollouts.sampling import Completion, Drawing, draw, numbers
 
 __all__ = ["Completion", "Drawing", "Group", "Rollout", "RolloutLedger", "draw", "numbers"]

@@ -5,43 +5,16 @@ file of a step trains what it says, and draws nothing. A line of JSON is a promp
 """
 
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import Field
 
 from flytune.errors import TrainingError
-from flytune.schema import RecordError, Strict
+from flytune.records.rollouts import Group
+from flytune.schema import RecordError
 from flytune.storage import Storage
 
 FOLDER = "rollouts"
 _SAMPLED_STEPS = 20
 """Steps of which an artifact has rollouts, over the whole run."""
 _SAMPLED_GROUPS = 2
-_Token = Annotated[int, Field(ge=0)]
-
-
-class Rollout(Strict):
-    """One completion."""
-
-    tokens: list[_Token]
-    text: str
-    """Tokens as text, without special tokens: what rewards have judged."""
-    log_probs: list[float]
-    """Log-probability of each token when it was drawn."""
-    rewards: list[float]
-    """Value of each of the recipe's rewards."""
-    truncated: bool
-    """True if no end marker was drawn."""
-
-
-class Group(Strict):
-    """The completions of one prompt."""
-
-    step: int
-    """Optimizer step that trains them, from 1 on."""
-    prompt: list[_Token]
-    """Tokens of the prompt."""
-    completions: list[Rollout]
 
 
 class RolloutLedger:
@@ -77,6 +50,10 @@ class RolloutLedger:
         """Store the groups of a step; a reader sees all of them or none."""
         lines = "".join(group.model_dump_json() + "\n" for group in groups)
         self._storage.write(_name(step), lines.encode())
+
+    def clear(self) -> None:
+        """Delete the rollouts of all steps."""
+        self._storage.remove(FOLDER)
 
     def sample(self, last: int) -> str:
         """Return lines of JSON of some groups of the steps up to `last`, for an artifact."""

@@ -7,9 +7,10 @@ from flytune.errors import ExportError
 from flytune.selftest.runs import FinishedRun
 
 
-def losses(run: FinishedRun, plain: FinishedRun) -> float:
-    """Return the largest relative difference of a step's loss."""
-    return _largest([(step.loss, other.loss) for step, other in zip(run.result.steps, plain.result.steps, strict=True)])
+def losses(run: FinishedRun, plain: FinishedRun, scale: float = 0.0) -> float:
+    """Return the largest difference of a step's loss, relative to the loss, or to `scale` where that is more."""
+    pairs = [(step.loss, other.loss) for step, other in zip(run.result.steps, plain.result.steps, strict=True)]
+    return _largest(pairs, scale)
 
 
 def grad_norms(run: FinishedRun, plain: FinishedRun) -> float:
@@ -46,12 +47,12 @@ def weights(run: FinishedRun, plain: FinishedRun, base: Path) -> float:
     return norm[0] / norm[1]
 
 
-def _largest(pairs: list[tuple[float, float]]) -> float:
+def _largest(pairs: list[tuple[float, float]], scale: float = 0.0) -> float:
     import numpy
 
     mine, theirs = numpy.array(pairs).T
     # numpy's max returns NaN if there is one, which exceeds any tolerance.
-    return float(numpy.max(numpy.abs(mine - theirs) / numpy.abs(theirs)))
+    return float(numpy.max(numpy.abs(mine - theirs) / numpy.maximum(numpy.abs(theirs), scale)))
 
 
 def _tensors(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,13 @@ from flytune.records import Degrees
 from flytune.selftest.tiny_model import SENTENCES
 from flytune.sentences import counted
 
+REWARD = """
+def letters(completion, prompt, answer, **columns):
+    shown = completion[:40]
+    return sum(min(ord(character), 127) for character in shown) / 127 / max(1, len(shown))
+"""
+"""A reward that differs between answers of random weights: how late in the table of characters their letters are."""
+
 
 def write(path: Path, rows: int, seed: int = 0) -> None:
     """Write chats whose answers have 1 to 60 words, so that the trained tokens of samples and of ranks differ greatly.
@@ -41,6 +48,12 @@ def write_labelled(path: Path, rows: int, seed: int = 0) -> None:
         label = draw.random() < 0.6
         found.append({"prompt": pair["prompt"], "completion": pair["chosen" if label else "rejected"], "label": label})
     path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+
+
+def write_prompts(path: Path, rows: int, seed: int = 0) -> None:
+    """Write prompts of different lengths with reference answers, which the function of `REWARD` prefers to nothing."""
+    rows_of = ({"prompt": pair["prompt"], "answer": pair["chosen"][0]["content"]} for pair in _pairs(rows, seed))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of), encoding="utf-8")
 
 
 def _pairs(rows: int, seed: int) -> Iterator[dict[str, Any]]:

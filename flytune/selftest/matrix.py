@@ -179,7 +179,8 @@ def distance(trials: Trials, pair: Pair, layout: BatchLayout, shape: Shape) -> D
     run = trials.train(pair, layout, shape)
     return Distance(
         layout=str(layout),
-        loss=compare.losses(run, plain),
+        # Of drawn answers the loss is a sum of advantages of both signs, which are about 1, and may be 0 itself.
+        loss=compare.losses(run, plain, scale=1.0 if pair.rows == "grpo" else 0.0),
         grad_norm=compare.grad_norms(run, plain),
         weights=compare.weights(run, plain, trials.base),
         seconds=run.result.seconds,

@@ -21,8 +21,8 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward"]
-OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward")
+Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo"]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo")
 """Rows of an objective of their name; all others are those of sft."""
 
 
@@ -34,7 +34,16 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
     "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
     "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
+    "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
 }
+OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
+    "grpo": {
+        "group_size": 2,
+        "max_completion_length": 12,
+        "rewards": [{"name": "letters", "code": selftest_dataset.REWARD}],
+    }
+}
+"""Fields of objectives whose defaults are no tiny run's."""
 
 
 class Pair(NamedTuple):
@@ -45,7 +54,7 @@ class Pair(NamedTuple):
     offload: str = "none"
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
-    rows; dpo and reward: pairs of chats; kto: labelled answers."""
+    rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that plain training drew."""
 
     def __str__(self) -> str:
         extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
@@ -86,6 +95,8 @@ class Trials:
         selftest_dataset.write_pairs(folder / "pairs.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_pairs(folder / "heldout-pairs.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "labelled.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_prompts(folder / "prompts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
         self.base = folder / "base"
         # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
@@ -135,8 +146,10 @@ class Trials:
                     "optim": "adamw_torch_fused",
                     "activation_checkpointing": False,
                 },
-                "checkpoints": {"folder": str(self.folder / "checkpoints")},
-                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"},
+                # Answers that plain training has drawn and recorded are those that all runs of the method train.
+                "checkpoints": {"folder": str(self.folder / "checkpoints"), "name": f"selftest-{pair.method}-{pair.rows}"},
+                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"}
+                | OBJECTIVE_SECTIONS.get(pair.rows, {}),
             }
         )
 

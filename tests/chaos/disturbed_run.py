@@ -193,7 +193,12 @@ class DisturbedRun:
             return bool(self.alive)
         if not self._until(lambda: len(self.lines) > before + fault.steps):
             return False
-        happens = {"step": lambda: True, "saving": self._save_begins(), "storing": self._store_begins()}[fault.moment]
+        happens = {
+            "step": lambda: True,
+            "saving": self._save_begins(),
+            "storing": self._store_begins(),
+            "recorded": self._answers_recorded(),
+        }[fault.moment]
         return self._until(happens) and (self._until(lambda: False, fault.delay) or bool(self.alive))
 
     def _save_begins(self) -> Callable[[], bool]:
@@ -202,6 +207,16 @@ class DisturbedRun:
 
         before = folders()
         return lambda: bool(folders() - before)
+
+    def _answers_recorded(self) -> Callable[[], bool]:
+        if self.bucket is not None:
+            return self._store_begins()
+
+        def files() -> set[Path]:
+            return set(_found(Path(self.address), "rollouts/*.jsonl"))
+
+        before = files()
+        return lambda: bool(files() - before)
 
     def _store_begins(self) -> Callable[[], bool]:
         if self.bucket is not None:

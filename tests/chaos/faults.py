@@ -30,6 +30,9 @@ ALL = KILLS | LIVES | ON_DISK | ON_S3
 
 MOMENTS = ("start", "step", "step", "saving", "storing")
 """Moments: in the first seconds; after a step; when the Trainer's checkpoint folder appears; when its first file is stored."""
+OF_DRAWING = ("recorded", "recorded")
+"""Further moments of runs that draw their answers: when those of a step are recorded, and not trained yet. Faults after a step
+mostly fall into the drawing of the next one."""
 
 
 class Fault(NamedTuple):
@@ -48,8 +51,9 @@ class Fault(NamedTuple):
 class Bag:
     """Draws faults until the bag is empty, then fills it again."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, draws_answers: bool = False) -> None:
         self._draw = draw
+        self._moments = MOMENTS + OF_DRAWING * draws_answers
         self._kinds: dict[bool, list[str]] = {True: [], False: []}
 
     def next(self, on_s3: bool) -> Fault:
@@ -59,7 +63,7 @@ class Bag:
             kinds.extend(KILLS | LIVES | (ON_S3 if on_s3 else ON_DISK))
             draw.shuffle(kinds)
         kind = kinds.pop()
-        moment = draw.choice(MOMENTS)
+        moment = draw.choice(self._moments)
         if kind in ON_S3 | ON_DISK and moment == "start":
             moment = "saving"
         delay = draw.uniform(0, 3) if moment == "start" else draw.uniform(0, 0.2) if moment == "step" else draw.uniform(0, 0.05)

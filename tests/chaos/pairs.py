@@ -20,7 +20,7 @@ from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import tiny_model
 from flytune.selftest.matrix import all_pairs
-from flytune.selftest.runs import OBJECTIVE_ROWS, Pair, Rows
+from flytune.selftest.runs import OBJECTIVE_ROWS, OBJECTIVE_SECTIONS, Pair, Rows
 from flytune.sharding import pair_problem, sharding_of
 from flytune.training import reference
 from tasks.train import TRAIN
@@ -37,6 +37,7 @@ _WRITERS: dict[Rows, Callable[..., None]] = {
     "dpo": selftest_dataset.write_pairs,
     "kto": selftest_dataset.write_labelled,
     "reward": selftest_dataset.write_pairs,
+    "grpo": selftest_dataset.write_prompts,
 }
 
 
@@ -76,7 +77,9 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
             "data": {"path": str(folder / f"{pair.rows}.jsonl"), "heldout_path": str(folder / f"{pair.rows}-heldout.jsonl")},
             "method": {"name": pair.method} | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
             "sharding": {"name": pair.sharding},
-            "objective": {"name": pair.rows, "disable_dropout": False} if pair.rows in OBJECTIVE_ROWS else {"name": "sft"},
+            "objective": {"name": pair.rows, "disable_dropout": False} | OBJECTIVE_SECTIONS.get(pair.rows, {})
+            if pair.rows in OBJECTIVE_ROWS
+            else {"name": "sft"},
             "training": {
                 "learning_rate": 1e-3,
                 "global_batch_size": 4,
@@ -128,7 +131,7 @@ class DisturbedPair:
     def run(self, faults: int, report: Callable[[str | None], None]) -> Report:
         """Inject `faults` faults, in as many runs as that takes."""
         signal.signal(signal.SIGTERM, lambda *_: _raise_exit())
-        bag, bucket = Bag(self.draw), Bucket() if self.storage != "folder" else None
+        bag, bucket = Bag(self.draw, self.pair.rows == "grpo"), Bucket() if self.storage != "folder" else None
         try:
             undisturbed = self._result(self._new_run(None, 1), Bag(self.draw), 0, report)
             while undisturbed and (done := sum(one.injected.total() for one in self.runs)) < faults:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +11,10 @@ from flytune.objectives import objective_of
 from flytune.objectives.rollout_steps import advantages_of
 from flytune.recipe import Grpo, Recipe, read_recipe
 from flytune.rollouts import Group, Rollout, RolloutLedger
+from flytune.training.checkpoints import paths
 from tests.support import objective_runs, ranks, rollout_kills, saved_runs
 from tests.support.prompts import LETTERS, section, write_prompts
+from tests.support.stages import training_result
 from tests.support.tiny import tiny_recipe
 
 
@@ -176,3 +179,16 @@ def test_two_processes_draw_and_train_what_one_does(inputs, tmp_path, method, sh
     alone, together = ([(step.grad_norm, step.reward, step.entropy) for step in one.steps] for one in found)
     assert together == [pytest.approx(one, rel=1e-4) for one in alone]
     assert found[1].heldout_loss == pytest.approx(found[0].heldout_loss, rel=1e-5)
+
+
+def test_the_next_run_of_a_recipe_draws_its_own_answers(tmp_path):
+    recipe = recipe_of(section(), **{"checkpoints.folder": str(tmp_path)})
+    address = paths.ledger_of(recipe, paths.run_key(recipe, "0" * 64)).storage.address
+    RolloutLedger(address).write(1, [group()])
+    manifest, training = SimpleNamespace(content_sha256="0" * 64), training_result(2)
+    for kept in ({"attempt": "0001-abcdef", "stopped_early": "a budget"}, {"attempt": ""}):
+        paths.clear(recipe, manifest, training.model_copy(update=kept))
+        assert RolloutLedger(address).read(1, [[1, 2]], 2, 1) == [group()]
+    paths.clear(recipe, manifest, training.model_copy(update={"attempt": "0001-abcdef", "stopped_early": None}))
+    assert RolloutLedger(address).read(1, [[1, 2]], 2, 1) is None
+    assert not Path(address).exists()

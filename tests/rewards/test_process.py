@@ -4,7 +4,7 @@ import pytest
 
 from flytune.errors import RewardError
 from flytune.recipe import Grpo
-from flytune.rewards import Judged, RewardProcess, total
+from flytune.rewards import Judged, RewardProcess
 
 CODE = """
 def length(completion, prompt, answer, **columns):
@@ -73,7 +73,7 @@ def test_values_of_several_rewards_and_their_sum():
         found = process.values([Judged("p", "so 7", {"answer": "7"}, ""), Judged("p", "", {"answer": "7"}, "")])
         assert process.values([]) == []
     assert found == [[1.0, 0.4], [0.0, 0.0]]
-    assert total(section, found[0]) == 1.2
+    assert section.total(found[0]) == 1.2
 
 
 @pytest.mark.parametrize(

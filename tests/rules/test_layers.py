@@ -25,7 +25,7 @@ ALLOWED = {
     "models": "patches recipe records",
     "sharding": "hardware patches recipe records",
     "rewards": "recipe",
-    "rollouts": "models",
+    "rollouts": "models records",
     "data": "console models recipe records rewards",
     "estimates": "hardware models records sharding",
     "export": "models recipe records sharding",

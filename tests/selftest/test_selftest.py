@@ -72,6 +72,20 @@ def test_an_objective_is_refused_where_its_reference_is_not_built(trials):
     assert "objective: kto with method full and sharding zero3: each process would hold a second model" in cell.reason
 
 
+@pytest.mark.slow
+def test_answers_are_drawn_once_and_trained_under_every_sharding(trials):
+    pairs = [Pair("full", "none", rows="grpo"), Pair("full", "ddp", rows="grpo")]
+    trials.reference(pairs[0])
+    (ledger,) = trials.folder.glob("checkpoints/selftest-full-grpo/rollouts")
+    recorded = {file.name: file.stat().st_mtime_ns for file in ledger.iterdir()}
+    assert len(recorded) == STEPS
+    for pair in pairs:
+        assert matrix.try_pair(trials, pair).state == "equal"
+    assert {file.name: file.stat().st_mtime_ns for file in ledger.iterdir()} == recorded
+    steps = trials.reference(pairs[0]).result.steps
+    assert all(step.grad_norm > 0.1 for step in steps), "the rewards of each prompt differ"
+
+
 def test_layouts_cut_one_global_batch(trials):
     assert trials.global_batch_size == 8
     pair = Pair("full", "none")
@@ -222,6 +236,7 @@ def test_distances(tmp_path):
     plain = run("plain", [4.0, 2.0], 1.0, {"a": [3.0, 0.0], "b": [5.0]})
     other = run("other", [4.0, 2.5], None, {"a": [3.0, 0.0], "b": [5.5]})
     assert compare.losses(other, plain) == 0.25
+    assert compare.losses(other, plain, scale=5.0) == 0.1
     assert numpy.isnan(compare.grad_norms(other, plain))
     assert compare.weights(other, plain, base) == 0.5 / 5
     assert compare.weights(plain, plain, base) == 0.0

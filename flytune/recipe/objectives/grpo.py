@@ -1,5 +1,6 @@
 """The section of objective grpo."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -66,6 +67,10 @@ class Grpo(ObjectiveSection):
     @property
     def judged_by(self) -> "Grpo":
         return Grpo(name="grpo", rewards=self.rewards, reward_seconds=self.reward_seconds)
+
+    def total(self, values: Sequence[float]) -> float:
+        """Return the reward of an answer: the sum of its rewards' values times their weights."""
+        return sum(reward.weight * value for reward, value in zip(self.rewards, values, strict=True))
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

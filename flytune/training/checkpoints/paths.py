@@ -3,6 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
+from flytune.objectives import objective_of
 from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
 from flytune.storage import Storage
@@ -37,10 +38,12 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     if not training.attempt or training.stopped_early:
         return
     ledger = ledger_of(recipe, run_key(recipe, manifest.content_sha256))
+    objective_of(recipe).clear(ledger.storage.address)
     if not recipe.checkpoints.save_steps:
         if any(attempt.execution for attempt in training.attempts):
             attempt_records.clear(ledger.storage.address)
             attempt_notes.sweep(ledger.storage.address)
+        _remove_if_empty(ledger)
         return
     ledger.begin(training.attempt)
     ledger.clear()
@@ -51,5 +54,10 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     if ledger.storage.is_local:
         # Folders of attempts that were killed after the last sweep.
         staging.sweep(Path(ledger.storage.address))
+    _remove_if_empty(ledger)
+
+
+def _remove_if_empty(ledger: Ledger) -> None:
+    if ledger.storage.is_local:
         with suppress(OSError):  # another attempt is at work
             Path(ledger.storage.address).rmdir()

@@ -1,0 +1,95 @@
+"""Memory and time of drawing answers token by token, with the keys and values of earlier tokens in a cache.
+
+Counted from the code that runs: flytune/rollouts/sampling.py, and transformers' DynamicCache. No published run was compared.
+"""
+
+from dataclasses import replace
+
+from flytune.estimates import activations
+from flytune.estimates.communication import gathered_bytes, link_rate
+from flytune.estimates.flops import attention_seconds, head_shape, layers_seconds, product_seconds
+from flytune.estimates.kernels import (
+    LAUNCH_SECONDS,
+    adapter_bytes,
+    dequantization_bytes,
+    launches,
+    layer_bytes,
+    memory_seconds,
+)
+from flytune.estimates.workload import BYTES, Decoding, Workload
+from flytune.hardware import Accelerator
+
+CACHE_PASSES = 3
+"""Times that a token moves the cache: torch.cat reads it and writes it anew, and attention reads it."""
+LOGITS_HELD = 30
+"""Bytes a vocabulary entry of an answer, at once: logits in 16 bits, and in float32; divided by the temperature; their
+log-probabilities; probabilities and their sums in float64 (2 + 4 + 4 + 4 + 8 + 8)."""
+LOGITS_MOVED = 52
+"""Bytes a vocabulary entry that a drawn token moves: those are written, and their inputs are read."""
+DRAWING_LAUNCHES = 25
+"""Kernels that choose a token: casts, softmax, sum, search, and the masks of answers that have ended."""
+
+
+def cache_bytes(workload: Workload, rows: int, length: float) -> float:
+    """Return bytes of the keys and values of `length` tokens of each of `rows` answers, of all layers."""
+    sizes = workload.geometry
+    # Quantized layers have results in the dtype of their inputs: float32 behind float32 norms.
+    dtype = workload.weight_dtype if workload.precision == "pure" else workload.compute_dtype
+    width = 4 if workload.kbit_float32 else BYTES[dtype]
+    each = 2 * sizes.num_hidden_layers * sizes.num_key_value_heads * sizes.head_dim * width
+    return each * rows * length
+
+
+def held_bytes(workload: Workload, rows: int) -> dict[str, float]:
+    """Return bytes beside weights and states while `rows` answers are drawn together, by component."""
+    sizes = workload.geometry
+    prompts = activations.count(_of_prompts(workload, rows))
+    cache = cache_bytes(workload, rows, workload.sequence_length)
+    return {
+        # torch.cat holds those of a layer twice.
+        "KV cache": cache + cache / sizes.num_hidden_layers,
+        "activations": prompts.working + prompts.stream,
+        "logits and loss": float(LOGITS_HELD * rows * sizes.vocab_size),
+    }
+
+
+def seconds(workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds in which one process draws the answers of an optimizer step, all as long as they may be."""
+    decoding = _decoding(workload)
+    batches = -(-decoding.answers // decoding.at_a_time)
+    prompts, token = _of_prompts(workload, decoding.at_a_time), _passing(workload, decoding.at_a_time, 1)
+    cache = cache_bytes(workload, decoding.at_a_time, workload.sequence_length - decoding.tokens / 2)
+    first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
+    each = _pass(token, accelerator, memory_seconds(CACHE_PASSES * cache, accelerator))
+    return batches * (first + (decoding.tokens - 1) * each)
+
+
+def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> float:
+    """Return seconds of a forward pass and of the tokens that are drawn from it, one of each answer."""
+    rows, sizes = workload.micro_batch, workload.geometry
+    layers, _, _ = layers_seconds(workload, accelerator)
+    _, hidden, outputs = head_shape(workload)
+    moved = sizes.num_hidden_layers * layer_bytes(workload) + adapter_bytes(workload) + LOGITS_MOVED * rows * outputs
+    # Without recomputation two passes of a training step unpack the weights.
+    moved += dequantization_bytes(workload) / 2 + (4 * workload.lora_parameters if workload.method != "full" else 0)
+    computing = layers + product_seconds((rows, hidden, outputs), accelerator) + attention + memory_seconds(moved, accelerator)
+    # Kernels of a training step are those of three passes.
+    waits = (launches(workload) / 3 + DRAWING_LAUNCHES) * LAUNCH_SECONDS
+    # Parameters that are sharded are gathered for each token.
+    return max(computing, waits, gathered_bytes(workload) / link_rate(workload, accelerator))
+
+
+def _of_prompts(workload: Workload, rows: int) -> Workload:
+    return _passing(workload, rows, max(1, workload.sequence_length - _decoding(workload).tokens))
+
+
+def _passing(workload: Workload, rows: int, length: int) -> Workload:
+    """Return a forward pass over `length` tokens of each of `rows` answers."""
+    return replace(
+        workload, micro_batch=rows, sequence_length=length, sequences_per_row=1, checkpointing="none", decoding=None
+    )  # fmt: skip
+
+
+def _decoding(workload: Workload) -> Decoding:
+    assert workload.decoding is not None, "asked only where answers are drawn"
+    return workload.decoding

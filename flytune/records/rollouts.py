@@ -1,0 +1,35 @@
+"""Answers that a model has drawn in training: a line of rollouts/STEP.jsonl, and of an artifact's rollouts.jsonl."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from flytune.schema import Strict
+
+_Token = Annotated[int, Field(ge=0)]
+
+
+class Rollout(Strict):
+    """One completion."""
+
+    tokens: list[_Token]
+    text: str
+    """Tokens as text, without special tokens: what rewards have judged."""
+    log_probs: list[float]
+    """Log-probability of each token when it was drawn."""
+    rewards: list[float]
+    """Value of each of the recipe's rewards."""
+    truncated: bool
+    """True if no end marker was drawn."""
+
+
+class Group(Strict):
+    """The completions of one prompt."""
+
+    step: int
+    """Optimizer step that trains them, from 1 on."""
+    prompt: list[_Token]
+    """Tokens of the prompt."""
+    text: str = ""
+    """The prompt as text, without special tokens; empty in ledgers that were written without it."""
+    completions: list[Rollout]
