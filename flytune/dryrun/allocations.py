@@ -220,6 +220,7 @@ def local(tensor: Any) -> Any:
 
 def _on_real(ledger: AllocationLedger) -> Any:
     """Return a mode that records the results of operations on real tensors."""
+    import torch
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -228,6 +229,8 @@ def _on_real(ledger: AllocationLedger) -> Any:
             if any(issubclass(kind, DTensor) for kind in types):
                 # DTensor runs the operation again on its local tensors.
                 return NotImplemented
+            if func is torch.ops.aten.add.Tensor and _follows_embedding():
+                return args[0].add_(args[1])
             output = func(*args, **(kwargs or {}))
             ledger.ran(func, args, output)
             return output
@@ -244,7 +247,7 @@ def _on_fake(ledger: AllocationLedger) -> Any:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-    device = torch.ops.prim.device.default
+    device, add = torch.ops.prim.device.default, torch.ops.aten.add.Tensor
     plain = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
     known: dict[Any, tuple[Any, ...] | None] = {}
     simple: dict[Any, bool] = {}
@@ -288,6 +291,8 @@ def _on_fake(ledger: AllocationLedger) -> Any:
             if func is device:
                 # Most operations are this one.
                 return args[0].fake_device
+            if func is add and not self.inside and _follows_embedding():
+                return args[0]
             key = None
             if simple.get(func) is None:
                 schema = getattr(func, "_schema", None)
@@ -315,3 +320,14 @@ def _on_fake(ledger: AllocationLedger) -> Any:
             return output
 
     return Watch(allow_non_fake_inputs=True)
+
+
+def _follows_embedding() -> bool:
+    """Return whether autograd adds the gradient of an embedding to that of the head that is tied to it.
+
+    It adds in place, but for fake tensors and under a mode (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace).
+    """
+    import torch
+
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "EmbeddingBackward0"

@@ -241,6 +241,23 @@ def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     assert dry.peak_bytes <= dry.least_bytes <= dry.reserved_bytes < 2 * dry.peak_bytes
 
 
+def gradient_of_a_tied_embedding():
+    table = torch.linspace(-1.0, 1.0, 8000).reshape(1000, 8).requires_grad_()
+    hidden = torch.nn.functional.embedding(torch.arange(4), table)
+    torch.tanh(hidden @ table.T).sum().backward()
+    return table.grad
+
+
+def test_a_tied_embeddings_gradient_is_added_in_place():
+    expected = gradient_of_a_tied_embedding()
+    for fake in (False, True):
+        with (ledger := AllocationLedger()).watch(fake=fake):
+            found = gradient_of_a_tied_embedding()
+        # The gradients of head and embedding, and no sum of them, beside the table (which linspace fills, and reshape views).
+        assert [life.bytes for life in ledger.lives].count(4 * 1000 * 8) == 3
+        assert fake or torch.equal(found, expected)
+
+
 def test_the_mask_of_cudas_dropout_has_a_byte_for_each_number():
     with cuda_kernels.cuda(), (ledger := AllocationLedger()).watch(fake=True):
         numbers = torch.empty(64, 64, requires_grad=True)
