@@ -31,8 +31,11 @@ if os.environ["OMP_NUM_THREADS"] != "1":
 from tests import numerical
 from tests.release import KEPT
 
-# No verdict depends on the clock: a drawn example may take as long as the machine needs.
-settings.register_profile("flytune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No verdict depends on the clock or on chance: a drawn example may take as long as the machine needs, and each run has the same
+# examples. `make fuzz` draws others.
+settings.register_profile(
+    "flytune", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("flytune")
 
 # Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after the tests.

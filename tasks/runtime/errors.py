@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flytune import patches
 from flytune.console import error_lines
-from flytune.errors import DataError, FlytuneError
+from flytune.errors import DataError, FlytuneError, chain
 from tasks.runtime.retries import RunFailed
 
 _PYFLYTE = "flytekit.clis.sdk_in_container.run"
@@ -65,8 +65,10 @@ def _gone(error: BaseException) -> DataError | None:
     )
 
 
-def _links(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        value = getattr(error, "value", None)  # the error that flytekit has wrapped
-        error = value if isinstance(value, Exception) else error.__cause__
+def _links(error: BaseException) -> Iterator[BaseException]:
+    for link in chain(error, "none"):
+        yield link
+        wrapped = getattr(link, "value", None)  # the error that flytekit has wrapped
+        if isinstance(wrapped, Exception) and wrapped is not link:
+            yield from _links(wrapped)
+            return

@@ -126,3 +126,10 @@ def test_a_cached_result_whose_folder_is_gone_is_our_error(tmp_path):
     own = own_error(error(tmp_path / "gone"))
     assert str(own).startswith(f"{tmp_path}/gone: the folder of a cached local result is gone")
     assert "pyflyte local-cache clear" in str(own)
+
+
+def test_an_error_that_is_its_own_cause_is_looked_at_once():
+    error = ValueError("a bug")
+    error.__cause__ = error
+    assert own_error(error) is None
+    assert own_error(FlyteUserRuntimeException(error, 0)) is None
