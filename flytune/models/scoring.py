@@ -93,6 +93,8 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
                     _cross_entropy(row if wanted.all() else row[wanted], target[wanted])
                     for row, target, wanted in zip(logits, targets, labelled, strict=True)
                 ]
+                # Not beside those of the next batch: they are the largest tensors of an evaluation.
+                del logits
                 losses = torch.cat(by_row).double().cpu().numpy()
                 owner = labelled.nonzero()[:, 0].cpu().numpy()
                 nll[batch] = numpy.bincount(owner, weights=losses, minlength=len(batch))

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flytune.data import heldout_rows
+from flytune.dryrun.allocations import AllocationLedger
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score as evaluation_score
 from flytune.evaluation.sample_answers import Questions
@@ -53,6 +54,18 @@ def by_hand(model, row) -> list[float]:
         for at, label in enumerate(row["labels"])
         if at and label != -100
     ]
+
+
+def test_no_logits_are_held_beside_those_of_the_next_batch(base):
+    model, row = AutoModelForCausalLM.from_pretrained(base), {"input_ids": [5] * 1500, "labels": [5] * 1500}
+    peaks = []
+    for batches in (1, 3):
+        with (ledger := AllocationLedger()).watch():
+            scoring.heldout_loss(model, [row] * batches, pad_token_id=3, batch_size=1)
+        peaks.append(max(ledger.totals()))
+    of_logits = 4 * 1499 * model.config.vocab_size
+    assert peaks[0] > of_logits
+    assert peaks[1] < peaks[0] + of_logits / 2
 
 
 def test_loss_equals_a_naive_loop(base, rows):
