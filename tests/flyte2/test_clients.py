@@ -11,6 +11,7 @@ from flyteidl2.core.literals_pb2 import Literal
 from flyteidl2.task.common_pb2 import Inputs, NamedLiteral, Outputs
 from flyteidl2.task.task_definition_pb2 import TaskSpec
 
+from flyte2.runtime.orchestrator import Flyte2
 from flytune.artifacts import runs_of_flyte2
 from flytune.artifacts.executions import Execution
 from flytune.cli import main
@@ -204,7 +205,10 @@ def test_a_run_that_has_not_succeeded_names_its_artifacts_and_its_checkpoints(ph
     error = capsys.readouterr().err
     assert said in error
     assert f"stored before: {stored} (flytune fetch {stored} OUT)" in error
-    assert f"checkpoints: s3://{BUCKET}/{PREFIX}/flytune-checkpoints/{content()['name']}-..., if training has saved" in error
+    # Where the pods of the run save them.
+    base, scope = f"s3://{BUCKET}/{PREFIX}/{PROJECT}/{DOMAIN}/begun{phase}/", (ORG, PROJECT, DOMAIN, f"begun{phase}")
+    shared = Flyte2(stored, base, scope, f"begun{phase}", "b1").shared_address("checkpoints")
+    assert f"checkpoints: {shared}/{content()['name']}-..., if training has saved" in error
 
 
 def test_the_report_of_a_failed_run_names_its_artifacts_and_its_own_folder_of_checkpoints(home, plane):
