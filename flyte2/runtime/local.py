@@ -19,7 +19,7 @@ atexit.register(WORKER.end)
 
 
 class _State:
-    """What the run works on."""
+    """State of the local run, for the handler of signals."""
 
     call: Call | None = None
     """The call in the worker, or the one before."""
