@@ -9,6 +9,7 @@ from typing import Any
 import flyte
 import flyte.report
 
+from flyte2 import IS_POD
 from flyte2.runtime import images, inputs, live, local, pods, schema, secrets, termination, values
 from flyte2.runtime.failures import classified
 from flyte2.runtime.file_systems import fsspec_s_own
@@ -33,6 +34,8 @@ _KEY = "flytune_shape"
 assert schema, "its transformer is registered before any interface is made"
 output.install()
 inputs.install()
+if not IS_POD:
+    local.install()
 
 
 def declare(

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +68,32 @@ def _checkpoints(plane: ControlPlane, of: Any, found: list[tuple[Any, list[str]]
     """Return a sentence on the address of a recipe's checkpoints, by the recipe and the addresses that tasks wrote to."""
     inputs = plane.client.get_execution_data(of).full_inputs.literals
     records = executions.records({"recipe": inputs["recipe"]} if "recipe" in inputs else {})
+
+    def shared() -> str | None:
+        location = _location(plane, of.name, found)
+        return None if location is None else f"{location}/flytune-checkpoints"
+
+    return checkpoints(records.get("recipe"), shared)
+
+
+def checkpoints(recipe: Any, shared: Callable[[], str | None]) -> str:
+    """Return a sentence on the address of a run's checkpoints.
+
+    Args:
+        recipe: content of the run's recipe; None if it has none.
+        shared: function that returns the address for recipes that name no folder; None if the run has stored nothing.
+    """
     try:
-        recipe = Recipe.model_validate(records["recipe"])
-    except (KeyError, RecipeError):
+        read = Recipe.model_validate(recipe)
+    except RecipeError:
         return "checkpoints: the execution has no recipe of its own"
-    settings = recipe.checkpoints
+    settings = read.checkpoints
     if not settings.save_steps:
         return "checkpoints: none are written (checkpoints.save_steps is not set)"
-    where = settings.folder
-    if where is None and (location := _location(plane, of.name, found)) is not None:
-        where = f"{location}/flytune-checkpoints"
+    where = shared() if settings.folder is None else settings.folder
     if where is None:
         return "checkpoints: none, because no task has stored anything"
-    names = settings.name or f"{recipe.name}-..."
+    names = settings.name or f"{read.name}-..."
     return f"checkpoints: {where}/{names}, if training has saved any; the same recipe resumes from the newest complete one"
 
 

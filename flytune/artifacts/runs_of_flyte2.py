@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flytune.artifacts import failed_runs
 from flytune.artifacts.executions import FAILED, Execution, Made
 from flytune.doctor import flyte2
 from flytune.errors import ExportError
@@ -16,6 +17,8 @@ from flytune.sentences import counted
 _CONSOLE = re.compile(r"https?://.*/v2/domain/(?P<domain>[^/]+)/project/(?P<project>[^/]+)/runs/(?P<name>[^/?#]+)")
 _ROOT = "a0"
 """Name of a run's first action."""
+_STORE = ".store_artifact"
+"""End of the name of the task whose output is the artifact."""
 TEXT = "failure.txt"
 
 
@@ -40,19 +43,55 @@ def find(config: Path, run: Execution) -> Made:
         literals = syncify(details.output_literals)() if phase == "SUCCEEDED" else {}
         folders = [one.scalar.blob.uri for one in literals.values() if one.scalar.HasField("blob")]
         records = {name: one for name, one in literals.items() if one.scalar.HasField("binary")}
+        left = [] if phase == "SUCCEEDED" else _left(run)
     if folders:
         return Made(folders[0].rstrip("/"))
     if records:
-        import msgpack
-
-        return Made(
-            records={name: msgpack.unpackb(one.scalar.binary.value, strict_map_key=False) for name, one in records.items()}
-        )
+        return Made(records={name: _unpacked(one) for name, one in records.items()})
     said = [one.scalar.primitive.string_value for one in literals.values() if one.scalar.HasField("primitive")]
     if said:
         raise ExportError(f"{run}: the run is {phase}, and has stored no files; it says: {'; '.join(said)}")
     todo = "; --failed fetches the report of the failure" * (phase in FAILED)
-    raise ExportError(f"{run}: the run is {phase}, and returns nothing{' yet' * (phase not in FAILED)}{todo}")
+    nothing = f"{run}: the run is {phase}, and returns nothing{' yet' * (phase not in FAILED)}{todo}"
+    raise ExportError("\n  ".join([nothing, *left]))
+
+
+def _left(run: Execution) -> list[str]:
+    """Return lines on what a run that has not succeeded has stored: its artifacts, and the address of its checkpoints."""
+    from flyte.remote import Action, ActionDetails
+    from flyte.syncify import syncify
+
+    root = ActionDetails.get(run_name=run.name, name=_ROOT)
+    recipe, stored, addresses = syncify(root.input_literals)().get("recipe"), list[str](), list[str]()
+    for action in Action.listall(for_run_name=run.name):
+        if action.name == _ROOT or action.phase.name != "SUCCEEDED":
+            continue
+        details = ActionDetails.get(run_name=run.name, name=action.name)
+        found = [one.scalar.blob.uri.rstrip("/") for one in syncify(details.output_literals)().values()]
+        addresses += filter(None, found)
+        stored += filter(None, found if (details.task_name or "").endswith(_STORE) else [])
+    scope = {root.action_id.run.org, run.project, run.domain, run.name}
+
+    def shared() -> str | None:
+        return next(filter(None, (_shared(address, scope) for address in addresses)), None)
+
+    checkpoints = failed_runs.checkpoints(_unpacked(recipe) if recipe is not None else None, shared)
+    return [*(f"stored before: {one} (flytune fetch {one} OUT)" for one in stored), checkpoints]
+
+
+def _shared(address: str, scope: set[str]) -> str | None:
+    """Return where runs share checkpoints, from an address BUCKET/SHARD/SHARED/PROJECT/DOMAIN/RUN/... of an output."""
+    scheme, _, path = address.partition("://")
+    bucket, *parts = path.split("/")
+    own = next((at for at, part in enumerate(parts) if part in scope), 0)
+    # Each action has a first folder of its own, which the base of the run lacks.
+    return f"{scheme}://{'/'.join([bucket, *parts[1:own]])}/flytune-checkpoints" if own else None
+
+
+def _unpacked(literal: Any) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(literal.scalar.binary.value, strict_map_key=False)
 
 
 def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
@@ -77,6 +116,7 @@ def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
                 lines += ["", f"{task}, {details.phase.name}, {counted(details.attempts, 'attempt')}:", details.error_message]
             if (page := _report(action)) is not None:
                 reports[f"{task}-{action.name}.html"] = page
+        lines += ["", *_left(run)]
     with new_output(out) as folder:
         folder.mkdir()
         (folder / TEXT).write_text("\n".join(lines) + "\n", encoding="utf-8")

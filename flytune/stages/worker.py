@@ -26,6 +26,10 @@ SECONDS_TO_END = 60.0
 """Longest wait for a worker after a Ctrl-C, in which it says what is saved."""
 
 
+class Stopped(Exception):
+    """Refusal of a call, because the run ends by a signal."""
+
+
 class Worker:
     """A process that is started at its first call, and again after it was killed."""
 
@@ -33,14 +37,18 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._lock = threading.Lock()
+        self._stops = False
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function that can be imported, which runs in the process's main thread.
 
         Raises:
             StageFailed: its failure, or that of a process that was killed.
+            Stopped: `stop` was called before.
         """
         with self._lock:
+            if self._stops:
+                raise Stopped
             connection = self._started()
             connection.send((function, arguments))
             try:
@@ -50,6 +58,22 @@ class Worker:
         if not succeeded:
             raise StageFailed(made)
         return made
+
+    def stop(self, number: int | None = None) -> None:
+        """End the process and start no other; a call that another thread waits for may end by itself before.
+
+        Args:
+            number: signal that the process is sent; None if it has got one itself, as at a Ctrl-C.
+        """
+        self._stops = True
+        process = self._process
+        if number is not None and process is not None:
+            process.send_signal(number)
+        if self._lock.acquire(timeout=SECONDS_TO_END):
+            self.end()
+            self._lock.release()
+        elif process is not None:
+            process.kill()
 
     def end(self) -> None:
         """End the process, if there is one; after a Ctrl-C it ends by itself."""

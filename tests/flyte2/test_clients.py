@@ -1,22 +1,25 @@
 """`flytune doctor --remote` and `flytune fetch` where the configuration names Flyte 2, against a stand-in of it."""
 
 import fsspec
+import msgpack
 import pytest
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from flyteidl2.common.identifier_pb2 import ActionIdentifier, RunIdentifier
 from flyteidl2.core.execution_pb2 import ExecutionError
 from flyteidl2.core.literals_pb2 import Literal
-from flyteidl2.task.common_pb2 import NamedLiteral, Outputs
+from flyteidl2.task.common_pb2 import Inputs, NamedLiteral, Outputs
 from flyteidl2.task.task_definition_pb2 import TaskSpec
 
+from flyte2.runtime.orchestrator import Flyte2
 from flytune.artifacts import runs_of_flyte2
 from flytune.artifacts.executions import Execution
 from flytune.cli import main
 from flytune.doctor import flyte2
 from flytune.errors import ExportError
-from tests.support.flyte2_actions import BUCKET, FAILED, RUNNING, SUCCEEDED, Action
+from tests.support.flyte2_actions import BUCKET, FAILED, PREFIX, RUNNING, SUCCEEDED, Action
 from tests.support.flyte2_plane import DOMAIN, ORG, PROJECT, configured, plane2
+from tests.support.recipes import content
 
 URL = f"https://host/v2/domain/{DOMAIN}/project/{PROJECT}/runs/{{}}"
 
@@ -56,6 +59,19 @@ def ended(plane, run, phase, literal=None, task="flytune.finetune", name="a0", m
         content = Outputs(literals=[NamedLiteral(name="o0", value=literal)])
         plane.store(f"{action.outputs}/outputs.pb", content.SerializeToString())
     plane.executor.actions[run, name] = action
+
+
+def begun(plane, run, phase, **changes):
+    """Make a run that has stored an artifact, and has not succeeded; return the artifact's address."""
+    raw = f"s3://{BUCKET}/4f/{PREFIX}/{PROJECT}/{DOMAIN}/{run}/b1/1/c0ffee"
+    ended(plane, run, phase, message="the driver's")
+    ended(plane, run, SUCCEEDED, folder(raw), task="flytune_store.store_artifact", name="b1")
+    literal = Literal()
+    literal.scalar.binary.value = msgpack.packb(content(**changes))
+    inputs = Inputs(literals=[NamedLiteral(name="recipe", value=literal)])
+    plane.executor.actions[run, "a0"].inputs = f"s3://{BUCKET}/inputs/{run}"
+    plane.store(f"s3://{BUCKET}/inputs/{run}/inputs.pb", inputs.SerializeToString())
+    return raw
 
 
 def folder(address):
@@ -180,3 +196,24 @@ def test_the_report_of_a_failed_run_has_the_errors_and_pages_of_its_actions(home
     text = (home / "out" / "failure.txt").read_text()
     assert "train, FAILED, 1 attempt:\nrank 0: a bug" in text
     assert (home / "out" / "train-b1.html").read_text() == "<p>steps</p>"
+
+
+@pytest.mark.parametrize(("phase", "said"), [(RUNNING, "RUNNING, and returns nothing yet"), (FAILED, "FAILED, and returns")])
+def test_a_run_that_has_not_succeeded_names_its_artifacts_and_its_checkpoints(phase, said, home, plane, capsys):
+    stored = begun(plane, f"begun{phase}", phase, checkpoints={"save_steps": 4})
+    assert main(["fetch", f"begun{phase}", str(home / "out")]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert f"stored before: {stored} (flytune fetch {stored} OUT)" in error
+    # Where the pods of the run save them.
+    base, scope = f"s3://{BUCKET}/{PREFIX}/{PROJECT}/{DOMAIN}/begun{phase}/", (ORG, PROJECT, DOMAIN, f"begun{phase}")
+    shared = Flyte2(stored, base, scope, f"begun{phase}", "b1").shared_address("checkpoints")
+    assert f"checkpoints: {shared}/{content()['name']}-..., if training has saved" in error
+
+
+def test_the_report_of_a_failed_run_names_its_artifacts_and_its_own_folder_of_checkpoints(home, plane):
+    stored = begun(plane, "late", FAILED, checkpoints={"save_steps": 4, "folder": "s3://own/kept"})
+    assert main(["fetch", "late", str(home / "out"), "--failed"]) == 0
+    text = (home / "out" / "failure.txt").read_text()
+    assert f"stored before: {stored} (" in text
+    assert "checkpoints: s3://own/kept/" in text

@@ -28,18 +28,28 @@ def start(arguments, folder, seen=None):
     return process, log
 
 
-def run(recipe, folder, until=None, times=1):
+def run(recipe, folder, until=None, times=1, options=()):
     """Run a recipe, with Ctrl-C when a line matches `until`, pressed `times`; return the exit code and what was printed."""
+
+    def press(process):
+        for _ in range(times):
+            os.killpg(process.pid, signal.SIGINT)
+
+    return signalled(recipe, folder, until, press, options)
+
+
+def signalled(recipe, folder, until, send, options=()):
+    """Run a recipe and call `send` with the process when a line matches `until`; return the exit code and what was printed."""
     path = Path(folder, "recipe.yaml")
     path.write_text(yaml.safe_dump(recipe))
-    process, log = start(["run", path], folder)
+    process, log = start(["run", path, *options], folder)
     end = time.monotonic() + SECONDS
     try:
         while until and not re.search(until, log.read_text(), re.MULTILINE):
             assert process.poll() is None and time.monotonic() < end, log.read_text()  # noqa: PT018
             time.sleep(0.05)
-        for _ in range(times if until else 0):
-            os.killpg(process.pid, signal.SIGINT)
+        if until:
+            send(process)
         return process.wait(SECONDS), log.read_text()
     finally:
         if process.poll() is None:
