@@ -33,20 +33,21 @@ FOLDERS = {
 """The folders of tests/ of each part that runs their slow tests. What is in none of them is the part `others`."""
 
 
-def slow(*folders: str) -> list[str]:
-    """Return the command that runs the slow tests of these folders; of all other folders without one."""
-    paths = [f"tests/{folder}" for folder in folders]
-    if not paths:
-        grouped = [folder for group in FOLDERS.values() for folder in group]
-        paths = ["tests", "--ignore=tests/rules", *(f"--ignore=tests/{folder}" for folder in grouped)]
-    return ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "slow and not journey and not release and not gpu", *paths]
+def pytest(marked: str, folders: list[str], beside: bool = False) -> list[str]:
+    """Return the command that runs the tests with these markers in these folders, or in all others (`beside`)."""
+    paths = [f"--ignore=tests/{folder}" if beside else f"tests/{folder}" for folder in folders]
+    return ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", marked, *(["tests"] if beside else []), *paths]
 
 
+_SLOW = "slow and not journey and not release and not gpu"
+_FURTHER = "release and not gpu"
 PARTS: dict[str, list[str]] = {
-    **{part: slow(*folders) for part, folders in FOLDERS.items()},
-    "others": slow(),
-    "matrices": ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "release and not gpu", "tests"],
-    "cpus": ["make", "test-cpus"],
+    **{part: pytest(_SLOW, folders) for part, folders in FOLDERS.items()},
+    "others": pytest(_SLOW, ["rules", *(folder for group in FOLDERS.values() for folder in group)], beside=True),
+    "types": pytest(_FURTHER, ["models", "data"]),
+    "matrices": pytest(_FURTHER, ["models", "data"], beside=True),
+    "cpu_default": ["make", "test-cpus", "CPUS=default"],
+    "cpu_avx2": ["make", "test-cpus", "CPUS=avx2"],
     "selftest": ["flytune", "selftest"],
     "chaos": ["python", "-m", "tests.chaos"],
     "fuzz": ["python", "-m", "tests.fuzz"],
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part in chosen:
             last = recorded().get(part)
             shown = f"{last['date']} {last['commit'][:10]} {last['seconds']} s" if last else "never"
-            say(f"{part:<10} {shown:<34} {' '.join(PARTS[part])}")
+            say(f"{part:<11} {shown:<34} {' '.join(PARTS[part])}")
         return 0
     red = []
     for number, part in enumerate(chosen, 1):
