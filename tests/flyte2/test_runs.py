@@ -11,6 +11,7 @@ from flyte.io import File
 from flyte2.runtime import live
 from flytune.files import sha256_of
 from flytune.recipe import Recipe
+from flytune.records import Metrics
 from flytune.stages.ranks import StageFailed
 from tests.support.flyte2 import FIRST, run1, run2
 from tests.support.preferences import write_preferences
@@ -101,6 +102,21 @@ def test_a_run_that_began_on_one_face_resumes_on_the_other(uninterrupted, home2,
     made = run2(resume, recipe=recipe)
     assert "attempt 2: resumes at step " in capfd.readouterr().out
     assert weights(made.path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_each_part_of_a_run_runs_alone(home2, capfd):
+    from flyte2.parts import evaluate_only, export_only, plan_only, prepare_only
+
+    recipe = recipe_of(home2, **SAVES)
+    assert run2(plan_only, recipe=recipe).shape == "cpu-1"
+    assert (Path(run2(prepare_only, recipe=recipe).path) / "manifest.json").is_file()
+    with killed_after_a_save(home2 / "checkpoints", FIRST), pytest.raises(StageFailed, match="SIGKILL"):
+        run1(recipe)
+    artifact = run2(export_only, recipe=recipe)
+    assert "trained 0 steps" in capfd.readouterr().out
+    stored = Metrics.model_validate_json((Path(artifact.path) / "metrics.json").read_text())
+    assert run2(evaluate_only, recipe=recipe, artifact=artifact).figures == stored.figures
 
 
 @pytest.mark.slow
