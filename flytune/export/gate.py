@@ -1,6 +1,7 @@
 """The gate: checks that an export is the model that was trained, made on the stored files by another process."""
 
 from collections.abc import Callable, Sequence
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -243,15 +244,17 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
                 f"{MANIFEST}: trained on {found} weights of the base, the recipe's are {wanted}; nothing was stored"
             )
     written = {file.sha256: file.file for file in export.files}
-    for file in export.files:
-        path, where = folder / file.file, f"{folder.name}/{file.file}"
-        if not path.is_file():
-            raise ExportError(f"{where}: listed in {MANIFEST} but missing; nothing was stored")
-        if (size := path.stat().st_size) != file.size:
-            raise ExportError(f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
-        if (digest := sha256_of(path)) != file.sha256:
-            other = f"; it is what was written as {written[digest]}" if digest in written else ""
-            raise ExportError(f"{where}: its content is not what was written{other}; nothing was stored")
+    with ThreadPool(8) as pool:
+        digests = pool.imap(sha256_of, [folder / file.file for file in export.files])
+        for file in export.files:
+            path, where = folder / file.file, f"{folder.name}/{file.file}"
+            if not path.is_file():
+                raise ExportError(f"{where}: listed in {MANIFEST} but missing; nothing was stored")
+            if (size := path.stat().st_size) != file.size:
+                raise ExportError(f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
+            if (digest := next(digests)) != file.sha256:
+                other = f"; it is what was written as {written[digest]}" if digest in written else ""
+                raise ExportError(f"{where}: its content is not what was written{other}; nothing was stored")
 
 
 def _tied(config: Any) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ def write_weights(
     if first:
         folder.mkdir(parents=True, exist_ok=bool(progress.files))
     there = _agreed(list(progress.files), trainer.args.world_size)
-    with tqdm(total=len(parameters), desc="export", unit=" tensors", delay=2, disable=not first) as bar:
+    # A file is hashed, on one core, while the GPUs gather the next one.
+    unhashed: list[tuple[str, list[str], Any]] = []
+    bar = tqdm(total=len(parameters), desc="export", unit=" tensors", delay=2, disable=not first)
+    with bar, ThreadPoolExecutor(max_workers=1) as hashing:
         for number, names in enumerate(files, 1):
             file = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
             file = file if full else "adapter_model.safetensors"
@@ -92,9 +96,11 @@ def write_weights(
                     state[name] = gathered.detach().to("cpu", dtype, copy=True)
             if first:
                 state = _published(model, state, last=number == len(files)) if full else _adapter(trainer, model, state)
+                progress = _with_hashes(progress, folder, unhashed)
                 _save(state, folder / file)
-                sha256 = sha256_of(folder / file) if hashed else ""
-                progress = progress.with_file(folder, file, Written(sha256=sha256, names=list(state)))
+                digest = hashing.submit(sha256_of, folder / file) if hashed else hashing.submit(str)
+                unhashed.append((file, list(state), digest))
+        progress = _with_hashes(progress, folder, unhashed)
     if first:
         if full:
             index = {name: file for file, written in progress.files.items() for name in written.names}
@@ -103,6 +109,14 @@ def write_weights(
             _write_adapter_config(model, recipe, folder)
         # Some tokenizers have a subfolder: additional_chat_templates.
         shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    return progress
+
+
+def _with_hashes(progress: ExportProgress, folder: Path, unhashed: list[tuple[str, list[str], Any]]) -> ExportProgress:
+    """Return the progress with the files that were being hashed, and empty their list."""
+    while unhashed:
+        file, names, digest = unhashed.pop(0)
+        progress = progress.with_file(folder, file, Written(sha256=digest.result(), names=names))
     return progress
 
 
