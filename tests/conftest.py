@@ -123,6 +123,30 @@ def hub(hub_cache, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    """A folder with a tiny base model, 64 rows and their prepared data, in which tests may only write checkpoints."""
+    from tests.support import objective_runs
+    from tests.support.tiny import write_pairs
+
+    folder = objective_runs.prepare(tmp_path_factory.mktemp("inputs"), "sft", write_pairs)
+    before = sorted(folder.rglob("*"))
+    _INPUTS.append(folder)
+    yield folder
+    assert sorted(folder.rglob("*")) == before, "a test has changed the inputs of others"
+
+
+_INPUTS = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_checkpoints():
+    """Delete the checkpoints in the inputs after each file of tests."""
+    yield
+    for folder in _INPUTS:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
 @pytest.fixture
 def untrained(monkeypatch):
     """Mark this process as one that has not trained, so that evaluation loads models in it and not in subprocesses."""

@@ -1,6 +1,5 @@
 """Checks of Flyte's admin, through flytekit."""
 
-import hashlib
 import importlib.util
 import os
 import socket
@@ -9,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from flytune.doctor import storage
 from flytune.doctor.control_plane import certificates, client_of, errors, line, platform_of
 from flytune.doctor.finding import NO_CLUSTER, Finding, fail, ok, warn
 from flytune.hardware import load_shapes
@@ -128,26 +128,5 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
 
 
 def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
-    """Upload a few bytes in the same way as code: to an address that admin signs."""
-    import requests
-
-    content = b"flytune doctor\n"
-    md5 = hashlib.md5(content, usedforsecurity=False).digest()
-    upload = client.get_upload_signed_url(project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt")
-    headers = {"Content-Length": str(len(content)), **_headers(md5, upload)}
-    try:
-        done = requests.put(upload.signed_url, data=content, headers=headers, verify=certificates(platform), timeout=_SECONDS)
-    except requests.RequestException as error:  # its text contains the signed address, which is secret
-        said = f"{upload.native_url}: upload failed: {type(error).__name__}"
-        return fail("storage", said, "check that this machine can reach the storage")
-    if done.status_code not in (200, 201):
-        do = "check admin's storage configuration, and that this machine can reach the storage"
-        return fail("storage", f"{upload.native_url}: upload refused with {done.status_code}", do)
-    return ok("storage", f"accepts uploads: {upload.native_url}")
-
-
-def _headers(md5: bytes, upload: Any) -> dict[str, str]:
-    from base64 import b64encode
-
-    azure = {"x-ms-blob-type": "BlockBlob"} if upload.native_url.startswith("abfs") else {}
-    return {"Content-MD5": b64encode(md5).decode(), **azure, **dict(upload.headers)}
+    place = client.get_upload_signed_url(project=project, domain=domain, content_md5=storage.MD5, filename=storage.NAME)
+    return storage.upload(place, "admin", certificates(platform))

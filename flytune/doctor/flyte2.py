@@ -1,9 +1,7 @@
 """Flyte 2's control plane through its SDK: which configuration names it, checks of it, and what a run has made."""
 
-import hashlib
 import importlib.util
 import os
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flytune import patches, yaml_core
+from flytune.doctor import storage
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.errors import ExportError, chain
 
@@ -85,33 +84,23 @@ def _findings(config: Path, project: str, domain: str, only_reach: bool) -> Iter
 
 
 def _storage(project: str, domain: str) -> Finding:
-    """Upload a few bytes in the same way as code: to an address that the data proxy signs."""
-    import requests
     from flyte._initialize import get_client
     from flyte.syncify import syncify
     from flyteidl2.dataproxy.dataproxy_service_pb2 import CreateUploadLocationRequest
 
-    content = b"flytune doctor\n"
-    md5 = hashlib.md5(content, usedforsecurity=False).digest()
     request = CreateUploadLocationRequest(
-        project=project, domain=domain, content_md5=md5, filename="flytune-doctor.txt", content_length=len(content)
+        project=project,
+        domain=domain,
+        content_md5=storage.MD5,
+        filename=storage.NAME,
+        content_length=len(storage.CONTENT),
     )
 
     @syncify
     async def location() -> Any:
         return await get_client().dataproxy_service.create_upload_location(request)
 
-    place = location()
-    headers = {"Content-Length": str(len(content)), "Content-MD5": b64encode(md5).decode(), **dict(place.headers)}
-    try:
-        done = requests.put(place.signed_url, data=content, headers=headers, timeout=_SECONDS)
-    except requests.RequestException as error:  # its text contains the signed address, which is secret
-        said = f"{place.native_url}: upload failed: {type(error).__name__}"
-        return fail("storage", said, "check that this machine can reach the storage")
-    if done.status_code not in (200, 201):
-        do = "check the storage configuration of the data proxy, and that this machine can reach the storage"
-        return fail("storage", f"{place.native_url}: upload refused with {done.status_code}", do)
-    return ok("storage", f"accepts uploads: {place.native_url}")
+    return storage.upload(location(), "the data proxy")
 
 
 @contextmanager

@@ -6,29 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from flytune import data
 from flytune.artifacts.publish import checkpoints
 from flytune.artifacts.publish.checkpoints import StepPublisher
 from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.sharding import pair_problem
 from flytune.training import loop
 from flytune.training.checkpoints import Saver
 from tests.support import ranks
 from tests.support.mock_hub import ADDRESS, REPOSITORY
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=<...>. to upload raw bytes:DeprecationWarning")
 EVERY = {"publish.address": ADDRESS, "publish.every_save": True, "checkpoints.save_steps": 1}
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("steps")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_of(inputs, **changes):

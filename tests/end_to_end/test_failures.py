@@ -8,27 +8,18 @@ import pytest
 from flytekit.models.core.errors import ContainerError
 from flytekit.types.directory import FlyteDirectory
 
-from flytune import data
 from flytune.failures.table import RETRIES
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from tasks.train import TRAIN
 from tests.support.faults import planted
 from tests.support.pods import PodKilled, pod
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 pytestmark = pytest.mark.slow
 
 RECOVERABLE = ContainerError.Kind.RECOVERABLE
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("failures")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from flytune import data
 from flytune.data import heldout_rows
 from flytune.errors import ExportError
 from flytune.export import gate, manifest
@@ -20,25 +19,16 @@ from flytune.hardware import shape_named
 from flytune.models import loading, probe
 from flytune.models.scoring import GATE_SAMPLES
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.training import loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.run_state import RunState
 from flytune.training.trainer import build
 from tests.support import ranks
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 FULL = [(sharding, 600_000) for sharding in ("none", "zero3", "fsdp")]
 LORA, QLORA = [("none", None), ("zero2", None)], [("device_map", None)]
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gate")
-    base, rows = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_for(inputs, method, sharding, **changes):

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from flytune import data
 from flytune.adapters import combining, merging
 from flytune.artifacts import build
 from flytune.data import heldout_rows
@@ -14,11 +13,11 @@ from flytune.export import gate
 from flytune.hardware import shape_named
 from flytune.models import loading, pissa, scoring
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.reports import metrics
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 SAME = 1e-5
 SLOW = pytest.mark.slow
@@ -33,14 +32,6 @@ KINDS = {
     "pissa-rslora-patterns": {"init_lora_weights": "pissa", "use_rslora": True, **PATTERNS},
     "dora-rslora-patterns": {"use_dora": True, "use_rslora": True, **PATTERNS},
 }
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kinds")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_for(inputs, kind, sharding="none", name="lora", **changes):

@@ -6,24 +6,15 @@ import shutil
 
 import pytest
 
-from flytune import data
 from flytune.errors import RecipeError, TrainingError
 from flytune.hardware import shape_named
 from flytune.models import initial_adapter
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.storage import Storage
 from flytune.training import loop
 from tests.support import ranks
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
+from tests.support.tiny import tiny_recipe
 
 
 def recipe_for(inputs, sharding, name="lora", **method):

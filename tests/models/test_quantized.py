@@ -6,7 +6,6 @@ itself runs everywhere. Where the switch is not in force, these tests fail on ev
 
 import pytest
 
-from flytune import data
 from flytune.adapters import merging
 from flytune.estimates import model_states
 from flytune.evaluation import score as evaluation_score
@@ -14,20 +13,12 @@ from flytune.hardware import shape_named
 from flytune.models import loading, probe
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
-from flytune.recipe import DataRequest, Method, Model, Recipe
+from flytune.recipe import Method, Model, Recipe
 from flytune.records import Export
 from flytune.training import loop
 from tests.support import ranks
 from tests.support.stages import recipe_for
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("four-bit")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
+from tests.support.tiny import tiny_recipe
 
 
 def repack():

@@ -11,7 +11,7 @@ from flytune.hardware import shape_named
 from flytune.models import heldout_loss, loading
 from flytune.planning import budget as planning_budget
 from flytune.planning import planner
-from flytune.recipe import Checkpoints, DataRequest, Hardware, Recipe
+from flytune.recipe import Checkpoints, Hardware, Recipe
 from flytune.records import TrainingResult
 from flytune.training import checkpoints, loop, preemption
 from flytune.training.checkpoints.ledger import Checkpoint
@@ -19,7 +19,7 @@ from flytune.training.preemption import Stopper
 from tests.support import ranks
 from tests.support.plans import SMALL, recipe_of
 from tests.support.ranks import ALONE, NOTHING_SAVED
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 
 def test_the_scarcer_of_hours_and_money_counts():
@@ -102,14 +102,6 @@ def agree():
 
 def test_all_ranks_stop_at_the_step_at_which_one_is_past_it():
     assert ranks.run(2, agree) == ([(False, False), (False, False), (True, True), (True, True)], True)
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("budgets")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def fit(recipe, inputs, out):

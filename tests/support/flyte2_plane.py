@@ -25,7 +25,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wsgi import get_input_stream
 
 from tests.support.flyte2_actions import BUCKET, ENDED, FAILED, PREFIX, Action, Executor
-from tests.support.s3 import ObservedS3
+from tests.support.s3 import ObservedS3, served
 
 ORG, PROJECT, DOMAIN = "testorg", "flytesnacks", "development"
 
@@ -329,56 +329,36 @@ class _Methods:
 @contextmanager
 def plane2(folder):
     """Serve a Plane on this machine; yield it, with `endpoint` and the variables of the storage in `storage`."""
-    import boto3
-    from botocore.config import Config
+    with served(ObservedS3(), BUCKET) as (s3, settings):
+        settings["AWS_DEFAULT_REGION"] = "us-east-1"
+        made = Plane(s3, folder / "pods", dict(settings))
+        services = {app.path: app for app in (kind(_Methods(made), interceptors=[_Manners(made)]) for kind in _SERVICES)}
 
-    storage = ObservedS3(ip_address="127.0.0.1", port=0, verbose=False)
-    storage.start()
-    host, port = storage.get_host_and_port()
-    address = f"http://{host}:{port}"
-    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
-    settings = {f"AWS_{name}": value for name, value in keys.items()} | {"AWS_ENDPOINT_URL": address}
-    settings |= {f"FLYTE_AWS_{name}": value for name, value in keys.items()} | {"FLYTE_AWS_ENDPOINT": address}
-    settings |= {"AWS_DEFAULT_REGION": "us-east-1"}
-    s3 = boto3.client(
-        "s3",
-        region_name="us-east-1",
-        endpoint_url=address,
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-        config=Config(signature_version="s3v4"),
-    )
-    s3.create_bucket(Bucket=BUCKET)
-    made = Plane(s3, folder / "pods", dict(settings))
-    services = {app.path: app for app in (kind(_Methods(made), interceptors=[_Manners(made)]) for kind in _SERVICES)}
+        def application(environ, start):
+            service = services.get(environ["PATH_INFO"].rpartition("/")[0])
+            if service is None:
+                start("404 Not Found", [("Content-Length", "0")])
+                return []
+            # connect reads a request to its end, which the socket of a client that waits does not have.
+            environ["wsgi.input"] = get_input_stream(environ)
+            return service(environ, start)
 
-    def application(environ, start):
-        service = services.get(environ["PATH_INFO"].rpartition("/")[0])
-        if service is None:
-            start("404 Not Found", [("Content-Length", "0")])
-            return []
-        # connect reads a request to its end, which the socket of a client that waits does not have.
-        environ["wsgi.input"] = get_input_stream(environ)
-        return service(environ, start)
-
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    made.endpoint, made.storage = f"localhost:{server.server_port}", settings
-    made.executor.environment |= {
-        "_U_EP_OVERRIDE": made.endpoint,
-        "_U_INSECURE": "true",
-        "_U_USE_ACTIONS": "1",
-        "FLYTE_DISABLE_TELEMETRY": "1",
-    }
-    try:
-        yield made
-    finally:
-        made.executor.close()
-        server.shutdown()
-        s3.close()
-        storage.stop()
+        server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        made.endpoint, made.storage = f"localhost:{server.server_port}", settings
+        made.executor.environment |= {
+            "_U_EP_OVERRIDE": made.endpoint,
+            "_U_INSECURE": "true",
+            "_U_USE_ACTIONS": "1",
+            "FLYTE_DISABLE_TELEMETRY": "1",
+        }
+        try:
+            yield made
+        finally:
+            made.executor.close()
+            server.shutdown()
 
 
 def configured(plane, folder, **admin):

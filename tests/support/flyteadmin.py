@@ -7,7 +7,6 @@ import base64
 import hashlib
 import re
 import threading
-import urllib.request
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from flyteidl.core import identifier_pb2, literals_pb2
 from flyteidl.service import admin_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc
 
 from tests.support import compiler
-from tests.support.s3 import ObservedS3
+from tests.support.s3 import ObservedS3, served
 
 BUCKET = "flyte"
 SUCCEEDED, FAILED, ABORTED = 4, 6, 7
@@ -298,24 +297,9 @@ def flyteadmin(home: Path):
 
     pyflyte's configuration is written below `home`, the HOME of its user.
     """
-    import boto3
-    from botocore.config import Config
-
-    storage = _Storage(ip_address="127.0.0.1", port=0, verbose=False)
-    storage.start()
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    host, port = storage.get_host_and_port()
-    storage_at = f"http://{host}:{port}"
-    try:
-        s3 = boto3.client(
-            "s3",
-            region_name="us-east-1",
-            endpoint_url=storage_at,
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
-            config=Config(signature_version="s3v4"),
-        )
-        s3.create_bucket(Bucket=BUCKET)
+    storage = _Storage()
+    with served(storage, BUCKET) as (s3, pods):
         admin = storage.admin = Admin(s3)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         dataproxy_pb2_grpc.add_DataProxyServiceServicer_to_server(admin, server)
@@ -323,11 +307,7 @@ def flyteadmin(home: Path):
         server.start()
         (home / ".flyte").mkdir(parents=True)
         (home / ".flyte" / "config.yaml").write_text(f"admin:\n  endpoint: dns:///127.0.0.1:{admin_port}\n  insecure: true\n")
-        values = {"ENDPOINT": storage_at, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
-        pods = {f"FLYTE_AWS_{name}": value for name, value in values.items()}
-        yield admin, pods | {"AWS_ENDPOINT_URL": storage_at, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    finally:
-        server.stop(None)
-        # moto's storage belongs to the process and outlives the server.
-        urllib.request.urlopen(urllib.request.Request(f"{storage_at}/moto-api/reset", method="POST")).close()
-        storage.stop()
+        try:
+            yield admin, pods
+        finally:
+            server.stop(None)

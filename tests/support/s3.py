@@ -1,6 +1,7 @@
 """moto's S3 server with a look at each request, and one that counts the bytes of each object that cross the network."""
 
 import os
+import urllib.request
 from contextlib import contextmanager
 
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
@@ -9,7 +10,10 @@ from werkzeug.serving import make_server
 
 
 class ObservedS3(ThreadedMotoServer):
-    """moto's server, each of whose requests passes `answer`."""
+    """moto's server on a free port of this machine, each of whose requests passes `answer`."""
+
+    def __init__(self):
+        super().__init__(ip_address="127.0.0.1", port=0, verbose=False)
 
     def answer(self, moto, environ, start):
         """Return the response to a request; `moto` is the application that makes it."""
@@ -26,11 +30,35 @@ class ObservedS3(ThreadedMotoServer):
         self._server.serve_forever()
 
 
+@contextmanager
+def served(storage, bucket):
+    """Serve a bucket by `storage`, an ObservedS3; yield its client and the variables by which processes reach it."""
+    import boto3
+    from botocore.config import Config
+
+    storage.start()
+    host, port = storage.get_host_and_port()
+    address = f"http://{host}:{port}"
+    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+    settings = {f"AWS_{name}": value for name, value in keys.items()} | {"AWS_ENDPOINT_URL": address}
+    settings |= {f"FLYTE_AWS_{name}": value for name, value in keys.items()} | {"FLYTE_AWS_ENDPOINT": address}
+    signed = {"region_name": "us-east-1", "config": Config(signature_version="s3v4")}
+    s3 = boto3.client("s3", endpoint_url=address, aws_access_key_id="a", aws_secret_access_key="b", **signed)
+    try:
+        s3.create_bucket(Bucket=bucket)
+        yield s3, settings
+    finally:
+        # moto's storage belongs to the process and outlives the server.
+        urllib.request.urlopen(urllib.request.Request(f"{address}/moto-api/reset", method="POST")).close()
+        s3.close()
+        storage.stop()
+
+
 class CountedS3(ObservedS3):
     """Server that adds up the bytes of the objects' contents, sent and received, in `traffic` by their paths."""
 
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
+    def __init__(self):
+        super().__init__()
         self.traffic = {}
 
     def answer(self, moto, environ, start):
@@ -56,7 +84,7 @@ def counted_bucket(name="models"):
 
     from tasks.runtime.termination import close_file_systems
 
-    server = CountedS3(ip_address="127.0.0.1", port=0, verbose=False)
+    server = CountedS3()
     server.start()
     host, port = server.get_host_and_port()
     settings = {

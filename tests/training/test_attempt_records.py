@@ -8,20 +8,10 @@ from flytune import data
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.reproduction import _losses
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
 from flytune.records import Attempt, Step, TrainingResult
 from flytune.training import attempt_records, checkpoints, step_log
 from tests.support import ranks
 from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("attempts")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def figures(steps):

@@ -11,21 +11,11 @@ import pytest
 from flytune import data
 from flytune.errors import StorageError
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
 from flytune.training import checkpoints
 from flytune.training.checkpoints import saver
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 from tests.support import ranks
 from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def killed_and_resumed(recipe, inputs, folder, nodes=1, between=lambda: None):

@@ -2,23 +2,13 @@
 
 import pytest
 
-from flytune import data
 from flytune.errors import TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.training import learning_guard, loop
 from tests.support import ranks
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("learning")
-    base, rows = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
+from tests.support.tiny import tiny_recipe
 
 
 def fit(recipe, inputs, out, factor):

@@ -12,7 +12,7 @@ from flytune.export.tensors import verify
 from flytune.hardware import shape_named
 from flytune.models import loading, scoring
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.sharding import SHARDINGS, pair_problem
 from flytune.training import loop, step_log, trainer
@@ -21,7 +21,7 @@ from flytune.training.checkpoints import clear
 from flytune.training.run_state import RunState
 from tests.support import faults, ranks
 from tests.support.process_kills import kill_once_saved
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 from tests.support.waiting import until
 
 # Equal losses are those of one computation in another order of summation (float32).
@@ -40,15 +40,6 @@ def pairs():
         for sharding in SHARDINGS:
             if pair_problem(Recipe.model_validate(recipe | {"method": method, "sharding": sharding})) is None:
                 yield method, sharding
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("training")
-    base, rows = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_for(inputs, method, sharding, **changes):

@@ -5,14 +5,14 @@ from flytune.data import Stream
 from flytune.errors import BadLoss, TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe, Training
+from flytune.recipe import Recipe, Training
 from flytune.training import attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
 from tests.support import ranks
 from tests.support.plans import plan_of
 from tests.support.ranks import ALONE
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 
 def training_of(**changes):
@@ -116,14 +116,6 @@ def test_the_stream_skips_exactly_those_steps():
 def test_skip_requires_every_step_to_be_logged():
     with pytest.raises(ValueError, match="on_bad_loss: skip needs the loss of each step; set logging_steps to 1"):
         training_of(on_bad_loss="skip", logging_steps=5)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("losses")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_for(inputs, folder):

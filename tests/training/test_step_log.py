@@ -4,30 +4,21 @@ import json
 
 import pytest
 
-from flytune import data
 from flytune.hardware import shape_named
 from flytune.models import scoring
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.records import Step
 from flytune.records.plan import EVALUATE, EXPORT, SAVE, STEP
 from flytune.training import eval_loss, loop, memory_peaks, step_log, step_timer
 from tests.support import ranks
 from tests.support.process_kills import kill_once_saved
 from tests.support.stages import write_dataset
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds")
 ODD = 7
 """Held-out samples that two processes cannot share evenly."""
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recording")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_for(inputs, sharding, folder, **changes):

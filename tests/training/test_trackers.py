@@ -5,27 +5,18 @@ import sys
 
 import pytest
 
-from flytune import data
 from flytune.errors import TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe import DataRequest, Recipe
+from flytune.recipe import Recipe
 from flytune.records import GpuUse
 from flytune.training import gpu_monitor, loop, step_log, trackers
 from tests.support import ranks
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_recipe
 
 REPORTED = {"loss", "learning_rate", "grad_norm", "tokens_per_second", "memory_bytes", "seconds"}
 REPORTED |= {"data_seconds", "forward_seconds", "backward_seconds", "update_seconds"}
 SECRET = "0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tracking")
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)))
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), folder / "dataset")
-    return folder
 
 
 def recipe_for(inputs, tracker, folder, **changes):
