@@ -139,6 +139,22 @@ def inputs(tmp_path_factory):
 _INPUTS = []
 
 
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """A tiny base model, which no test may change."""
+    from tests.support.tiny import tiny_base
+
+    return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="session")
+def dataset(base, tmp_path_factory):
+    """Data that is prepared for it, which no test may change."""
+    from tests.support.stages import write_dataset
+
+    return write_dataset(tmp_path_factory.mktemp("dataset"), base)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_checkpoints():
     """Delete the checkpoints in the inputs after each file of tests."""

@@ -17,12 +17,6 @@ from flytune.recipe import Recipe
 from tests.support.full_disk import files_of_at_most
 from tests.support.stages import copy_tree, seal, write_dataset
 from tests.support.store import stored
-from tests.support.tiny import tiny_base
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,6 @@ from flytune.errors import ExportError
 from flytune.models import loading, probe
 from tests.support.full_disk import files_of_at_most
 from tests.support.stages import recipe_for, seal, write_artifact, write_dataset, write_trained
-from tests.support.tiny import tiny_base
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

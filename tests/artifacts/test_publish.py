@@ -19,21 +19,10 @@ from tests.support import mock_hub
 from tests.support.mock_hub import ADDRESS, REPOSITORY, Refusal
 from tests.support.paths import ROOT
 from tests.support.reports import metrics as made_up
-from tests.support.stages import copy_tree, plan_for, recipe_for, seal, write_dataset, write_trained
-from tests.support.tiny import tiny_base
+from tests.support.stages import copy_tree, plan_for, recipe_for, seal, write_trained
 
 # How huggingface_hub hands a file to httpx.
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=<...>. to upload raw bytes:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def dataset(base, tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("dataset"), base)
 
 
 def artifact_of(method, base, dataset, folder, steps=2, **changes):

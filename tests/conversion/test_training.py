@@ -12,7 +12,6 @@ from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
-from tests.support.tiny import tiny_base
 
 NUMBERS = [(left, right) for left in range(8) for right in range(6)]
 AXOLOTL = {
@@ -124,11 +123,6 @@ TEXTS = {
     "train_lora/qwen3_lora_dpo": [CHAT.format(ASKED, RIGHT) + CHAT.format(ASKED, WRONG)],
 }
 """Texts of samples, of which each file's data has some."""
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("converted"))
 
 
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")

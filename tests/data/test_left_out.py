@@ -14,7 +14,6 @@ from flytune.data.formats import convert
 from flytune.errors import DataError
 from tests.support.chats import CHATML, request, tokenizer_folder, write_rows
 from tests.support.preferences import prepare_rows, rows_of, write_labelled, write_preferences
-from tests.support.tiny import tiny_base
 
 ASK, ANSWER = {"role": "user", "content": "Which fox?"}, {"role": "assistant", "content": "The quick one."}
 TURNS = [{"from": "human", "value": "Which fox?"}, {"from": "gpt", "value": "The quick one."}]
@@ -23,11 +22,6 @@ TURNS = [{"from": "human", "value": "Which fox?"}, {"from": "gpt", "value": "The
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 def checks_of(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flytune.data.rows.pairs import Pairs, pair_of
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Data, DataRequest, Recipe
 from tests.support.preferences import prepare_rows, rows_of, write_preferences
-from tests.support.tiny import tiny_base, tiny_recipe
+from tests.support.tiny import tiny_recipe
 
 ASKED = {"role": "user", "content": "Which?"}
 YES, NO = {"role": "assistant", "content": "This."}, {"role": "assistant", "content": "That."}
@@ -138,11 +138,6 @@ def test_a_pair_is_cut_as_two_sequences():
     assert kind.cut([chosen, rejected], cut(3)) == [[([1, 2, 3], [-100, -100, 3]), ([1, 2, 5], [-100, -100, 5])]]
     assert not kind.is_trained(*kind.cut([chosen, rejected], cut(2))), "no answer is left"
     assert not kind.is_trained(*kind.cut([chosen, ([1, 2, 3, 6], [-100, -100, 3, 6])], cut(3))), "both are the same"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("pairs"))
 
 
 def prepared(base, rows, folder, changes=None):

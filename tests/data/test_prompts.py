@@ -8,12 +8,7 @@ from flytune import data
 from flytune.errors import DataError, RewardError
 from flytune.recipe import DataRequest, Recipe
 from tests.support.prompts import LETTERS
-from tests.support.tiny import tiny_base, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
+from tests.support.tiny import tiny_recipe
 
 
 @pytest.fixture

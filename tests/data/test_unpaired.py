@@ -15,7 +15,7 @@ from flytune.errors import DataError, RecipeError
 from flytune.recipe import Recipe
 from flytune.report import xray
 from tests.support.preferences import prepare_rows, rows_of, write_labelled, write_preferences
-from tests.support.tiny import tiny_base, tiny_recipe
+from tests.support.tiny import tiny_recipe
 
 ASKED, YES = {"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}
 
@@ -100,11 +100,6 @@ def test_a_label_is_true_or_false_and_nothing_else(label):
 def test_rows_that_are_no_labelled_answers_say_why(row, said):
     with pytest.raises(DataError, match=re.escape(said)):
         labelled(row)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("unpaired"))
 
 
 def prepared(base, rows, folder, changes=None):

@@ -13,12 +13,7 @@ from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.records.plan import LOAD, STEP
 from flytune.sharding import sharding_of
 from tests.support.paths import ROOT
-from tests.support.tiny import tiny_base, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("states"))
+from tests.support.tiny import tiny_recipe
 
 
 def work_of(recipe, shape="cpu-1"):

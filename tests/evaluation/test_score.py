@@ -19,17 +19,6 @@ from flytune.models import clean_process, loading, probe, scoring
 from flytune.recipe import Recipe
 from tests.support.process_kills import end_at_once, in_which_process
 from tests.support.stages import copy_tree, recipe_for, write_dataset, write_trained
-from tests.support.tiny import tiny_base
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def dataset(base, tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("dataset"), base)
 
 
 @pytest.fixture(scope="module")

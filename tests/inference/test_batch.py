@@ -30,13 +30,7 @@ from tests.support.paths import ROOT
 from tests.support.registration import SETTINGS
 from tests.support.stages import write_dataset
 from tests.support.store import stored
-from tests.support.tiny import tiny_base
 from workflows.infer import infer
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -31,15 +31,10 @@ from flytune.stages.plan import plan_run
 from flytune.stages.refresh import decide_refresh
 from tests.support.laptop import WHERE, pyflyte
 from tests.support.recipes import content
-from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
+from tests.support.tiny import cluster_recipe, write_pairs
 from workflows.schedules import scheduled
 
 IN_POD = SimpleNamespace(is_local=lambda: False)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import yaml
 
 from flytune.recipe import Recipe
 from tests.support.stages import recipe_for
-from tests.support.tiny import tiny_base
 
 DOCUMENTS = 11
 
@@ -44,11 +43,6 @@ def own(tmp_path_factory):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
     (folder / "bad.yaml").write_text("task: [\n")
     return folder
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
 
 
 def asking(base, own, tasks, method="full", **changes) -> Recipe:

@@ -1,6 +1,6 @@
 """Fixtures that tests of other folders use too."""
 
-from tests.support.harness import base, own
+from tests.support.harness import own
 from tests.support.pyflyte import local_cache
 
-__all__ = ["base", "local_cache", "own"]
+__all__ = ["local_cache", "own"]
