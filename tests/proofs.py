@@ -17,6 +17,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "proofs.json"
@@ -65,7 +66,7 @@ def git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def recorded() -> dict[str, dict[str, str]]:
+def recorded() -> dict[str, dict[str, Any]]:
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
 
 
@@ -74,7 +75,7 @@ def record(part: str, commit: str, seconds: float) -> None:
     parts = recorded()
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
     when = datetime.now(UTC).strftime("%Y-%m-%d")
-    parts[part] = {"commit": commit, "date": when, "seconds": str(round(seconds)), "machine": machine}
+    parts[part] = {"commit": commit, "date": when, "seconds": round(seconds), "machine": machine}
     lines = [f"  {json.dumps(name)}: {json.dumps(parts[name])}" for name in PARTS if name in parts]
     new = RECORD.with_suffix(".new")
     new.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
