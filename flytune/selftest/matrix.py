@@ -47,6 +47,7 @@ FURTHER = [
     *(Pair("full", sharding, model="experts") for sharding in SHARDINGS),
     *(Pair("lora", sharding, rows=rows, model="experts") for rows in OBJECTIVE_ROWS for sharding in _WITH_LORA),
     *(Pair("lora", sharding, model="balance") for sharding in ("zero1", "zero2")),
+    *(Pair("lora", sharding, rows=rows, model="balance") for rows in ("dpo", "kto", "grpo") for sharding in ("ddp", "fsdp")),
     *(Pair("lora", sharding, rows="packed", model="experts") for sharding in ("ddp", "zero1", "zero2")),
 ]
 # Number of last lines that are shown of a failed rank's traceback.

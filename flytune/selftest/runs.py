@@ -133,7 +133,9 @@ class Trials:
         if pair.method != "full":
             method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.model != "dense"}
         # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none for rewards.
-        balance = {} if pair.model == "dense" or pair.rows == "reward" else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
+        balance = (
+            {} if pair.model == "dense" or pair.rows == "reward" else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
+        )
         return Recipe.model_validate(
             {
                 "name": "selftest",

@@ -56,7 +56,7 @@ def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int 
 
 
 def write_mixture(dense: Path, folder: Path, seed: int = 0) -> Path:
-    """Write a mixture of experts (Qwen3-MoE, about 0.7M weights) with the tokenizer of the model folder `dense`; return it.
+    """Write a mixture of experts (Qwen3-MoE, about 0.4M weights) with the tokenizer of the model folder `dense`; return it.
 
     A token's embedding names the two experts of every layer that it goes to, far from the others: rounding changes no choice of
     a router, and processes with other tokens use other experts.
@@ -77,7 +77,6 @@ def write_mixture(dense: Path, folder: Path, seed: int = 0) -> Path:
         norm_topk_prob=True,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
         max_position_embeddings=1024,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

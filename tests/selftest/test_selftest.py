@@ -42,6 +42,7 @@ OFFERED = [
     if (pair.rows not in OBJECTIVE_ROWS or (pair.method, pair.sharding) in COMPARED)
     and pair.method not in SHARDINGS[pair.sharding].refuses
     and pair.offload in SHARDINGS[pair.sharding].offloads
+    and not (pair.rows == "grpo" and pair.sharding == "zero3")
 ]
 
 
@@ -142,17 +143,6 @@ def test_a_gradient_that_one_expert_of_one_process_lacks_is_found(trials, monkey
     cell = matrix.try_pair(trials, Pair("lora", "ddp", model="experts"))
     assert cell.state == "differs"
     assert re.search(r"4x1x2: .*weights .\..e-0[123]", cell.reason), cell.reason
-
-
-@pytest.mark.slow
-def test_a_balance_loss_with_another_factor_is_found(trials, monkeypatch):
-    def smaller(real, trainer):
-        trainer.router_aux_loss_coef *= 0.99
-        return real(trainer)
-
-    trials.reference(Pair("lora", "none", model="balance"), 4)
-    broken(monkeypatch, "check", smaller)
-    assert matrix.try_pair(trials, Pair("lora", "ddp", model="balance")).state == "differs"
 
 
 def test_layouts_cut_one_global_batch(trials):
