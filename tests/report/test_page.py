@@ -238,9 +238,7 @@ def test_only_attempts_as_planned_are_compared_with_the_plan():
 
 def card(**method):
     recipe = recipe_for(Path("models/base"), {"name": "lora", "r": 8} | method)
-    shards = {
-        split: [Shard(file=f"{split}/00000.parquet", samples=1, tokens=9, sha256="a")] for split in ("train", "heldout")
-    }
+    shards = {split: [Shard(file=f"{split}/00000.parquet", samples=1, tokens=9, sha256="a")] for split in ("train", "heldout")}
     made = recipe, plan_for(recipe), manifest([{"input_ids": [0] * 9}], shards), training_result(4), metrics()
     return model_card.render(*made, broken=[])
 
