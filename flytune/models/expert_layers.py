@@ -1,7 +1,7 @@
 """Weights of routed experts: parameters of three dimensions, one matrix for each expert, or modules of a list.
 
-transformers 5 keeps a layer's experts in parameters of a module `experts`, JetMoE's in the weights of two layers of its own (input_linear
-and output_linear, of attention too); code of a model's own may list them as modules.
+transformers 5 keeps a layer's experts in parameters of a module `experts`, JetMoE's in the weights of two layers of its own
+(input_linear and output_linear, of attention too); code of a model's own may list them as modules.
 """
 
 import re

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flytune.models import adapted_layers, expert_layers
+from flytune.evaluation import expert_load
+from flytune.models import adapted_layers, expert_layers, expert_probe
 from flytune.recipe import Method
 from tests.support.model_types import tiny_config
 
@@ -104,3 +105,12 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
     assert all(found.values())
     assert sum(".experts." in name for name in found) == 2 * 4 * 3 * len(model.model.layers)
     assert not [name for name in found if ".mlp.gate." in name], "no router"
+
+    names, before = expert_probe.names(made), expert_probe.fingerprints(made)
+    assert len(names) == 4 * 3 * len(model.model.layers)
+    with torch.no_grad():
+        made.get_submodule("base_model.model.model.layers.2.mlp.experts.3.up_proj").lora_B["default"].weight[5, 1] = 1e-3
+    changed = (expert_probe.fingerprints(made) != before).any(dim=1).nonzero().flatten().tolist()
+    assert [names[at] for at in changed] == ["model.layers.2.mlp.experts.3.up_proj"]
+    up = next(one for one in expert_load.untrained(made) if one.parameter == "model.layers.2.mlp.experts.*.up_proj")
+    assert (up.experts, up.of) == ([0, 1, 2], 4)
