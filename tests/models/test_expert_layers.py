@@ -1,9 +1,13 @@
 """What PEFT and bitsandbytes can do with the weights of experts, found by running them: the reasons of what is refused."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+from flytune.adapters import merged_experts
+from flytune.errors import ExportError
 from flytune.evaluation import expert_load
 from flytune.models import adapted_layers, expert_layers, expert_probe
 from flytune.recipe import Method
@@ -84,14 +88,21 @@ class Listed(nn.Module):
         )
 
 
-@pytest.mark.parametrize(("method", "targets"), [("qlora", "all-linear"), ("lora", ["q_proj"])])
-def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, targets):
-    from bitsandbytes.nn import Linear4bit
+def with_lists():
+    """Return a Llama whose MLPs are mixtures of four."""
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     model = built("llama")
     for layer in model.model.layers:
         layer.mlp = Listed(lambda: LlamaMLP(model.config), 4)
+    return model
+
+
+@pytest.mark.parametrize(("method", "targets"), [("qlora", "all-linear"), ("lora", ["q_proj"])])
+def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, targets):
+    from bitsandbytes.nn import Linear4bit
+
+    model = with_lists()
     for name in [name for name, _ in model.named_modules() if method == "qlora" and expert_layers.is_listed(name)]:
         parent, leaf = name.rpartition(".")[::2]
         layer = model.get_submodule(name)
@@ -100,17 +111,26 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
             packed.load_state_dict(layer.state_dict())
             setattr(model.get_submodule(parent), leaf, packed.to("cpu"))
     given = Method(name=method, target_modules=targets, experts=method == "lora")
-    made = adapted(model, **adapted_layers.fields(model, given))
-    found = gradients(made, "")
+    found = gradients(adapted(model, **adapted_layers.fields(model, given)), "")
     assert all(found.values())
     assert sum(".experts." in name for name in found) == 2 * 4 * 3 * len(model.model.layers)
     assert not [name for name in found if ".mlp.gate." in name], "no router"
 
+
+def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
+    made = with_lists()
+    made = adapted(made, **adapted_layers.fields(made, Method(name="lora", target_modules=["q_proj"], experts=True)))
     names, before = expert_probe.names(made), expert_probe.fingerprints(made)
-    assert len(names) == 4 * 3 * len(model.model.layers)
+    assert len(names) == 4 * 3 * 4
     with torch.no_grad():
-        made.get_submodule("base_model.model.model.layers.2.mlp.experts.3.up_proj").lora_B["default"].weight[5, 1] = 1e-3
+        made.get_submodule("base_model.model.model.layers.2.mlp.experts.3.up_proj").lora_B["default"].weight[5, 1] = 0.1
     changed = (expert_probe.fingerprints(made) != before).any(dim=1).nonzero().flatten().tolist()
     assert [names[at] for at in changed] == ["model.layers.2.mlp.experts.3.up_proj"]
     up = next(one for one in expert_load.untrained(made) if one.parameter == "model.layers.2.mlp.experts.*.up_proj")
     assert (up.experts, up.of) == ([0, 1, 2], 4)
+
+    with_lists().save_pretrained(tmp_path / "base")
+    with pytest.raises(ExportError, match=r"layers\.2\.mlp\.experts\.3\.up_proj\.weight: 0 of its adapter is in the merged"):
+        merged_experts.check(tmp_path / "base", with_lists(), made, "float32")
+    copy.deepcopy(made).merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert merged_experts.check(tmp_path / "merged", with_lists(), made, "float32") == 4 * 3 * 4
