@@ -56,8 +56,10 @@ def check(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
 
 
 def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield each adapted parameter of experts: its name, and three float32 tensors of (experts, ...), its value in the base, its
-    adapter's change, and its value in the files."""
+    """Yield each adapted parameter of experts: its name, and three float32 tensors (experts, ...).
+
+    They are its value in the base, its adapter's change, and its value in the files.
+    """
     import torch
 
     wanted = dict(merged.named_parameters())
