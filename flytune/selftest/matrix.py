@@ -36,20 +36,18 @@ COMPARED = [
     for method in get_args(Method.model_fields["name"].annotation)
 ]
 _WITH_LORA = [name for name, kind in SHARDINGS.items() if "lora" not in kind.refuses]
-# Pairs of a mixture of experts, whose adapters are on the experts too.
-EXPERTS = [
+# Pairs of a mixture of experts, whose experts have adapters: as chats, packed, with a balance loss, and with other objectives.
+_OF_MIXTURES = [
     *(Pair("lora", sharding, model="experts") for sharding in _WITH_LORA),
-    *(Pair("lora", sharding, rows="packed", model="experts") for sharding in ("none", "zero3", "fsdp")),
-    *(Pair("lora", sharding, model="balance") for sharding in ("ddp", "zero3", "fsdp")),
-]
-# Pairs that run only where they are named.
-FURTHER = [
-    *(Pair("full", sharding, model="experts") for sharding in SHARDINGS),
+    *(Pair("lora", sharding, rows="packed", model="experts") for sharding in _WITH_LORA),
+    *(Pair("lora", sharding, model="balance") for sharding in _WITH_LORA),
     *(Pair("lora", sharding, rows=rows, model="experts") for rows in OBJECTIVE_ROWS for sharding in _WITH_LORA),
-    *(Pair("lora", sharding, model="balance") for sharding in ("zero1", "zero2")),
-    *(Pair("lora", sharding, rows=rows, model="balance") for rows in ("dpo", "kto", "grpo") for sharding in ("ddp", "fsdp")),
-    *(Pair("lora", sharding, rows="packed", model="experts") for sharding in ("ddp", "zero1", "zero2")),
+    *(Pair("lora", sharding, rows=rows, model="balance") for rows in ("dpo", "kto", "grpo") for sharding in _WITH_LORA),
+    *(Pair("full", sharding, model="experts") for sharding in SHARDINGS),
 ]
+EXPERTS = [pair for pair in _OF_MIXTURES if pair[-2:] in SHARDINGS[pair.sharding].mixture_selftests and pair.method == "lora"]
+# Pairs that run only where they are named; a balance loss has nothing to be compared with in plain training.
+FURTHER = [pair for pair in _OF_MIXTURES if pair not in EXPERTS and (pair.model != "balance" or pair != plain_pair(pair))]
 # Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
 

@@ -103,9 +103,8 @@ class Trials:
         selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
         # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
-        selftest_processes.run(1, tiny_model.write, self.base("dense"), tiny_model.SENTENCES, log=folder / "model.log")
-        mixture = self.base("dense"), self.base("experts")
-        selftest_processes.run(1, tiny_model.write_mixture, *mixture, log=folder / "mixture.log")
+        bases = self.base("dense"), tiny_model.SENTENCES, self.base("experts")
+        selftest_processes.run(1, tiny_model.write, *bases, log=folder / "model.log")
         self.block_length = self.blocks = 1
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(
@@ -157,7 +156,7 @@ class Trials:
                     "max_grad_norm": 0.5,
                     # The 8-bit default of qlora quantizes its states in blocks, which every sharding divides differently.
                     "optim": "adamw_torch_fused",
-                    "activation_checkpointing": pair.model != "dense" and pair.sharding != "none",
+                    "activation_checkpointing": pair.model != "dense" and pair != plain_pair(pair),
                 }
                 | balance,
                 # Answers that plain training has drawn and recorded are those that all runs of the method train.

@@ -37,11 +37,12 @@ SENTENCES = [
 ]
 
 
-def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int = 0) -> Path:
+def write(folder: Path, corpus: Iterable[str], mixture: Path | None = None, *, vocab_size: int = 512, seed: int = 0) -> Path:
     """Write a model folder (config, safetensors, tokenizer with a chat template) with about 0.9M weights; return it.
 
     Args:
         corpus: texts that the tokenizer is trained on.
+        mixture: a folder for a mixture of experts with the same tokenizer.
         vocab_size: largest number of tokens, with special tokens and the 256 bytes.
         seed: seed of the weights.
     """
@@ -52,19 +53,20 @@ def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int 
         torch.manual_seed(seed)
         random_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if mixture:
+        write_mixture(mixture, tokenizer, seed)
     return folder
 
 
-def write_mixture(dense: Path, folder: Path, seed: int = 0) -> Path:
-    """Write a mixture of experts (Qwen3-MoE, about 0.4M weights) with the tokenizer of the model folder `dense`; return it.
+def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> Path:
+    """Write the folder of a mixture of experts (Qwen3-MoE, about 0.4M weights); return it.
 
     A token's embedding names the two experts of every layer that it goes to, far from the others: rounding changes no choice of
     a router, and processes with other tokens use other experts.
     """
     import torch
-    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(str(dense))
     config = Qwen3MoeConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

@@ -80,10 +80,12 @@ def row(number, text, changes):
 
 def setting(tmp_path, changes):
     """A recipe of two steps, its base, and its data: of equal lengths, or short samples for packing."""
+    from transformers import AutoTokenizer
+
     changes = dict(changes)
     base = tiny_base(tmp_path)
     if changes.pop("experts", False):
-        base = tiny_model.write_mixture(base, tmp_path / "mixture")
+        base = tiny_model.write_mixture(tmp_path / "mixture", AutoTokenizer.from_pretrained(base))
     config = json.loads((base / "config.json").read_text()) | changes.pop("config", {})
     (base / "config.json").write_text(json.dumps(config))
     text = "The quick brown fox jumps over the lazy dog. " * (1 if "data.packing" in changes else 40)
