@@ -88,10 +88,10 @@ def with_packing(model_type: str, folder: Path, kept: dict[str, Any]) -> dict[st
 
 
 def with_experts(model_type: str, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the result of adapters on experts, made anew."""
+    """Return a row with the result of adapters on experts, made anew; without one where the type has no adapters at all."""
     row = {name: value for name, value in kept.items() if name != "experts"}
     problems = {name: why for name, why in row["problems"].items() if name != "experts"}
-    if "lora" in problems:
+    if "full" in problems:
         return row | {"problems": problems}
     place = folder / model_type
     try:
@@ -99,7 +99,7 @@ def with_experts(model_type: str, folder: Path, kept: dict[str, Any]) -> dict[st
         if not trained_types.has_experts(base):
             return row | {"problems": problems}
         data = Path(shutil.copytree(folder / "dataset", place / "dataset"))
-        if found := _failure(lambda: trained_types.check_experts(base, data, place / "experts")):
+        if "lora" not in problems and (found := _failure(lambda: trained_types.check_experts(base, data, place / "experts"))):
             problems["experts"] = found
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -182,7 +182,9 @@ def summary() -> str:
     fields, terms = (_by_field(tried, key) for key in ("own_fields", "loss_fields"))
     lacks = [name for name in trained["full"] if not table[name].get("checkpointing", True)]
     eager = [name for name in trained["full"] if "sdpa" not in table[name]["attention"]]
-    adapted = [name for name, row in tried.items() if row.get("experts") and "experts" not in row["problems"]]
+    experts = {name: row["problems"] for name, row in tried.items() if row.get("experts")}
+    adapted = [name for name, problems in experts.items() if not {"lora", "experts"} & problems.keys()]
+    without = [name for name, problems in experts.items() if "lora" in problems]
     unable = {name: row["problems"]["experts"] for name, row in tried.items() if "experts" in row["problems"]}
     refused_experts = "; ".join(f"{name} ({why})" for name, why in unable.items())
     parts = [
@@ -191,6 +193,7 @@ def summary() -> str:
         f" without {', '.join(sorted({*trained['full']} - {*trained['lora']})) or 'exception'}.",
         f"Trained with adapters on experts ({len(adapted)}): {', '.join(adapted)}.",
         f"Refused with adapters on experts ({len(unable)}): {refused_experts or 'none'}.",
+        f"With experts, and refused with any adapter ({len(without)}): {', '.join(without) or 'none'}.",
         f"Training not tried ({len(table) - len(tried)}): {', '.join(name for name in table if name not in tried) or 'none'}.",
         f"Trained with the loss of their own logits ({len(own)}): {', '.join(own)}.",
         f"The same with some configurations: {fields}.",

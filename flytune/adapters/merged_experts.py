@@ -32,13 +32,8 @@ def check(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
     Raises:
         ExportError: an expert's adapter is not in its weights, or not all of it.
     """
-    import torch
-
     checked, far, worst = 0, 0.0, ""
-    for name, layer, weight in _weights(folder, merged, trained):
-        before, change = (
-            one.detach().to("cpu", torch.float32) for one in (layer.get_param(), layer.get_delta_weight("default"))
-        )
+    for name, before, change, weight in _weights(folder, merged, trained):
         added = weight - before
         sizes = change.flatten(1).double().square().sum(dim=1)
         shares = (added.flatten(1).double() * change.flatten(1).double()).sum(dim=1) / sizes.clamp_min(1e-300)
@@ -53,21 +48,29 @@ def check(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
         ratio = (errors / bounds).nan_to_num(float("inf"))
         if float(ratio.max()) > max(1.0, far):
             far, place = float(ratio.max()), int(ratio.argmax())
-            worst = f"{name}, expert {place}: {float(shares[place]):.3g} of its adapter is in the merged weights"
+            one = f", expert {place}" * (len(shares) > 1)
+            worst = f"{name}{one}: {float(shares[place]):.3g} of its adapter is in the merged weights"
     if far > 1:
         raise ExportError(f"{folder.name}: {worst}; of {counted(checked, 'expert')} all must have 1; nothing was stored")
     return checked
 
 
-def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each adapted parameter of experts: its name, PEFT's layer, and its float32 value in the files."""
+def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield each adapted parameter of experts: its name, and three float32 tensors (experts, ...).
+
+    They are its value in the base, its adapter's change, and its value in the files.
+    """
     import torch
 
     wanted = dict(merged.named_parameters())
     sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), merged, wanted)
-    for name, layer in expert_probe.adapted(trained):
+    fused = [(name, layer.get_param(), layer) for name, layer in expert_probe.adapted(trained)]
+    lists = [(f"{name}.weight", layer.get_base_layer().weight, layer) for name, layer in expert_probe.listed(trained)]
+    for name, before, layer in [*fused, *lists]:
         shape = tuple(wanted[name].shape)
         value = torch.empty(shape, dtype=torch.float32)
         index = tuple(slice(0, size) for size in shape)
         sources[name].read(safetensors_files.ParameterPart(name, shape, index, value))
-        yield name, layer, value
+        numbers = before, layer.get_delta_weight("default"), value
+        before, change, value = (one.detach().to("cpu", torch.float32) for one in numbers)
+        yield (name, before, change, value) if len(shape) == 3 else (name, before[None], change[None], value[None])

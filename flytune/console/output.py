@@ -31,6 +31,8 @@ _NOTICES = [
     (FutureWarning, ".*is deprecated and will be removed in v6"),
     # DeepSpeed about torch, and torch about itself.
     (FutureWarning, "`torch\\.distributed\\.[a-z_]*` is deprecated"),
+    # PEFT about patterns of experts' parameters, which it looks for among modules, and applies; Flytune has checked every key.
+    (RuntimeWarning, "The following (rank|alpha)_pattern keys did not match any targeted module"),
     # bitsandbytes about its optimizers on a CPU, which has no memory to page out.
     (UserWarning, "Paged optimizers are not supported on CPU"),
     # click about flytekit, which declares the option of a bool input twice.

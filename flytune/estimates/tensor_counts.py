@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from flytune.errors import RecipeError
 from flytune.estimates.config_sizes import KINDS
 from flytune.estimates.meta_model import Built, Parameter
+from flytune.models import expert_layers
 from flytune.models.config_json import DEPTHS, MOST_LAYERS, Config
 from flytune.models.tensor_headers import Tensor
 from flytune.records.sizes import Geometry, Linear, joined
@@ -280,7 +281,8 @@ def _widths(linears: list[Linear], hidden: int, config: Config) -> tuple[int, in
         found = [one.rows for one in linears if one.name in ("down", "w2") and part in one.path and not_part not in one.path]
         return max(found, default=0)
 
-    stacked = [min(one.rows, one.columns) if one.rows != hidden else one.columns for one in linears if not one.adaptable]
+    of_experts = [one for one in linears if not one.adaptable and not one.path.endswith(".weight")]
+    stacked = [min(one.rows, one.columns) if one.rows != hidden else one.columns for one in of_experts]
     routed = width(".experts.") or (stacked[-1] if stacked else 0)
     return routed, width("shared"), width("mlp.", "expert")
 
@@ -293,7 +295,7 @@ def _experts(parameters: list[Parameter]) -> int:
 
 
 def _is_stacked(one: Parameter) -> bool:
-    return len(one.shape) == 3 and "expert" in one.name
+    return len(one.shape) == 3 and ("expert" in one.name or expert_layers.is_fused_name(one.name))
 
 
 def _linear(one: Parameter, share: float) -> Linear | None:
@@ -303,6 +305,8 @@ def _linear(one: Parameter, share: float) -> Linear | None:
         count, columns, rows = one.shape
         of, layer = {"quantizable": False, "adaptable": False, "share": share}, _FIRST_NUMBER.search(one.name)
         layers = (int(layer[1]),) if layer else ()
+        # As a recipe names it (rank_pattern), and PEFT: with `.weight` where the parameter is one of a layer.
+        path += ".weight" * (one.name.endswith(".weight") and expert_layers.is_fused_name(one.name))
         return Linear.model_validate(
             of | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
         )

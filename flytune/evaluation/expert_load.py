@@ -8,7 +8,7 @@ from typing import Any
 from flytune.models import expert_layers, expert_probe
 from flytune.records.metrics import ExpertLoad, UntrainedExperts
 
-_LAYER = re.compile(r"\.(\d+)\.")
+_LAYER, _NUMBER = re.compile(r"\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 
 
 @contextmanager
@@ -78,4 +78,12 @@ def untrained(model: Any) -> list[UntrainedExperts]:
         moved = second.reshape(len(second), -1, layer.num_experts).abs().amax(dim=(0, 1)) > 0
         if none := [expert for expert, is_moved in enumerate(moved.tolist()) if not is_moved]:
             found.append(UntrainedExperts(parameter=name, experts=none, of=layer.num_experts))
+    lists: dict[str, dict[int, bool]] = {}
+    for name, layer in expert_probe.listed(model):
+        before, number, after = _NUMBER.split(name, maxsplit=1)
+        moved_ones = lists.setdefault(f"{before}.experts.*.{after}", {})
+        moved_ones[int(number)] = bool((layer.lora_B["default"].weight != 0).any())
+    for name, moved_ones in lists.items():
+        if none := [expert for expert, is_moved in sorted(moved_ones.items()) if not is_moved]:
+            found.append(UntrainedExperts(parameter=name, experts=none, of=len(moved_ones)))
     return found

@@ -8,11 +8,12 @@ from flytune.recipe import Method
 
 _FIXED = (
     r"(?:.*\.)?(?:[^.]*router[^.]*|gate|indexer|encoder_attn|cross_attn|crossattention)\..*|"
-    r"(?:.*\.)?(?:[^.]*router|shared_expert_gate|dt_proj)"
+    r"(?:.*\.)?(?:[^.]*router|gate|shared_expert_gate|dt_proj)"
 )
-"""Routers and gates of shared experts choose experts: an adapter on them changes which experts a sample trains. Indexers of
-sparse attention choose tokens, without a gradient, and no text reaches the attention to an encoder or to images. Mamba layers
-read dt_proj's weight and not its result (modeling_mamba, modeling_jamba): an adapter there changes nothing."""
+"""Routers (in code of a model's own, a linear layer `gate`) and gates of shared experts choose experts: an adapter on them
+changes which experts a sample trains. Indexers of sparse attention choose tokens, without a gradient, and no text reaches the
+attention to an encoder or to images. Mamba layers read dt_proj's weight and not its result (modeling_mamba, modeling_jamba): an
+adapter there changes nothing."""
 MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 """Model types whose out_proj PEFT refuses (peft 0.21, tuners_utils._check_lora_target_modules_mamba): their kernels read its
 weight, not its result."""

@@ -5,7 +5,7 @@ PEFT ignores a name in a list, and a pattern of a rank, that no layer matches: t
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +190,7 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
     """Yield what is wrong with the keys of a pattern; `adapted` are names of the layers that have an adapter."""
     wrong, left = 0, list(adapted)
     ends = {end for one in adapted for end in _ends(one)}
+    experts = [one for one in adapted if expert_layers.is_fused_name(one)]
     for key in patterns:
         where, pattern = f"method.{name}: {key}", _ending(key)
         is_own = [bool(pattern.match(one)) for one in left]
@@ -201,11 +202,11 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
             elif bare := next((one for one in (*modules.linear, modules.embedding) if pattern.match(one)), None):
                 problem = f"matches {bare}, which has no adapter; add it to method.target_modules, or remove the pattern"
             else:
-                problem = _unknown(_WORD.findall(key), modules)
+                problem = _unknown(_WORD.findall(key), modules, experts)
         elif key not in ends:
             for alternative, variant in alternatives(key, r"(.*\.)?({})"):
                 if not any(variant.fullmatch(one) for one in adapted):
-                    problem = f"{alternative} in it: {_unknown(_WORD.findall(alternative), modules)}"
+                    problem = f"{alternative} in it: {_unknown(_WORD.findall(alternative), modules, experts)}"
         if problem:
             wrong += 1
             if wrong > MOST_SHOWN:
@@ -258,19 +259,24 @@ def _groups(pattern: str) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     yield 0, len(pattern), list(zip(starts, [one - 1 for one in starts[1:]] + [len(pattern)], strict=True))
 
 
-def _unknown(words: list[str], modules: Modules) -> str:
-    """Return the end of a message about words that no layer has in its name: the nearest names, or all."""
-    names = {name.rpartition(".")[2] for name in (*modules.linear, modules.embedding) if name}
-    parts = {part for name in modules.linear for part in name.split(".")}
+def _unknown(words: list[str], modules: Modules, experts: Sequence[str] = ()) -> str:
+    """Return the end of a message about words that no layer has in its name: the nearest names, or all.
+
+    Args:
+        experts: names of the adapted parameters of experts, which are meant too.
+    """
+    names = {name.rpartition(".")[2] for name in (*modules.linear, modules.embedding, *experts) if name}
+    parts = {part for name in (*modules.linear, *experts) for part in name.split(".")}
     dotted = [word for word in words if "." in word]
     names |= {end for name in modules.linear for end in _ends(name) for word in dotted if end.count(".") == word.count(".")}
     near = [one for word in words if word not in parts for one in difflib.get_close_matches(word, sorted(names), 2, NEAR)]
     meant = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
-    return f"no linear layer of {modules.model_type} has such a name; {meant}it has {_leaves(modules)}"
+    return f"no linear layer of {modules.model_type} has such a name; {meant}it has {_leaves(modules, experts)}"
 
 
-def _leaves(modules: Modules) -> str:
-    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules.linear)) or "none"
+def _leaves(modules: Modules, experts: Sequence[str] = ()) -> str:
+    leaves = dict.fromkeys(name.rpartition(".")[2] for name in modules.linear)
+    return ", ".join([*leaves, *expert_layers.suffixes(experts)]) or "none"
 
 
 def _ends(name: str) -> Iterator[str]:

@@ -1,16 +1,16 @@
 """Weights of routed experts: parameters of three dimensions, one matrix for each expert, or modules of a list.
 
-transformers 5 keeps a layer's experts in parameters of a module `experts`; code of a model's own may list them as modules.
+transformers 5 keeps a layer's experts in parameters of a module `experts`, JetMoE's in the weights of two layers of its own
+(input_linear and output_linear, of attention too); code of a model's own may list them as modules.
 """
 
 import re
 from typing import Any
 
 _LISTED = re.compile(r".*\.experts\.\d+\..*")
-_FUSED = re.compile(r".*\.experts\.(?!\d)\w+(?<!\.weight)")
+_FUSED = re.compile(r".*\.experts\.(?!\d)\w+(?<!\.weight)|.*\.(?:input|output)_linear\.weight")
 REFUSED = {
     "dbrx": "PEFT's layer around its experts hides the matrices that the model reads (ParamWrapper has no attribute v1)",
-    "jetmoe": "its experts, of MLP and attention, are weights of layers of their own, whose adapters Flytune does not count",
 }
 """Model types whose experts get no adapter, with the reason."""
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flytune.models import expert_layers
+
 PROBES = 4
 """Pairs of vectors. One wrong number in a factor changes all four."""
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|base_layer)\.|\.base_layer$")
@@ -21,6 +23,19 @@ def adapted(model: Any) -> Iterator[tuple[str, Any]]:
             yield f"{base_name(name)}.{module.parameter_name}", module
 
 
+def listed(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the adapted linear layers of experts that a model has in lists, each with its name in the base."""
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_B") and expert_layers.is_listed(base_name(name)):
+            yield base_name(name).removeprefix("base_model.model."), module
+
+
+def _probed(model: Any) -> list[tuple[str, Any, int]]:
+    """Return the adapted layers of experts in a fixed order: name, layer, and how many experts it has."""
+    fused = [(name, layer, layer.num_experts) for name, layer in adapted(model)]
+    return [*fused, *((name, layer, 1) for name, layer in listed(model))]
+
+
 def base_name(module: str) -> str:
     """Return a module's name in the base model, without the layers that PEFT and torch.compile put around it."""
     return _WRAPPERS.sub("", module)
@@ -28,7 +43,7 @@ def base_name(module: str) -> str:
 
 def names(model: Any) -> list[str]:
     """Return a name for each number of `fingerprints`: parameter and expert."""
-    return [f"{name}, expert {expert}" for name, layer in adapted(model) for expert in range(layer.num_experts)]
+    return [name if count == 1 else f"{name}, expert {expert}" for name, _, count in _probed(model) for expert in range(count)]
 
 
 def fingerprints(model: Any, gather: Callable[[Any], Any] = lambda parameter: parameter, adapter: str = "default") -> Any:
@@ -39,13 +54,13 @@ def fingerprints(model: Any, gather: Callable[[Any], Any] = lambda parameter: pa
     import torch
 
     found = []
-    for _, layer in adapted(model):
+    for _, layer, count in _probed(model):
         first, second = (
             gather(factor[adapter].weight).detach().to("cpu", torch.float64) for factor in (layer.lora_A, layer.lora_B)
         )
         # (experts x rank, in) and (out, rank x experts): PEFT, ParamWrapper.get_delta_factors
-        inner = (first @ _vectors(first.shape[1], 1)).reshape(layer.num_experts, -1, PROBES)
-        outer = (second.T @ _vectors(second.shape[0], 2)).reshape(-1, layer.num_experts, PROBES).transpose(0, 1)
+        inner = (first @ _vectors(first.shape[1], 1)).reshape(count, -1, PROBES)
+        outer = (second.T @ _vectors(second.shape[0], 2)).reshape(-1, count, PROBES).transpose(0, 1)
         found.append(layer.scaling[adapter] * (inner * outer).sum(dim=1))
     return torch.cat(found) if found else None
 

@@ -161,10 +161,11 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
     if experts := [
         name for name, leaf in leaves.items() if leaf in fused or leaf.removesuffix("_proj") in stacked | {"experts"}
     ]:
+        router = ", and gate is their router" if "gate" in map(leaves.get, experts) else ""
+        write = "" if recipe.method.experts else "write method.experts: true for adapters on them, and "
         return [
             f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, which is no "
-            "layer; write method.experts: true for adapters on them, and name layers of the attention here, or all-linear, "
-            "which leaves experts and routers alone"
+            f"layer{router}; {write}name layers of the attention here, or all-linear, which leaves experts and routers alone"
         ]
     if geometry.model_type in adapted_layers.MAMBA and "out" in targets(recipe, geometry):
         return [

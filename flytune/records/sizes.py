@@ -34,7 +34,7 @@ class Linear(Strict):
     def is_experts(self) -> bool:
         """True if they are the matrices in a parameter of a layer's routed experts, which method.experts adapts."""
         stacked = not self.quantizable and not self.adaptable
-        return stacked and self.path.split(".")[-2:-1] == ["experts"]
+        return stacked and (self.path.split(".")[-2:-1] == ["experts"] or self.path.endswith("_linear.weight"))
 
     @property
     def key(self) -> str:

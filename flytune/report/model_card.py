@@ -59,7 +59,9 @@ def render(
         has_id=is_hub_id(recipe.model.name_or_path),
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
-        is_plain=not (recipe.method.use_dora or trains_tables(recipe)),
+        is_plain=not (
+            recipe.method.use_dora or recipe.method.rank_pattern or recipe.method.alpha_pattern or trains_tables(recipe)
+        ),
         auto_class=heads.head_of(recipe).auto_class,
         head=heads.head_of(recipe),
         about=objective_of(recipe).card_text(recipe),

@@ -15,7 +15,7 @@ from flytune.recipe import Method, Sharding
 from flytune.schema import Record, Strict
 from flytune.selftest import compare, shapes
 from flytune.selftest.processes import Nodes, RankFailed
-from flytune.selftest.runs import OBJECTIVE_ROWS, BatchLayout, Pair, Rows, Trials, plain_pair
+from flytune.selftest.runs import OBJECTIVE_ROWS, BatchLayout, Model, Pair, Rows, Trials, plain_pair
 from flytune.sentences import counted
 from flytune.sharding import SHARDINGS, pair_problem, sharding_of
 
@@ -35,6 +35,19 @@ COMPARED = [
     for sharding in SHARDINGS
     for method in get_args(Method.model_fields["name"].annotation)
 ]
+_WITH_LORA = [name for name, kind in SHARDINGS.items() if "lora" not in kind.refuses]
+# Pairs of a mixture of experts, whose experts have adapters: as chats, packed, with a balance loss, and with other objectives.
+_OF_MIXTURES = [
+    *(Pair("lora", sharding, model="experts") for sharding in _WITH_LORA),
+    *(Pair("lora", sharding, rows="packed", model="experts") for sharding in _WITH_LORA),
+    *(Pair("lora", sharding, model="balance") for sharding in _WITH_LORA),
+    *(Pair("lora", sharding, rows=rows, model="experts") for rows in OBJECTIVE_ROWS for sharding in _WITH_LORA),
+    *(Pair("lora", sharding, rows=rows, model="balance") for rows in ("dpo", "kto", "grpo") for sharding in _WITH_LORA),
+    *(Pair("full", sharding, model="experts") for sharding in SHARDINGS),
+]
+EXPERTS = [pair for pair in _OF_MIXTURES if pair[-2:] in SHARDINGS[pair.sharding].mixture_selftests and pair.method == "lora"]
+# Pairs that run only where they are named; a balance loss has nothing to be compared with in plain training.
+FURTHER = [pair for pair in _OF_MIXTURES if pair not in EXPERTS and (pair.model != "balance" or pair != plain_pair(pair))]
 # Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
 
@@ -66,6 +79,7 @@ class Cell(Strict):
     sharding: str
     offload: str
     rows: Rows
+    model: Model = "dense"
     state: Literal["equal", "differs", "failed", "refused", "lacking"]
     words: str
     """Text in the table."""
@@ -93,26 +107,29 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones; a few packed, all with other objectives."""
+    """Return every method with every sharding and offload, also unsupported ones; a few packed, or with experts; all with other
+    objectives."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
     )
     pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)]
-    return [*pairs, *PACKED, *COMPARED]
+    return [*pairs, *PACKED, *COMPARED, *EXPERTS]
 
 
 def pairs_named(names: str) -> list[Pair]:
-    """Parse names such as `full/zero2,lora/zero3/cpu`; without names, return all pairs.
+    """Parse names such as `full/zero2,lora/zero3/cpu`; without names, return all pairs but those of FURTHER.
 
     Raises:
         RecipeError: there is no such pair.
     """
-    known = {str(pair): pair for pair in all_pairs()}
-    wanted = names.split(",") if names else list(known)
+    if not names:
+        return all_pairs()
+    known = {str(pair): pair for pair in [*all_pairs(), *FURTHER]}
+    wanted = names.split(",")
     if unknown := [name for name in wanted if name not in known]:
         raise RecipeError(
             f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, as in full/zero2 "
-            f"or full/zero3/cpu (or {PACKED[0]}), with a sharding of {', '.join(SHARDINGS)}"
+            f"or full/zero3/cpu (or {PACKED[0]}, {EXPERTS[0]}), with a sharding of {', '.join(SHARDINGS)}"
         )
     return [known[name] for name in wanted]
 
@@ -175,13 +192,13 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
 
 def distance(trials: Trials, pair: Pair, layout: BatchLayout, shape: Shape) -> Distance:
     """Train a pair in one layout, and measure its differences from plain training."""
-    plain = trials.reference(pair)
+    plain = trials.reference(pair, layout.micro_batch)
     run = trials.train(pair, layout, shape)
     return Distance(
         layout=str(layout),
         # Of drawn answers the loss is a sum of advantages of both signs, which are about 1, and may be 0 itself.
         loss=compare.losses(run, plain, scale=1.0 if pair.rows == "grpo" else 0.0),
         grad_norm=compare.grad_norms(run, plain),
-        weights=compare.weights(run, plain, trials.base),
+        weights=compare.weights(run, plain, trials.base(pair.model)),
         seconds=run.result.seconds,
     )

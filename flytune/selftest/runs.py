@@ -24,7 +24,7 @@ SAMPLES_OF_A_PROCESS = 4
 Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo"]
 OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo")
 """Rows of an objective of their name; all others are those of sft."""
-
+Model = Literal["dense", "experts", "balance"]
 
 # Files of the rows that are trained, and of those that are held out.
 _FILES: dict[Rows, tuple[str, str]] = {
@@ -55,9 +55,13 @@ class Pair(NamedTuple):
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
     rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that plain training drew."""
+    model: Model = "dense"
+    """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under all shardings
+    but none; balance: the same with the balance loss of the routers."""
 
     def __str__(self) -> str:
-        extras = [self.offload] * (self.offload != "none") + [self.rows] * (self.rows != "chats")
+        plain = Pair(self.method, self.sharding)
+        extras = [mine for mine, default in zip(self[2:], plain[2:], strict=True) if mine != default]
         return "/".join([self.method, self.sharding, *extras])
 
 
@@ -87,7 +91,7 @@ class Trials:
         self.shapes = here or shapes.shapes(nodes.count if nodes else 1)
         """Shapes for this machine, and for one process on it."""
         self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
-        self.references: dict[Pair, FinishedRun] = {}
+        self.references: dict[tuple[Pair, BatchLayout], FinishedRun] = {}
         (folder / "runs").mkdir(parents=True)
         selftest_dataset.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write(folder / "step.jsonl", self.global_batch_size)
@@ -98,9 +102,9 @@ class Trials:
         selftest_dataset.write_prompts(folder / "prompts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
-        self.base = folder / "base"
         # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
-        selftest_processes.run(1, tiny_model.write, self.base, tiny_model.SENTENCES, log=folder / "model.log")
+        bases = self.base("dense"), tiny_model.SENTENCES, self.base("experts")
+        selftest_processes.run(1, tiny_model.write, *bases, log=folder / "model.log")
         self.block_length = self.blocks = 1
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(
@@ -109,6 +113,10 @@ class Trials:
         self._prepare("packed")
         for rows in OBJECTIVE_ROWS:
             self._prepare(rows)
+
+    def base(self, model: Model) -> Path:
+        """Return the folder of a base model."""
+        return self.folder / ("base" if model == "dense" else "mixture")
 
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
@@ -122,11 +130,15 @@ class Trials:
         """Return the run's recipe: with clipping, decay and schedule, where errors could be, and without random dropout."""
         method: dict[str, Any] = {"name": pair.method}
         if pair.method != "full":
-            method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16}
+            method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.model != "dense"}
+        # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none for rewards.
+        balance = (
+            {} if pair.model == "dense" or pair.rows == "reward" else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
+        )
         return Recipe.model_validate(
             {
                 "name": "selftest",
-                "model": {"name_or_path": str(self.base), "dtype": "float32"},
+                "model": {"name_or_path": str(self.base(pair.model)), "dtype": "float32"},
                 "data": {
                     "path": str(self.folder / _FILES[pair.rows][0]),
                     "heldout_path": str(self.folder / _FILES[pair.rows][1]),
@@ -144,10 +156,14 @@ class Trials:
                     "max_grad_norm": 0.5,
                     # The 8-bit default of qlora quantizes its states in blocks, which every sharding divides differently.
                     "optim": "adamw_torch_fused",
-                    "activation_checkpointing": False,
-                },
+                    "activation_checkpointing": pair.model != "dense" and pair != plain_pair(pair),
+                }
+                | balance,
                 # Answers that plain training has drawn and recorded are those that all runs of the method train.
-                "checkpoints": {"folder": str(self.folder / "checkpoints"), "name": f"selftest-{pair.method}-{pair.rows}"},
+                "checkpoints": {
+                    "folder": str(self.folder / "checkpoints"),
+                    "name": f"selftest-{pair.method}-{pair.rows}" + f"-{pair.model}" * (pair.model != "dense"),
+                },
                 "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"}
                 | OBJECTIVE_SECTIONS.get(pair.rows, {}),
             }
@@ -196,19 +212,27 @@ class Trials:
         result: TrainingResult = selftest_processes.run(layout.degrees.world, _fit, *what, log=log, share=share)
         return FinishedRun(result, out / ("model" if pair.method == "full" else "adapter"))
 
-    def reference(self, pair: Pair) -> FinishedRun:
-        """Return plain training of the pair's method, with the global batch in one pass; it is trained on the first call."""
+    def reference(self, pair: Pair, micro_batch: int | None = None) -> FinishedRun:
+        """Return plain training of the pair's method, which is trained on the first call, with the global batch in one pass.
+
+        Args:
+            micro_batch: that of the run to compare; with a balance loss, which is one of each micro batch, it is the plain
+                run's too.
+        """
         plain = plain_pair(pair)
-        if plain not in self.references:
+        rows = self.rows_of_a_step(plain)
+        rows_of_a_pass = micro_batch if pair.model == "balance" and micro_batch else rows
+        layout = BatchLayout(rows_of_a_pass, rows // rows_of_a_pass, Degrees())
+        if (plain, layout) not in self.references:
             shape = shapes.shape_for(self.recipe(plain), self.shapes)
             assert shape is not None, f"{plain} is one process and runs on any machine"
-            self.references[plain] = self.train(plain, self.layouts(plain, Degrees())[0], shape)
-        return self.references[plain]
+            self.references[plain, layout] = self.train(plain, layout, shape)
+        return self.references[plain, layout]
 
 
 def plain_pair(pair: Pair) -> Pair:
     """Return the pair that a pair is compared with: the same method and rows, in one process, without packing."""
-    return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows)
+    return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows, model=pair.model)
 
 
 def _fit(recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:

@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and a tokenizer of its own, made without a hub or a download."""
+"""A tiny Llama and a tiny mixture of experts, with random weights and a tokenizer of their own, made without a download."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +22,9 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+EXPERTS = 16
+"""Experts of each layer of the mixture."""
+
 SENTENCES = [
     "Return the sum of two numbers.",
     "Open the file and return a stream; raise OSError if it cannot be opened.",
@@ -34,11 +37,12 @@ SENTENCES = [
 ]
 
 
-def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int = 0) -> Path:
+def write(folder: Path, corpus: Iterable[str], mixture: Path | None = None, *, vocab_size: int = 512, seed: int = 0) -> Path:
     """Write a model folder (config, safetensors, tokenizer with a chat template) with about 0.9M weights; return it.
 
     Args:
         corpus: texts that the tokenizer is trained on.
+        mixture: a folder for a mixture of experts with the same tokenizer.
         vocab_size: largest number of tokens, with special tokens and the 256 bytes.
         seed: seed of the weights.
     """
@@ -49,7 +53,58 @@ def write(folder: Path, corpus: Iterable[str], vocab_size: int = 512, seed: int 
         torch.manual_seed(seed)
         random_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if mixture:
+        write_mixture(mixture, tokenizer, seed)
     return folder
+
+
+def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> Path:
+    """Write the folder of a mixture of experts (Qwen3-MoE, about 0.4M weights); return it.
+
+    A token's embedding names the two experts of every layer that it goes to, far from the others: rounding changes no choice of
+    a router, and processes with other tokens use other experts.
+    """
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        num_hidden_layers=3,
+        mlp_only_layers=[0],
+        num_experts=EXPERTS,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Qwen3MoeForCausalLM(config)
+        embedding = model.model.embed_tokens.weight.normal_(std=0.2)
+        embedding[:, :EXPERTS] = 0.0
+        for token in range(len(tokenizer)):
+            first, second = experts_of(token)
+            embedding[token, first], embedding[token, second] = 2.0, 1.0
+        for name, weight in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                weight.copy_(torch.eye(EXPERTS, config.hidden_size))
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def experts_of(token: int) -> tuple[int, int]:
+    """Return the experts that a token of the mixture goes to."""
+    first = token % EXPERTS
+    return first, (first + 1 + token // EXPERTS % (EXPERTS - 1)) % EXPERTS
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":

@@ -53,6 +53,8 @@ class ShardingBase:
     """True if the dry run can trace it on fake tensors."""
     packed_selftests: ClassVar[tuple[str, ...]] = ()
     """Methods that the selftest also trains on packed rows."""
+    mixture_selftests: ClassVar[tuple[tuple[str, str], ...]] = (("chats", "experts"),)
+    """Rows and model of the selftest's runs with adapters on experts."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

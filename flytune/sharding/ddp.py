@@ -15,6 +15,7 @@ class DistributedDataParallel(ShardingBase):
     estimated_as = Layout(name="ddp", copies_gradients=True)
     traceable = True
     packed_selftests = ("full",)
+    mixture_selftests = (("chats", "experts"), ("chats", "balance"))
 
     def misfit(self, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "needs two processes or more, and the shape has one"

@@ -31,6 +31,7 @@ class FullyShardedDataParallel(ShardingBase):
     kbit_float32 = False
     traceable = True
     packed_selftests = ("lora",)
+    mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
 
     def misfit(self, shape: Shape) -> str | None:
         return None if shape.world_size > 1 else "shards over processes, and the shape has one"

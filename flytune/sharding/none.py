@@ -13,6 +13,7 @@ class NoSharding(ShardingBase):
     estimated_as = Layout(name="none")
     traceable = True
     packed_selftests = ("full", "qlora")
+    mixture_selftests = (("chats", "experts"), ("packed", "experts"))
 
     def misfit(self, shape: Shape) -> str | None:
         if shape.world_size > 1:

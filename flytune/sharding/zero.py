@@ -208,6 +208,7 @@ class Zero3(Zero):
         gathers_in_backward=True,
     )
     packed_selftests = ("lora",)
+    mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
     # engine.py, _zero3_consolidated_16bit_state_dict
     saves_gathered = True
     # zero.Init partitions each parameter as it is made.

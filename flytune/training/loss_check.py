@@ -29,7 +29,6 @@ def check(trainer: Any) -> None:
         return
     ids = torch.tensor([trainer.train_dataset.first_tokens(TOKENS)], device=trainer.args.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    text = innermost(model).config.get_text_config()
     has_balance_loss = trainer.aux_loss_enabled
     if has_balance_loss:
         batch["output_router_logits"] = True
@@ -41,7 +40,7 @@ def check(trainer: Any) -> None:
             trained = model(**batch, labels=ids, fused_lm_head=True)
             loss = float(-trained.log_probs.sum() / trained.label_mask.sum())
             if has_balance_loss:
-                loss += text.router_aux_loss_coef * float(trained.aux_loss)
+                loss += trainer.router_aux_loss_coef * float(trained.aux_loss)
             own = _own_loss(model, batch, ids, objective_of(recipe).temperature(recipe))
     finally:
         model.train(was_training)

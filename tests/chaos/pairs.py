@@ -100,7 +100,7 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
     """Return all pairs that run on this machine's CPU, without offload."""
     found = []
     for pair in all_pairs():
-        if pair.offload == "none" and pair.rows in _WRITERS:
+        if pair.offload == "none" and pair.rows in _WRITERS and pair.model == "dense":
             recipe = recipe_for(pair, folder, str(folder), 1)
             refused = pair_problem(recipe) or objective_of(recipe).problems(recipe)
             if not refused and not sharding_of(recipe).misfit(shape_named(recipe.hardware.shape)):

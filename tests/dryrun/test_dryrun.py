@@ -21,6 +21,7 @@ from flytune.models import config_files, loading
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Degrees
+from flytune.selftest import tiny_model
 from flytune.training.attempt_notes import Notes
 from flytune.training.run_state import RunState
 from flytune.training.trainer import build
@@ -79,8 +80,12 @@ def row(number, text, changes):
 
 def setting(tmp_path, changes):
     """A recipe of two steps, its base, and its data: of equal lengths, or short samples for packing."""
-    base = tiny_base(tmp_path)
+    from transformers import AutoTokenizer
+
     changes = dict(changes)
+    base = tiny_base(tmp_path)
+    if changes.pop("experts", False):
+        base = tiny_model.write_mixture(tmp_path / "mixture", AutoTokenizer.from_pretrained(base))
     config = json.loads((base / "config.json").read_text()) | changes.pop("config", {})
     (base / "config.json").write_text(json.dumps(config))
     text = "The quick brown fox jumps over the lazy dog. " * (1 if "data.packing" in changes else 40)
@@ -130,6 +135,7 @@ CASES = {
     "reward-full": {"objective": "reward"},
     "reward-fsdp-lora": {"objective": "reward", "method": "lora", "sharding": "fsdp", "hardware.shape": "cpu-2"},
     "lora-sgd": {"method": "lora", "training.optim": "sgd"},
+    "lora-experts": {"experts": True, "method": {"name": "lora", "experts": True}},
     "fsdp-lora-tables": {
         "sharding": "fsdp",
         "hardware.shape": "cpu-2",

@@ -129,17 +129,6 @@ def test_losses_and_weights_are_those_of_peft_alone(inputs, trained):
     assert relative(found, expected) < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sharding", ["fsdp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2"))]
-)
-def test_every_sharding_trains_the_same(sharding, inputs, trained, tmp_path):
-    _, result, out = trained
-    other = ranks.run(2, fit, recipe_for(inputs, sharding), inputs, tmp_path / "out")
-    assert [step.loss for step in other.steps] == pytest.approx([step.loss for step in result.steps], rel=1e-5)
-    assert relative(tensors(tmp_path / "out"), tensors(out)) < 1e-4
-
-
 def test_names_are_those_that_peft_and_vllm_read(trained):
     """vLLM (lora/lora_model.py, lora/model_manager.py: _stack_moe_lora_weights, _convert_3d_to_2d_moe_lora).
 

@@ -92,7 +92,8 @@ def test_the_export_and_the_merged_model_are_the_live_model(kind, inputs, plain,
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert loss_of(merged, inputs) == pytest.approx(result.heldout_loss, abs=SAME)
     card = (artifact / "README.md").read_text()
-    assert ("Servers take LoRA alone" in card) == recipe.method.use_dora == ("--max-lora-rank" not in card)
+    is_merged_first = recipe.method.use_dora or bool(recipe.method.rank_pattern)
+    assert ("Servers take LoRA of one rank" in card) == is_merged_first == ("--max-lora-rank" not in card)
     if kind in ("gaussian", "pissa", "pissa-niter"):
         assert combining.combine([artifact, artifact], tmp_path / "both", [0.5, 0.5]).r == 2 * recipe.method.largest_rank
     else:

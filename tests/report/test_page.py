@@ -236,6 +236,31 @@ def test_only_attempts_as_planned_are_compared_with_the_plan():
     )
 
 
+def card(**method):
+    recipe = recipe_for(Path("models/base"), {"name": "lora", "r": 8} | method)
+    shards = {split: [Shard(file=f"{split}/00000.parquet", samples=1, tokens=9, sha256="a")] for split in ("train", "heldout")}
+    made = recipe, plan_for(recipe), manifest([{"input_ids": [0] * 9}], shards), training_result(4), metrics()
+    return model_card.render(*made, broken=[])
+
+
+def test_the_card_tells_vllm_how_the_adapters_of_experts_are_stored():
+    """Its LoRARequest.is_3d_lora_weight (vllm/lora/request.py) is not found out, and the numbers are read in another order."""
+    text = card(experts=True)
+    module = """'{"name": "tiny", "path": ".", "is_3d_lora_weight": true}'"""
+    assert f"--max-lora-rank 8 --enable-mixed-moe-lora-format --lora-modules {module}" in text
+    assert "text-generation-launcher" not in text
+    for merged_first in ({"r": 1024}, {"rank_pattern": {"experts.down_proj": 4}}):
+        assert "--max-lora-rank" not in (text := card(experts=True, **merged_first))
+        assert "`flytune merge` makes one model of both" in text
+
+
+def test_the_card_serves_no_adapter_with_several_scales():
+    """vllm/lora/peft_helper.py (PEFTHelper) reads r and lora_alpha alone."""
+    assert "--max-lora-rank 8 --lora-modules" in card()
+    for pattern in ({"rank_pattern": {"q_proj": 4}}, {"alpha_pattern": {"q_proj": 4}}):
+        assert "Servers take LoRA of one rank and scale alone" in card(**pattern)
+
+
 def preferred(low, high, objective="dpo"):
     """Metrics of pairs, with the ends of their first figure."""
     sides = {"tuned": {"value": (low + high) / 2, "low": low, "high": high}}

@@ -16,12 +16,13 @@ from flytune.errors import ExportError, RecipeError, TrainingError
 from flytune.hardware import load_shapes
 from flytune.recipe import Recipe
 from flytune.records import Degrees
-from flytune.selftest import Matrix, Trials, compare, matrix, table
+from flytune.selftest import Matrix, Trials, compare, matrix, table, tiny_model
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
 from flytune.selftest.matrix import Cell, Distance
 from flytune.selftest.runs import OBJECTIVE_ROWS, STEPS, FinishedRun, Pair
 from flytune.sharding import SHARDINGS, pair_problem
+from tests.support import ranks
 from tests.support.paths import ROOT
 from tests.support.stages import training_result
 
@@ -37,10 +38,11 @@ COMPARED = {
 }
 OFFERED = [
     pair
-    for pair in matrix.all_pairs()
+    for pair in [*matrix.all_pairs(), *matrix.FURTHER]
     if (pair.rows not in OBJECTIVE_ROWS or (pair.method, pair.sharding) in COMPARED)
     and pair.method not in SHARDINGS[pair.sharding].refuses
     and pair.offload in SHARDINGS[pair.sharding].offloads
+    and not (pair.rows == "grpo" and pair.sharding == "zero3")
 ]
 
 
@@ -63,7 +65,11 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 
 def test_every_combination_is_a_cell():
     pairs = matrix.all_pairs()
-    assert len(pairs) == len(set(pairs)) == 3 * (3 + len(OBJECTIVE_ROWS)) * len(SHARDINGS) + len(matrix.PACKED)
+    dense = 3 * (3 + len(OBJECTIVE_ROWS)) * len(SHARDINGS) + len(matrix.PACKED)
+    assert len(pairs) == len(set(pairs)) == dense + len(matrix.EXPERTS)
+    further = [str(pair) for pair in matrix.FURTHER]
+    assert matrix.pairs_named(",".join(further)) == matrix.FURTHER
+    assert not {*further} & {str(pair) for pair in pairs}
 
 
 def test_an_objective_is_refused_where_its_reference_is_not_built(trials):
@@ -84,6 +90,59 @@ def test_answers_are_drawn_once_and_trained_under_every_sharding(trials):
     assert {file.name: file.stat().st_mtime_ns for file in ledger.iterdir()} == recorded
     steps = trials.reference(pairs[0]).result.steps
     assert all(step.grad_norm > 0.1 for step in steps), "the rewards of each prompt differ"
+
+
+def choices(trials, exported=None):
+    """Return the experts of each token of the training data in each layer, and the least distance to another expert."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from flytune import data
+
+    model = AutoModelForCausalLM.from_pretrained(trials.base("experts"), dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, exported) if exported else model
+    rows = [row["input_ids"] for row in data.load(trials.folder / "chats", "train")]
+    with torch.no_grad():
+        found = [model(input_ids=torch.tensor([row]), output_router_logits=True).router_logits for row in rows]
+    logits = torch.stack([torch.cat(layer) for layer in zip(*found, strict=True)])
+    top = logits.topk(3)
+    nearest = float((top.values[..., 1] - top.values[..., 2]).min())
+    return rows, top.indices[..., :2].sort(-1).values.tolist(), nearest
+
+
+def test_processes_use_other_experts_and_no_choice_is_a_close_one(trials):
+    rows, layers, nearest = ranks.run(1, choices, trials)
+    named = [sorted(tiny_model.experts_of(token)) for row in rows for token in row]
+    assert layers == [named] * 2
+    assert nearest > 1
+    reached = [{expert for token in row for expert in tiny_model.experts_of(token)} for row in rows]
+    everyone = set(range(tiny_model.EXPERTS))
+    assert all(len(one) > 4 for one in reached)
+    assert sum(one != everyone for one in reached) > 5, "a process with one row has experts without a token"
+
+
+def one_expert_of_one_process_stays(real, trainer):
+    factor = next(one for name, one in trainer.model.named_parameters() if "1.mlp.experts.lora_B" in name)
+
+    def without_one(gradient):
+        gradient = gradient.clone()
+        gradient.view(len(gradient), -1, tiny_model.EXPERTS)[:, :, 3] = 0
+        return gradient
+
+    if trainer.args.process_index == 1:
+        factor.register_hook(without_one)
+    return real(trainer)
+
+
+@pytest.mark.slow
+def test_a_gradient_that_one_expert_of_one_process_lacks_is_found(trials, monkeypatch):
+    plain = trials.reference(Pair("lora", "none", model="experts"))
+    assert ranks.run(1, choices, trials, plain.exported)[2] > 1, "nor is it one after training"
+    broken(monkeypatch, "check", one_expert_of_one_process_stays)
+    cell = matrix.try_pair(trials, Pair("lora", "ddp", model="experts"))
+    assert cell.state == "differs"
+    assert re.search(r"4x1x2: .*weights .\..e-0[123]", cell.reason), cell.reason
 
 
 def test_layouts_cut_one_global_batch(trials):
