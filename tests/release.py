@@ -110,7 +110,7 @@ KEPT: dict[str, dict[str, list[str]]] = {
         ],
     },
     "objectives/test_grpo.py": {
-        "test_two_processes_draw_and_train_what_one_does": ["full-zero2"],
+        "test_two_processes_draw_and_train_what_one_does": ["full-zero2-0"],
         "test_a_run_that_is_killed_within_a_step_goes_on_to_the_bit": ["update"],
     },
     "objectives/test_kto.py": {

@@ -61,6 +61,8 @@ class DryRun(Record):
     """Peak that CUDA's caching allocator reserves (allocator.py); 0 where a CPU is predicted."""
     least_bytes: int = 0
     """Least that it must be able to reserve for the run not to fail; it gives back to CUDA what it can before."""
+    drawing_bytes: int = 0
+    """Peak while answers are drawn, with the optimizer's states; 0 where none are."""
     host_bytes: int
     """Bytes of offloaded parameters, gradients and optimizer states."""
     seconds: float

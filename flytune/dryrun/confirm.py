@@ -23,7 +23,7 @@ from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
 from flytune.records import Geometry, Need, Plan
-from flytune.records.plan import FIRST_STEP, LOAD, STEP
+from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
 from flytune.sharding import sharding_of
 
 _NOT_ALLOCATED = ("CUDA context", "NCCL", "fragmentation")
@@ -153,17 +153,23 @@ def _need(planned: Need, traced: DryRun) -> Need:
     phases[LOAD] = {"parameters": traced.phases["load"]} | beside[LOAD]
     phases[FIRST_STEP] = {"all of the step's peak": first} | beside[FIRST_STEP]
     phases[STEP] = traced.kinds | beside[STEP]
+    if traced.drawing_bytes:
+        phases[DRAW] = {"all of the drawing's peak": traced.drawing_bytes} | beside[DRAW]
     return planned.model_copy(update={"phases": phases, "engine": "dry run"})
 
 
 def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -> str:
     """Return what the dry run found, beside the closed form where that `is_known` to hold."""
-    table = fit.needs[0].phases[STEP]
-    closed = sum(size for name, size in table.items() if name not in _NOT_ALLOCATED)
+    closed = {
+        phase: f", the closed form has {sum(size for name, size in table.items() if name not in _NOT_ALLOCATED) / GIB:.2f}"
+        for phase, table in fit.needs[0].phases.items()
+        if is_known
+    }
     ignored = f"; {said}" if (said := dryrun.left_out(recipe)) else ""
     return (
         f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in {traced.peak_module})"
-        + (f", the closed form has {closed / GIB:.2f}" if is_known else "")
+        + closed.get(STEP, "")
+        + (f"; {traced.drawing_bytes / GIB:.2f} while answers are drawn" + closed.get(DRAW, "") if traced.drawing_bytes else "")
         + f"; by the simulated allocator {traced.reserved_bytes / GIB:.2f} reserved where there is room, "
         f"{traced.least_bytes / GIB:.2f} at the least; {traced.seconds:.0f} s{ignored}"
     )

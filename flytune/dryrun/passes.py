@@ -1,4 +1,4 @@
-"""Forward passes of a step: batch, reference model and loss of each objective, as TRL's trainers have them."""
+"""Forward passes of a step: batch, reference model and loss of each objective, as TRL's trainers have them, and of drawn answers."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -8,6 +8,8 @@ from flytune.dryrun.allocations import FORWARD, AllocationLedger
 from flytune.dryrun.case import Case
 from flytune.models import host_memory, own_logits
 from flytune.objectives import objective_of
+from flytune.records.plan import DRAW
+from flytune.rollouts import Drawing, chosen
 from flytune.sharding import sharding_of
 
 REFERENCE = "reference"
@@ -50,6 +52,40 @@ def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) ->
     return (loss if known is None else loss - known).mean()
 
 
+def draw(case: Case, model: Any, ledger: AllocationLedger) -> None:
+    """Draw the first and the last token of answers that are drawn together, as flytune.rollouts.draw does.
+
+    Prompts are as long as the longest answers leave them. Between both tokens the cache grows at once, one layer after the other.
+    """
+    import torch
+
+    recipe, section = case.recipe, objective_of(case.recipe).draws(case.recipe)
+    assert section is not None
+    rows, longest = section.at_a_time or case.micro_batch, recipe.data.max_length
+    prompt = max(1, longest - section.tokens)
+    drawing = Drawing(ends=(0,), pad=0, temperature=objective_of(recipe).temperature(recipe))
+    ledger.stage(DRAW)
+    with torch.no_grad(), ledger.paths(model.eval()), _autocast(case):
+        output = _token(model, rows, prompt, prompt, None, drawing)
+        for layer in output.past_key_values.layers:
+            more = torch.empty(rows, layer.keys.shape[1], longest - prompt - 1, layer.keys.shape[3], dtype=layer.keys.dtype)
+            layer.keys, layer.values = (torch.cat([held, more], dim=-2) for held in (layer.keys, layer.values))
+            del more
+        _token(model, rows, 1, longest, output.past_key_values, drawing)
+
+
+def _token(model: Any, rows: int, length: int, seen: int, cache: Any, drawing: Drawing) -> Any:
+    """Run the model on `length` tokens of each row, of `seen` so far, choose the next one, and return the model's output."""
+    import torch
+
+    output = model(
+        input_ids=torch.ones(rows, length, dtype=torch.long), attention_mask=torch.ones(rows, seen, dtype=torch.long),
+        position_ids=torch.ones(rows, length, dtype=torch.long), past_key_values=cache, use_cache=True, logits_to_keep=1,
+    )  # fmt: skip
+    chosen(output.logits[:, -1].float(), torch.zeros(rows, dtype=torch.float64), drawing)
+    return output
+
+
 def _reference(case: Case, model: Any, reference: Any, batch: dict[str, Any]) -> Any:
     """Return a number of each row from a pass without gradients: of the reference, or of the model without its adapter.
 
@@ -78,14 +114,22 @@ def _batch(case: Case) -> dict[str, Any]:
 
 
 def _outputs(case: Case, model: Any, batch: dict[str, Any]) -> Any:
-    import torch
     from accelerate.utils.operations import convert_to_fp32
 
-    dtype, fused = case.recipe.model.dtype, case.profile.loss == "chunked" and objective_of(case.recipe).head_outputs
-    autocast = case.profile.autocast and dtype != "float32" and sharding_of(case.recipe).precision != "pure"
-    with torch.autocast("cpu", dtype=getattr(torch, dtype)) if autocast else nullcontext():
+    fused = case.profile.loss == "chunked" and objective_of(case.recipe).head_outputs
+    with _autocast(case) as is_cast:
         outputs = model(**batch, use_cache=False, **({"fused_lm_head": True} if fused else {}))
-    return convert_to_fp32(outputs) if autocast else outputs
+    return outputs if is_cast is None else convert_to_fp32(outputs)
+
+
+def _autocast(case: Case) -> AbstractContextManager[Any]:
+    """Return the context in which the trainer runs the model; None is bound where it casts nothing."""
+    import torch
+
+    dtype = case.recipe.model.dtype
+    if case.profile.autocast and dtype != "float32" and sharding_of(case.recipe).precision != "pure":
+        return torch.autocast("cpu", dtype=getattr(torch, dtype))
+    return nullcontext()
 
 
 def _loss(case: Case, outputs: Any) -> Any:

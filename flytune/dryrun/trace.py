@@ -52,7 +52,8 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
             with ledger.watch(fake=True):
                 _passes(case, model, ledger, zero)
                 _finish(case, model, _trained(model), ledger, zero)
-    return _result(case, ledger, time.monotonic() - started)
+        drawn = _drawn_bytes(case)
+    return _result(case, ledger, drawn, time.monotonic() - started)
 
 
 def _few_layers(case: Case) -> AllocationLedger | None:
@@ -219,6 +220,35 @@ def _shard(case: Case, model: Any, zero: Partitions | None) -> Any:
 
 def _passes(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions | None) -> None:
     """Load the model, and run forward and backward."""
+    reference = _load(case, model, ledger, zero)
+    if zero is not None:
+        zero.before_forward(ledger)
+    with ledger.paths(model):
+        loss = passes.forward(case, model, reference, ledger)
+        ledger.stage("backward")
+        loss.backward()
+        del loss
+    if zero is not None:
+        zero.after_backward()
+    ledger.mark((parameter.grad for parameter in model.parameters() if parameter.grad is not None), GRADIENTS)
+
+
+def _drawn_bytes(case: Case) -> int:
+    """Return the peak while answers are drawn, without the optimizer's states; 0 where none are."""
+    if objective_of(case.recipe).draws(case.recipe) is None:
+        return 0
+    model = _adapted(case)
+    zero = partitions.of(case, model)
+    ledger, model = _ledger(case), _shard(case, model, zero)
+    with ledger.watch(fake=True):
+        reference = _load(case, model, ledger, zero)
+        passes.draw(case, model, ledger)
+        del reference
+    return max(ledger.totals(partitions.on_host(case)))
+
+
+def _load(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions | None) -> Any:
+    """Load the model, and return the reference model beside it, if there is one."""
     import torch
 
     ledger.stage("load")
@@ -240,15 +270,7 @@ def _passes(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions |
                 _loaded(ledger, parameter.bucket, name.rpartition(".")[0], COMMUNICATION)
     if zero is not None:
         zero.load(model, ledger)
-        zero.before_forward(ledger)
-    with ledger.paths(model):
-        loss = passes.forward(case, model, reference, ledger)
-        ledger.stage("backward")
-        loss.backward()
-        del loss
-    if zero is not None:
-        zero.after_backward()
-    ledger.mark((parameter.grad for parameter in model.parameters() if parameter.grad is not None), GRADIENTS)
+    return reference
 
 
 def _loaded(ledger: AllocationLedger, tensor: Any, path: str, kind: str = PARAMETERS) -> None:
@@ -347,7 +369,7 @@ def _optimizer(name: str, parameters: list[Any], on_cuda: bool) -> Any:
     return torch.optim.AdamW(parameters, fused=fused or None, foreach=None if fused else on_cuda)
 
 
-def _result(case: Case, ledger: AllocationLedger, seconds: float) -> DryRun:
+def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) -> DryRun:
     """Return the peaks of the step that ran, and of the next, which is the same but has optimizer states from the start."""
     ledger.assign_kinds()
     host = partitions.on_host(case)
@@ -382,6 +404,7 @@ def _result(case: Case, ledger: AllocationLedger, seconds: float) -> DryRun:
         ],
         reserved_bytes=reserved,
         least_bytes=least,
+        drawing_bytes=drawn + states if drawn else 0,
         host_bytes=sum(life.bytes for life in ledger.lives if life.kind in host),
         seconds=seconds,
     )

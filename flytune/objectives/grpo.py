@@ -7,14 +7,16 @@ TRL draws with the generator of a rank, so that the answers would follow from th
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flytune import patches
 from flytune.data import Collator
 from flytune.data.order import PLACE
 from flytune.models import Row
-from flytune.objectives.base import Draws, ObjectiveBase, tables_beside_adapter
-from flytune.objectives.rollout_steps import Rollouts
+from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_beside_adapter
+from flytune.objectives.rollout_steps import Rollouts, evaluated
 from flytune.recipe import Grpo, Recipe
 from flytune.records.figures import LOSS, Figure, of_answers
 from flytune.records.training import ROLLOUTS
@@ -62,6 +64,7 @@ class GroupPolicy(ObjectiveBase):
     """TRL's GRPOTrainer on answers that are drawn by generators of their own."""
 
     name = "grpo"
+    references: ClassVar[tuple[ReferenceKind, ...]] = ("none", "adapter", "copy")
     head_outputs = ("log_probs", "entropy")
     logged: ClassVar[Mapping[str, str]] = {
         "reward": "reward", "equal_rewards": "frac_reward_zero_std", "answer_tokens": "completions/mean_length",
@@ -103,8 +106,12 @@ class GroupPolicy(ObjectiveBase):
                 f"{where} with sharding {recipe.sharding.name}, offload {recipe.sharding.offload}: {reason}; use none, ddp, "
                 "zero2 or fsdp without offload"
             )
-        if section.beta:
-            found.append(f"objective.beta: {section.beta:g}, but a reference is not built for {where} yet; write beta: 0")
+        if self.reference(recipe) == "copy" and (reason := sharding_of(recipe).no_reference_copy):
+            found.append(
+                f"objective.beta: {section.beta:g} with method full and sharding {recipe.sharding.name}: {reason}, and log-"
+                "probabilities of answers that are not drawn yet cannot be computed before; use sharding none or ddp, method "
+                "lora, or beta: 0"
+            )
         if method.is_pissa or method.adapter:
             named = "method.adapter" if method.adapter else f"method.init_lora_weights {method.init_lora_weights}"
             found.append(f"{where} with {named}: not tested; start from a merged model (flytune merge), or remove it")
@@ -122,6 +129,16 @@ class GroupPolicy(ObjectiveBase):
             found.append(f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; write stop")
         return found
 
+    def reference(self, recipe: Recipe) -> ReferenceKind:
+        if not self.section(recipe).beta:
+            return "none"
+        return "copy" if recipe.method.name == "full" else "adapter"
+
+    def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
+        # The reference scores the answers of a step before the step trains them.
+        known = frozen() if self.reference(recipe) != "none" else None
+        return trained(), known
+
     def _switches_dropout_off(self, recipe: Recipe) -> bool:
         return self.section(recipe).disable_dropout
 
@@ -138,9 +155,15 @@ class GroupPolicy(ObjectiveBase):
     def reasons(self, recipe: Recipe) -> list[str]:
         section, batch = self.section(recipe), recipe.training.global_batch_size
         prompts = counted(batch // section.group_size, "prompt")
+        of_reference = {
+            "none": [],
+            "copy": [f"objective.beta: {section.beta:g}: a second, frozen model scores each answer once"],
+            "adapter": [f"objective.beta: {section.beta:g}: the model with its adapter switched off scores each answer once"],
+        }
         return [
             f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of {prompts}, of up to "
             f"{counted(section.max_completion_length, 'token')} each",
+            *of_reference[self.reference(recipe)],
             *self.dropout_reasons(recipe),
         ]
 
@@ -165,7 +188,8 @@ class GroupPolicy(ObjectiveBase):
         return _trainer_class()
 
     def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
-        return {"reward_funcs": [_never], "recipe": recipe}
+        own = {"reward_funcs": [_never], "recipe": recipe}
+        return own | ({"load_reference": load} if self.reference(recipe) == "copy" else {})
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], Any]:
         return functools.partial(collate, pad_token_id)
@@ -215,13 +239,19 @@ def collate(pad_token_id: int, rows: list[Row]) -> Any:
 @functools.cache
 def _trainer_class() -> Any:
     """Return DrawingTrainer, GRPOTrainer with answers that it does not draw itself. TRL is imported here."""
+    import torch
     from trl import GRPOTrainer
 
     class DrawingTrainer(GRPOTrainer):  # type: ignore[misc]
         """GRPOTrainer whose micro batches have the answers of their step, drawn and judged before its first forward pass."""
 
-        def __init__(self, *, recipe: Recipe, data_collator: Any, **arguments: Any) -> None:
-            super().__init__(**arguments)
+        def __init__(
+            self, *, recipe: Recipe, data_collator: Any, load_reference: Callable[[], Any] | None = None, **arguments: Any
+        ) -> None:
+            """Make it; `load_reference` returns another copy of the base model, where that is the reference."""
+            own = patches.trl.REFERENCE_OF_DRAWN.replaced(lambda *_, **__: load_reference()) if load_reference else nullcontext()
+            with own:
+                super().__init__(**arguments)
             self.data_collator = data_collator
             self.rollouts = Rollouts(recipe)
 
@@ -237,5 +267,15 @@ def _trainer_class() -> Any:
 
         def _prepare_inputs(self, inputs: Any) -> Any:
             return super(GRPOTrainer, self)._prepare_inputs(inputs)
+
+        def reference_log_probs(self, batch: dict[str, Any]) -> Any:
+            """Return the reference's log-probability of each token of a batch's answers: (answers, longest)."""
+            model = self.ref_model or self.model
+            tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            without = nullcontext() if self.ref_model else model.disable_adapter()
+            with evaluated(self, model), without:
+                return self._get_per_token_logps_and_entropies(
+                    model, tokens, batch["attention_mask"], batch["completion_ids"].shape[1]
+                )[0]
 
     return DrawingTrainer

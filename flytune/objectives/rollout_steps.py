@@ -1,7 +1,8 @@
 """Rollouts of a training step: the answers to its prompts, their rewards and advantages, and the micro batches made of them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flytune import json_core
@@ -50,7 +51,10 @@ class Rollouts:
         pad = trainer.processing_class.pad_token_id
         made = [self._batch(batch, groups, advantages, pad) for batch in batches]
         # On the device of the model, as TRL has it.
-        return [trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made]
+        prepared = [trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made]
+        if self._section.beta:
+            prepared = [batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared]
+        return prepared
 
     def _is_masked(self, one: Rollout) -> bool:
         return self._section.mask_truncated_completions and one.truncated
@@ -212,12 +216,20 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
 
 
 def _evaluated(trainer: Any, prompts: list[list[int]], uniforms: list[Any], drawing: Drawing) -> list[Completion]:
-    """Draw from the live model, without dropout."""
-    model, was_training = trainer.model, trainer.model.training
+    with evaluated(trainer, trainer.model):
+        return draw(trainer.model, prompts, uniforms, drawing, _any_of_all(trainer))
+
+
+@contextmanager
+def evaluated(trainer: Any, model: Any) -> Iterator[None]:
+    """Run a model within the block as the trainer does, without dropout and gradients."""
+    import torch
+
+    was_training = model.training
     model.eval()
     try:
-        with trainer.compute_loss_context_manager():
-            return draw(model, prompts, uniforms, drawing, _any_of_all(trainer))
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            yield
     finally:
         model.train(was_training)
 

@@ -49,6 +49,13 @@ REFERENCE_MODEL = BlockPatch(
     upstream=("trl.trainer.dpo_trainer:DPOTrainer.__init__",),
     remove_when="DPOTrainer takes log-probabilities that its rows have, without loading or hashing a model",
 )
+REFERENCE_OF_DRAWN = BlockPatch(
+    name="trl.trainer.grpo_trainer:create_model_from_path",
+    version=_VERSION,
+    reason="GRPOTrainer loads a reference model itself, by the name in the trained one's configuration and in another dtype",
+    upstream=("trl.trainer.grpo_trainer:GRPOTrainer.__init__",),
+    remove_when="GRPOTrainer takes a reference model, as DPOTrainer does",
+)
 _TRITON = "a dry run counts the allocations of the GPU's Triton kernels, which do not run on fake tensors"
 _NO_TRITON = "the Triton kernels run on fake tensors, or the dry run has another way to count them"
 FORWARD_TILE, BACKWARD_TILE, ADD_PRODUCT = (

@@ -8,6 +8,7 @@ write; it is no wall against a person who wants to break out (docs/security.md).
 It runs by its path, and imports nothing but Python's own library and shipped.py beside it.
 """
 
+import _posixsubprocess
 import contextlib
 import ctypes
 import importlib.util
@@ -26,6 +27,8 @@ from typing import Any
 
 MEMORY = 512 * 2**20
 """Bytes that a reward may take beside what the process has already."""
+_LONGEST = 2**20
+"""Bytes of a line in which a process answers for an item; an error has 300 characters."""
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 """Options of unshare (Linux's sched.h)."""
 _NO_NEW_PRIVILEGES, _DEATH_SIGNAL = 38, 1
@@ -44,7 +47,7 @@ def main() -> None:
     _leave_network()
     shipped = _module_of(Path(__file__).with_name("shipped.py"))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull, "w", encoding="utf-8") as null:
+    with open(os.devnull, "r+", encoding="utf-8") as null:
         os.dup2(null.fileno(), 1)
     for line in sys.stdin:
         request = json.loads(line)
@@ -69,7 +72,8 @@ def _batch(reward: dict[str, Any], request: dict[str, Any], shipped: Any) -> lis
     until = time.monotonic() + seconds + 1
     with contextlib.closing(os.fdopen(read, "rb", 0)) as pipe:
         while len(found) < len(items):
-            if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+            left_seconds = until - time.monotonic()
+            if left_seconds < 0 or not select.select([pipe], [], [], left_seconds)[0]:
                 found.append({"error": f"takes more than {seconds:g} s"})
                 break
             content = pipe.read(2**16)
@@ -78,8 +82,8 @@ def _batch(reward: dict[str, Any], request: dict[str, Any], shipped: Any) -> lis
                 pid = 0
                 break
             *lines, left = (left + content).split(b"\n")
-            found += [json.loads(one) for one in lines]
-            until = time.monotonic() + seconds + 1
+            found += [_answer_of(one) for one in (*lines, *[b""] * (len(left) > _LONGEST))]
+            until = time.monotonic() + seconds + 1 if lines else until
             if (wrong := next((at for at, one in enumerate(found) if "error" in one), None)) is not None:
                 del found[wrong + 1 :]
                 break
@@ -88,6 +92,17 @@ def _batch(reward: dict[str, Any], request: dict[str, Any], shipped: Any) -> lis
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return found
+
+
+def _answer_of(line: bytes) -> dict[str, Any]:
+    """Return what a process has written of an item; code that finds the pipe can write anything."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and (isinstance(found.get("value"), float) or isinstance(found.get("error"), str)):
+        return found
+    return {"error": "writes into the answers of its process"}
 
 
 def _end_of(pid: int, seconds: float) -> str:
@@ -100,6 +115,9 @@ def _end_of(pid: int, seconds: float) -> str:
 def _compute(reward: dict[str, Any], items: list[dict[str, Any]], seconds: float, write: int, shipped: Any) -> None:
     """Write a line for each item. Runs in a forked process."""
     os.setpgid(0, 0)
+    # It reads nothing, and has no way to those that read its process's answers.
+    os.dup2(1, 0)
+    _close_all_but(write)
     _limit(len(items) * seconds + 1)
     is_program = reward["code"] is None and reward["name"] == "unit_tests"
     if not is_program:
@@ -124,9 +142,9 @@ def _value(value: Any) -> dict[str, Any]:
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, bool | int | float):
         return {"error": f"returns {type(value).__name__} {value!r:.60}; it must return a number"}
-    if not math.isfinite(number):
-        return {"error": f"returns {number}; it must return a finite number"}
-    return {"value": float(number)}
+    if not math.isfinite(found := float(number)):
+        return {"error": f"returns {found}; it must return a finite number"}
+    return {"value": found}
 
 
 def _said(error: BaseException) -> str:
@@ -163,6 +181,7 @@ def _passes(program: str, seconds: float) -> bool:
     pid = os.fork()
     if not pid:
         try:
+            _close_all_but(write)
             _limit(seconds)
             _watch()
             exec(compile(program, "completion.py", "exec"), {"__name__": "completion"})
@@ -170,11 +189,18 @@ def _passes(program: str, seconds: float) -> bool:
         finally:
             os._exit(1)
     os.close(write)
+    # Unbuffered: a program that writes less than the word is not waited for.
     with contextlib.closing(os.fdopen(read, "rb", 0)) as pipe:
         said = pipe.read(len(word)) if select.select([pipe], [], [], seconds)[0] else b""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return said == word
+
+
+def _close_all_but(kept: int) -> None:
+    """Close all files but the three that are standard and `kept`."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 256)
 
 
 def _limit(seconds: float) -> None:
@@ -205,7 +231,13 @@ def _watch() -> None:
         elif event.startswith(_REFUSED):
             raise PermissionError(f"a reward may not use {event}")
 
+    # multiprocessing starts programs by it, without an event.
+    _posixsubprocess.fork_exec = _refuse_programs
     sys.addaudithook(hook)
+
+
+def _refuse_programs(*_: Any) -> None:
+    raise PermissionError("a reward may not start programs")
 
 
 def _leave_network() -> None:

@@ -2,6 +2,6 @@
 
 from flytune.records.rollouts import Group, Rollout
 from flytune.rollouts.ledger import RolloutLedger
-from flytune.rollouts.sampling import Completion, Drawing, draw, numbers
+from flytune.rollouts.sampling import Completion, Drawing, chosen, draw, numbers
 
-__all__ = ["Completion", "Drawing", "Group", "Rollout", "RolloutLedger", "draw", "numbers"]
+__all__ = ["Completion", "Drawing", "Group", "Rollout", "RolloutLedger", "chosen", "draw", "numbers"]

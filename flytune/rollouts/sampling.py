@@ -89,13 +89,13 @@ def draw(
             )  # fmt: skip
         cache, logits = output.past_key_values, output.logits[:, -1].float()
         at = min(len(tokens), table.shape[1] - 1)
-        chosen, log_prob = _chosen(logits, table[:, at], drawing)
-        chosen = torch.where(active, chosen, drawing.pad)
-        tokens.append(chosen)
+        token, log_prob = chosen(logits, table[:, at], drawing)
+        token = torch.where(active, token, drawing.pad)
+        tokens.append(token)
         log_probs.append(log_prob)
-        has_ended |= active & torch.isin(chosen, ends)
+        has_ended |= active & torch.isin(token, ends)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        inputs, positions = chosen[:, None], positions[:, -1:] + 1
+        inputs, positions = token[:, None], positions[:, -1:] + 1
         active = active & ~has_ended & (most > len(tokens))
     if not tokens:
         return [Completion([], [], True) for _ in prompts]
@@ -110,7 +110,7 @@ def _completion(tokens: list[int], log_probs: list[float], is_end: list[bool]) -
     return Completion(tokens[:length], log_probs[:length], end is None)
 
 
-def _chosen(logits: Any, uniform: Any, drawing: Drawing) -> tuple[Any, Any]:
+def chosen(logits: Any, uniform: Any, drawing: Drawing) -> tuple[Any, Any]:
     """Return the token of each row, and its log-probability.
 
     Args:
@@ -120,14 +120,14 @@ def _chosen(logits: Any, uniform: Any, drawing: Drawing) -> tuple[Any, Any]:
     import torch
 
     if not drawing.temperature:
-        chosen = logits.argmax(dim=-1)
-        return chosen, logits.log_softmax(dim=-1).gather(-1, chosen[:, None])[:, 0]
+        token = logits.argmax(dim=-1)
+        return token, logits.log_softmax(dim=-1).gather(-1, token[:, None])[:, 0]
     scores = logits / drawing.temperature
     log_probs = scores.log_softmax(dim=-1)
     totals = _warped(scores, drawing).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     # The first token whose cumulated probability is above the random number: never one of probability 0.
-    chosen = torch.searchsorted(totals, uniform[:, None] * totals[:, -1:], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-    return chosen, log_probs.gather(-1, chosen[:, None])[:, 0]
+    token = torch.searchsorted(totals, uniform[:, None] * totals[:, -1:], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    return token, log_probs.gather(-1, token[:, None])[:, 0]
 
 
 def _warped(scores: Any, drawing: Drawing) -> Any:

@@ -11,6 +11,7 @@ from flytune.planning import workloads
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Recipe
 from flytune.records import Degrees
+from flytune.records.plan import DRAW
 from tests.support import ranks
 from tests.support.plans import LLAMA_8B
 from tests.support.tiny import tiny_recipe
@@ -37,3 +38,23 @@ def test_the_closed_form_is_near_to_the_trace(method, sharding, objective, is_ch
     work = workloads.workload(recipe, read_geometry(recipe.model), shape, 4, 1)
     counted = sum(size for name, size in memory(work).tables["steady step"].items() if name not in NOT_TRACED)
     assert 0.89 < counted / traced < 1.21
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "sharding", "beta"), [("full", "none", 0.1), ("lora", "ddp", 0), ("qlora", "none", 0.1), ("lora", "fsdp", 0)]
+)
+def test_the_closed_form_of_drawing_is_near_to_the_trace(method, sharding, beta, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | SIZES))
+    objective = {"name": "grpo", "max_completion_length": 1024, "per_device_generation_batch_size": 64, "beta": beta}
+    changes = {"method": method, "sharding": sharding, "objective": objective, "model.dtype": "bfloat16"}
+    shape = shape_named("a100-80gb-1" if sharding == "none" else "a100-80gb-8")
+    recipe = Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "x.jsonl", changes | {"data.max_length": 2048}))
+    case = Case(recipe=recipe, config=str(tmp_path), degrees=Degrees(shape.world_size), micro_batch=4)
+    traced = ranks.run(1, trace.trace, case)
+    work = workloads.workload(recipe, read_geometry(recipe.model), shape, 4, 16)
+    tables = memory(work).tables
+    for phase, found in ((DRAW, traced.drawing_bytes), ("steady step", traced.peak_bytes)):
+        counted = sum(size for name, size in tables[phase].items() if name not in NOT_TRACED)
+        print(phase, counted / found, counted, found)
+        assert 0.89 < counted / found < 1.21, phase

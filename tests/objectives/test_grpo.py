@@ -57,7 +57,8 @@ def test_a_section_that_makes_no_sense_is_refused(objective, changes, said):
     [
         ({"group_size": 3}, {}, "is no multiple of objective.group_size 3"),
         ({"max_completion_length": 128}, {}, "leaves no token of data.max_length"),
-        ({"beta": 0.1}, {}, "objective.beta: 0.1"),
+        ({"beta": 0.1}, {"sharding": "fsdp"}, "objective.beta: 0.1 with method full and sharding fsdp"),
+        ({"beta": 0.1}, {"sharding": "zero2"}, "objective.beta: 0.1 with method full and sharding zero2"),
         ({}, {"sharding": "zero3"}, "sharding zero3"),
         ({}, {"method": {"name": "lora", "init_lora_weights": "pissa"}}, "init_lora_weights"),
         ({}, {"model.trust_remote_code": True}, "trust_remote_code"),
@@ -133,11 +134,64 @@ def tokens_of(folder):
     return [one["tokens"] for line in rollouts_of(folder) for one in json.loads(line)["completions"]]
 
 
+def logs_of_trl(recipe, groups, out):
+    """Return the logs of TRL's own trainer, which draws what is recorded, and rewards it with what is recorded."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    drawn = iter([one for group in groups for one in group["completions"]])
+
+    def config(objective, max_length, **arguments):
+        names = ("beta", "loss_type", "temperature", "max_completion_length", "importance_sampling_level", "scale_rewards")
+        own = {name: getattr(objective, name) for name in names} | {"num_generations": objective.group_size}
+        return GRPOConfig(**own, shuffle_dataset=False, remove_unused_columns=False, **arguments)
+
+    def rollout(prompts, trainer):
+        found = [next(drawn) for _ in prompts]
+        ids = [by_text[prompt] for prompt in prompts]
+        tokens, log_probs = ([one[name] for one in found] for name in ("tokens", "log_probs"))
+        return {"prompt_ids": ids, "completion_ids": tokens, "logprobs": log_probs, "known": [one["rewards"][0] for one in found]}
+
+    def reward(known, **_):
+        return known
+
+    def trainer(*args, **kwargs):
+        return GRPOTrainer(*args, reward_funcs=[reward], rollout_func=rollout, **kwargs)
+
+    by_text = {group["text"]: group["prompt"] for group in groups}
+    rows = [{"prompt": group["text"]} for group in groups]
+    return objective_runs.logs_of_trl(config, trainer, recipe, rows, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("full", {"beta": 0.04}),
+        ("lora", {"beta": 0.04, "loss_type": "grpo", "temperature": 0.7}),
+        ("lora", {"loss_type": "dr_grpo", "scale_rewards": "batch"}),
+        ("lora", {"beta": 0.04, "loss_type": "grpo", "importance_sampling_level": "sequence"}),
+    ],
+)
+def test_a_run_computes_what_trl_does(inputs, tmp_path, method, objective):
+    changes = {"checkpoints.folder": str(tmp_path / "kept"), "training.learning_rate": 1e-2}
+    recipe = objective_runs.recipe_for(inputs, "grpo", method, objective=section(**objective), **changes)
+    ours = ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / "ours")
+    groups = [json.loads(line) for line in rollouts_of(tmp_path / "kept")]
+    theirs = ranks.run(1, logs_of_trl, recipe, groups, tmp_path / "theirs")
+    names = ("loss", "grad_norm", "reward", "entropy", *(["kl"] if "beta" in objective else []))
+    assert len(theirs) == len(ours.steps) == 3
+    for name in names:
+        wanted = [pytest.approx(entry[name], rel=1e-4, abs=1e-6) for entry in theirs]
+        assert [getattr(step, name) for step in ours.steps] == wanted, name
+    assert ours.steps[0].kl == (0 if "beta" in objective else None)
+    assert "beta" not in objective or ours.steps[2].kl > 1e-4, "it went away from the reference"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["generation", "reward", "update"])
 def test_a_run_that_is_killed_within_a_step_goes_on_to_the_bit(inputs, tmp_path, where):
-    recipe = saved_runs.recipe_for(inputs, "none", tmp_path / "kept", objective=section())
-    calm = saved_runs.recipe_for(inputs, "none", tmp_path / "calm", objective=section())
+    recipe = saved_runs.recipe_for(inputs, "none", tmp_path / "kept", objective=section(beta=0.04))
+    calm = saved_runs.recipe_for(inputs, "none", tmp_path / "calm", objective=section(beta=0.04))
     never = ranks.run(1, saved_runs.fit, calm, inputs, tmp_path / "never")
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(1, rollout_kills.fit_and_die, recipe, inputs, tmp_path / "killed", where, 3)
@@ -146,38 +200,40 @@ def test_a_run_that_is_killed_within_a_step_goes_on_to_the_bit(inputs, tmp_path,
     arguments = (3,) if where == "update" else ("nowhere", 3)
     resumed = ranks.run(1, goes_on, recipe, inputs, tmp_path / "resumed", *arguments)
     assert resumed.resumed_from_step == 2
-    assert [(step.loss, step.grad_norm) for step in resumed.steps] == [(step.loss, step.grad_norm) for step in never.steps]
+    again, once = ([(step.loss, step.grad_norm, step.kl) for step in one.steps] for one in (resumed, never))
+    assert again == once
     assert resumed.heldout_loss == never.heldout_loss
     assert rollouts_of(tmp_path / "kept") == rollouts_of(tmp_path / "calm")
 
 
 @pytest.mark.journey
 @pytest.mark.parametrize(
-    ("method", "sharding"),
+    ("method", "sharding", "beta"),
     [
-        ("full", "ddp"),
-        ("full", "zero2"),
-        ("full", "fsdp"),
-        ("lora", "ddp"),
-        ("lora", "zero2"),
-        ("lora", "fsdp"),
-        ("qlora", "ddp"),
+        ("full", "ddp", 0.04),
+        ("full", "zero2", 0),
+        ("full", "fsdp", 0),
+        ("lora", "ddp", 0),
+        ("lora", "zero2", 0.04),
+        ("lora", "fsdp", 0.04),
+        ("qlora", "ddp", 0.04),
     ],
 )
-def test_two_processes_draw_and_train_what_one_does(inputs, tmp_path, method, sharding):
+def test_two_processes_draw_and_train_what_one_does(inputs, tmp_path, method, sharding, beta):
     found = [
         ranks.run(
             processes, objective_runs.fit,
             objective_runs.recipe_for(
-                inputs, "grpo", method, name, **{"checkpoints.folder": str(tmp_path / f"kept-{name}")},
+                inputs, "grpo", method, name, objective=section(beta=beta),
+                **{"checkpoints.folder": str(tmp_path / f"kept-{name}")},
             ),
             inputs, tmp_path / name,
         )
         for processes, name in ((1, "none"), (2, sharding))
     ]  # fmt: skip
     assert tokens_of(tmp_path / "kept-none") == tokens_of(tmp_path / f"kept-{sharding}")
-    alone, together = ([(step.grad_norm, step.reward, step.entropy) for step in one.steps] for one in found)
-    assert together == [pytest.approx(one, rel=1e-4) for one in alone]
+    alone, together = ([(step.grad_norm, step.reward, step.entropy, step.kl or 0) for step in one.steps] for one in found)
+    assert together == [pytest.approx(one, rel=1e-4, abs=1e-9) for one in alone]
     assert found[1].heldout_loss == pytest.approx(found[0].heldout_loss, rel=1e-5)
 
 

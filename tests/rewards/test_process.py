@@ -48,10 +48,37 @@ def starts(completion, **columns):
     import subprocess
     subprocess.run(["true"])
 
+def starts_below(completion, **columns):
+    import _posixsubprocess
+    _posixsubprocess.fork_exec([b"true"], [b"/bin/true"], True, (), None, None, -1, -1, -1, -1, -1, -1, 3, 4, *[False] * 2)
+
+def forges(completion, **columns):
+    import os
+    for file in range(3, 64):
+        try:
+            os.write(file, b"1\\n")
+        except OSError:
+            pass
+
+class Number(float):
+    def __float__(self):
+        return float("nan")
+
+def infinite(completion, **columns):
+    return Number(1)
+
 state = []
 def remembers(completion, **columns):
     state.append(1)
     return len(state)
+"""
+FORGED = """
+import os
+for file in range(3, 64):
+    try:
+        os.write(file, b'{"value": 1.0}\\n')
+    except OSError:
+        pass
 """
 
 
@@ -89,6 +116,9 @@ def test_values_of_several_rewards_and_their_sum():
         ("writes", "may write no file"),
         ("reads", "may read no file"),
         ("starts", "may not use"),
+        ("starts_below", "may not start programs"),
+        ("forges", "writes into the answers of its process"),
+        ("infinite", "returns nan"),
         ("missing", "it has no function missing"),
     ],
 )
@@ -119,6 +149,7 @@ def test_the_process_has_no_secret_of_the_one_that_started_it(monkeypatch):
         ("while True: pass", 0.0),
         ("import os; os._exit(0)", 0.0),
         ("raise SystemExit", 0.0),
+        (FORGED, 0.0),
         ("open('/tmp/of-a-reward', 'w')\ndef f(x): return x + 1", 0.0),
     ],
 )
