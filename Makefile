@@ -130,7 +130,7 @@ CPUS ?=
 test-cpus: .venv/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); hours of two cores
 	@python -m tests.numerical $(if $(CPUS),--cpus $(CPUS)) -n $(WORKERS) --dist worksteal
 
-selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; eight to eleven minutes
+selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; ten to thirteen minutes
 	@flytune selftest
 
 chaos: .venv/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; half an hour

@@ -6,7 +6,7 @@ import pytest
 
 from flytune.estimates import counting
 from flytune.models import expert_layers
-from flytune.planning import workloads
+from flytune.planning import candidates, workloads
 from tests.support.counted_models import adapters, built
 from tests.support.model_types import MODEL_TYPES, NOT_BUILT, tiny_config
 from tests.support.plans import recipe_of
@@ -74,3 +74,18 @@ def test_a_pattern_of_experts_matches_nothing_where_experts_have_no_adapter():
 def test_an_expression_of_one_layer_adapts_no_other(experts):
     planned, true = adapters("qwen3_moe", r".*\.layers\.0\.self_attn\.(q|v)_proj", experts=experts)
     assert planned == true
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_balance_loss_beside_a_reference_is_refused_where_checkpoints_lose_its_gradient(objective):
+    found = counting.count(json.loads(tiny_config("qwen3_moe").to_json_string()), None, "qwen3_moe")
+
+    def said(sharding="zero3", **training):
+        recipe = recipe_of(method="lora", objective=objective, sharding=sharding)
+        given = {"activation_checkpointing": True} | training
+        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=given)})
+        return [one for one in candidates.impossible(recipe, found) if "wrong gradients of the balance loss" in one]
+
+    assert len(said()) == 1
+    for without in ({"router_aux_loss_coef": 0.0}, {"activation_checkpointing": False}, {"sharding": "fsdp"}):
+        assert said(**without) == []
