@@ -220,6 +220,7 @@ def test_a_run_computes_what_trl_does(inputs, tmp_path, method, objective):
     for name in names:
         wanted = [pytest.approx(entry[name], rel=1e-4, abs=1e-6) for entry in theirs]
         assert [getattr(step, name) for step in ours.steps] == wanted, name
+    assert ("kl" in [figure.name for figure in ours.logged]) == ("beta" in objective), "the report draws it"
     assert ours.steps[0].kl == (0 if "beta" in objective else None)
     assert "beta" not in objective or ours.steps[2].kl > 1e-4, "it went away from the reference"
 
