@@ -1,4 +1,4 @@
-"""Forward passes of a step: batch, reference model and loss of each objective, as TRL's trainers have them, and of drawn answers."""
+"""Forward passes: batch, reference model and loss of each objective as TRL's trainers have them, and drawing answers."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -55,7 +55,7 @@ def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) ->
 def draw(case: Case, model: Any, ledger: AllocationLedger) -> None:
     """Draw the first and the last token of answers that are drawn together, as flytune.rollouts.draw does.
 
-    Prompts are as long as the longest answers leave them. Between both tokens the cache grows at once, one layer after the other.
+    Prompts are as long as the longest answers leave them. Between both tokens the cache grows at once, layer by layer.
     """
     import torch
 

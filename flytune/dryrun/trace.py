@@ -4,13 +4,12 @@ It patches libraries while it runs, and starts a fake process group: call it in 
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from flytune import patches
-from flytune.dryrun import allocator, cuda_kernels, layers, partitions, passes, quantized
+from flytune.dryrun import allocator, cuda_kernels, layers, partitions, passes, quantized, stand_ins
 from flytune.dryrun.allocations import (
     COMMUNICATION,
     GATHERED,
@@ -28,7 +27,6 @@ from flytune.dryrun.partitions import Partitions
 from flytune.models import heads, loading, sharded_loading, vocabulary
 from flytune.objectives import objective_of
 from flytune.recipe import OPTIMIZERS
-from flytune.records import Degrees
 from flytune.sharding import sharding_of
 
 # Sizes of blocks that CUDA's caching allocator hands out are multiples of it (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
@@ -43,7 +41,7 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
     """Build the model as training does, and run one step; of layers that repeat, a few (layers.py) unless `every_layer`."""
     started = time.monotonic()
     kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
-    with _fake_group(case.degrees), _masks(case), cuda_kernels.any_dtype(), _four_bits(case), kernels:
+    with stand_ins.fake_group(case.degrees), stand_ins.masks(case), cuda_kernels.any_dtype(), _four_bits(case), kernels:
         ledger = None if every_layer else _few_layers(case)
         if ledger is None:
             model = _adapted(case)
@@ -110,41 +108,6 @@ def _on_cuda(case: Case) -> bool:
 
 def _ledger(case: Case) -> AllocationLedger:
     return AllocationLedger(CUDA_BLOCK if _on_cuda(case) else 1)
-
-
-@contextmanager
-def _fake_group(degrees: Degrees) -> Iterator[None]:
-    """Start a process group in which this process is rank 0 and the others do not exist."""
-    if degrees.world == 1:
-        yield
-        return
-    import torch.distributed
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=degrees.world)
-    mesh = init_device_mesh("cpu", (degrees.data_parallel,))
-    try:
-        # A mesh reads its ranks, which a fake group does not have.
-        with patches.torch.FSDP_MESH.replaced(lambda *_, **__: mesh):
-            yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@contextmanager
-def _masks(case: Case) -> Iterator[None]:
-    """Give attention the masks that it gets in training: masks of fake tensors cannot depend on values."""
-    if case.recipe.data.packing and not passes.is_flash(case):
-        yield
-    elif passes.is_flash(case):
-        # It gets the borders of samples, and makes no mask of them.
-        with patches.transformers.MASKS.replaced(lambda *_, **__: None):
-            yield
-    else:
-        # Positions that count up are one sample.
-        with patches.transformers.PACKED_SAMPLES.replaced(lambda *_, **__: None):
-            yield
 
 
 def _local_model(case: Case) -> Any:

@@ -249,7 +249,9 @@ def _trainer_class() -> Any:
             self, *, recipe: Recipe, data_collator: Any, load_reference: Callable[[], Any] | None = None, **arguments: Any
         ) -> None:
             """Make it; `load_reference` returns another copy of the base model, where that is the reference."""
-            own = patches.trl.REFERENCE_OF_DRAWN.replaced(lambda *_, **__: load_reference()) if load_reference else nullcontext()
+            own = (
+                patches.trl.REFERENCE_OF_DRAWN.replaced(lambda *_, **__: load_reference()) if load_reference else nullcontext()
+            )
             with own:
                 super().__init__(**arguments)
             self.data_collator = data_collator

@@ -56,5 +56,4 @@ def test_the_closed_form_of_drawing_is_near_to_the_trace(method, sharding, beta,
     tables = memory(work).tables
     for phase, found in ((DRAW, traced.drawing_bytes), ("steady step", traced.peak_bytes)):
         counted = sum(size for name, size in tables[phase].items() if name not in NOT_TRACED)
-        print(phase, counted / found, counted, found)
         assert 0.89 < counted / found < 1.21, phase

@@ -10,7 +10,7 @@ from flytune.errors import RecipeError, TrainingError
 from flytune.objectives import objective_of
 from flytune.objectives.rollout_steps import advantages_of
 from flytune.recipe import Grpo, Recipe, read_recipe
-from flytune.rollouts import Group, Rollout, RolloutLedger
+from flytune.rollouts import Group, Rollout, RolloutLedger, numbers
 from flytune.training.checkpoints import paths
 from tests.support import objective_runs, ranks, rollout_kills, saved_runs
 from tests.support.prompts import LETTERS, section, write_prompts
@@ -130,8 +130,40 @@ def rollouts_of(folder):
     return [line for file in sorted(folder.rglob("rollouts/*.jsonl")) for line in file.read_text().splitlines()]
 
 
-def tokens_of(folder):
-    return [one["tokens"] for line in rollouts_of(folder) for one in json.loads(line)["completions"]]
+def first_flip(one, other, seed):
+    """Return the first token that two runs have drawn differently, as a sentence; None if there is none.
+
+    Args:
+        one: the recorded groups of a run.
+        seed: training.seed of both.
+    """
+    for here, there in zip(one, other, strict=True):
+        assert (here.step, here.prompt) == (there.step, there.prompt)
+        for index, both in enumerate(zip(here.completions, there.completions, strict=True)):
+            pairs = zip(*(zip(answer.tokens, answer.log_probs, strict=True) for answer in both), strict=False)
+            for at, ((token, log_prob), (other_token, other_log_prob)) in enumerate(pairs):
+                if token != other_token:
+                    number = numbers(seed, here.step, here.prompt, index, at + 1)[at]
+                    return (
+                        f"step {here.step}, prompt {here.text!r}, answer {index}, token {at}: {token} with log-probability "
+                        f"{log_prob:.7f}, {other_token} with {other_log_prob:.7f}; random number {number:.7f}"
+                    )
+                assert log_prob == pytest.approx(other_log_prob, abs=1e-4)
+    return None
+
+
+def test_the_first_token_that_two_runs_draw_differently_is_named():
+    def drawn(step, *tokens):
+        answers = [
+            Rollout(tokens=list(each), text="", log_probs=[-0.5] * len(each), rewards=[1], truncated=True) for each in tokens
+        ]
+        return Group(step=step, prompt=[1], text="a", completions=answers)
+
+    same = [drawn(1, [3, 4], [5]), drawn(2, [3], [4, 5, 6])]
+    assert first_flip(same, same, seed=0) is None
+    number = f"random number {numbers(0, 2, [1], 1, 2)[1]:.7f}"
+    said = f"step 2, prompt 'a', answer 1, token 1: 5 with log-probability -0.5000000, 7 with -0.5000000; {number}"
+    assert first_flip(same, [same[0], drawn(2, [3], [4, 7, 8])], seed=0) == said
 
 
 def logs_of_trl(recipe, groups, out):
@@ -149,7 +181,12 @@ def logs_of_trl(recipe, groups, out):
         found = [next(drawn) for _ in prompts]
         ids = [by_text[prompt] for prompt in prompts]
         tokens, log_probs = ([one[name] for one in found] for name in ("tokens", "log_probs"))
-        return {"prompt_ids": ids, "completion_ids": tokens, "logprobs": log_probs, "known": [one["rewards"][0] for one in found]}
+        return {
+            "prompt_ids": ids,
+            "completion_ids": tokens,
+            "logprobs": log_probs,
+            "known": [one["rewards"][0] for one in found],
+        }
 
     def reward(known, **_):
         return known
@@ -183,6 +220,7 @@ def test_a_run_computes_what_trl_does(inputs, tmp_path, method, objective):
     for name in names:
         wanted = [pytest.approx(entry[name], rel=1e-4, abs=1e-6) for entry in theirs]
         assert [getattr(step, name) for step in ours.steps] == wanted, name
+    assert ("kl" in [figure.name for figure in ours.logged]) == ("beta" in objective), "the report draws it"
     assert ours.steps[0].kl == (0 if "beta" in objective else None)
     assert "beta" not in objective or ours.steps[2].kl > 1e-4, "it went away from the reference"
 
@@ -231,7 +269,8 @@ def test_two_processes_draw_and_train_what_one_does(inputs, tmp_path, method, sh
         )
         for processes, name in ((1, "none"), (2, sharding))
     ]  # fmt: skip
-    assert tokens_of(tmp_path / "kept-none") == tokens_of(tmp_path / f"kept-{sharding}")
+    drawn = [[Group.parse(line) for line in rollouts_of(tmp_path / f"kept-{name}")] for name in ("none", sharding)]
+    assert first_flip(*drawn, seed=recipe_of(section()).training.seed) is None
     alone, together = ([(step.grad_norm, step.reward, step.entropy, step.kl or 0) for step in one.steps] for one in found)
     assert together == [pytest.approx(one, rel=1e-4, abs=1e-9) for one in alone]
     assert found[1].heldout_loss == pytest.approx(found[0].heldout_loss, rel=1e-5)

@@ -116,7 +116,7 @@ def test_values_of_several_rewards_and_their_sum():
         ("writes", "may write no file"),
         ("reads", "may read no file"),
         ("starts", "may not use"),
-        ("starts_below", "may not start programs"),
+        ("starts_below", "object is not callable"),
         ("forges", "writes into the answers of its process"),
         ("infinite", "returns nan"),
         ("missing", "it has no function missing"),

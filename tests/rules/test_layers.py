@@ -32,7 +32,7 @@ ALLOWED = {
     "objectives": "data models patches recipe records rewards rollouts sharding",
     "evaluation": "console data export models objectives patches recipe records rewards rollouts",
     "planning": "console data estimates hardware models objectives pods recipe records sharding",
-    "dryrun": "console data estimates hardware models objectives patches planning recipe records sharding",
+    "dryrun": "console data estimates hardware models objectives patches planning recipe records rollouts sharding",
     "report": "data hardware models objectives recipe records",
     "artifacts": "data doctor evaluation export failures models patches recipe records report",
     "sweeps": "console evaluation failures models recipe records report",

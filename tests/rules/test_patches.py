@@ -15,8 +15,11 @@ from tests.support.paths import ROOT
 FILES = [path for top in ("flytune", "tasks", "workflows", "flyte2", "images") for path in sorted((ROOT / top).rglob("*.py"))]
 # What sets the names that the records have.
 SETTER = ROOT / "flytune/patches/record.py"
-# It runs before the project's code is there, and so without flytune.
-EXCEPTED = {ROOT / "images/fast_execute.py": ["entrypoint._run_subprocess"]}
+# The first runs before the project's code is there, and so without flytune; the second in a process that only judges answers.
+EXCEPTED = {
+    ROOT / "images/fast_execute.py": ["entrypoint._run_subprocess"],
+    ROOT / "flytune/rewards/worker.py": ["_posixsubprocess.fork_exec"],
+}
 
 
 @pytest.mark.slow
