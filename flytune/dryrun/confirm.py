@@ -26,7 +26,7 @@ from flytune.records import Geometry, Need, Plan
 from flytune.records.plan import FIRST_STEP, LOAD, STEP
 from flytune.sharding import sharding_of
 
-_NOT_ALLOCATED = ("CUDA context", "NCCL", "fragmentation")
+_NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation")
 _LIBRARIES = ("torch", "transformers", "peft", "trl")
 
 
@@ -141,7 +141,7 @@ def _config_folder(recipe: Recipe) -> Iterator[Path]:
 
 
 def _need(planned: Need, traced: DryRun) -> Need:
-    beside = {phase: {name: table[name] for name in _NOT_ALLOCATED if name in table} for phase, table in planned.phases.items()}
+    beside = {phase: {name: table[name] for name in _NOT_TRACED if name in table} for phase, table in planned.phases.items()}
     first = max(size for phase, size in traced.phases.items() if phase.startswith("first step"))
     if traced.least_bytes:
         # What the simulated allocator cannot give back. The closed form's share stays where it is more: no published run is
@@ -159,7 +159,7 @@ def _need(planned: Need, traced: DryRun) -> Need:
 def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -> str:
     """Return what the dry run found, beside the closed form where that `is_known` to hold."""
     table = fit.needs[0].phases[STEP]
-    closed = sum(size for name, size in table.items() if name not in _NOT_ALLOCATED)
+    closed = sum(size for name, size in table.items() if name not in _NOT_TRACED)
     ignored = f"; {said}" if (said := dryrun.left_out(recipe)) else ""
     return (
         f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in {traced.peak_module})"
