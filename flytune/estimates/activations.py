@@ -64,7 +64,7 @@ def count(workload: Workload) -> Activations:
     inputs, products = _eight_bits(workload, compute, stream)
     kept, working = kept + inputs, max(working, products)
     adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
-    gradient = (stream + compute) * sizes.hidden_size
+    gradient = float((stream + compute) * sizes.hidden_size)
     if inside > compute and workload.quantization != "int8":
         # Most is held when the gradients of the product have become float32: the last adapter's input and the output's
         # 16-bit gradient, from which they are computed, are free by then.
