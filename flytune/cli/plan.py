@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if options.recipe is None:
         raise RecipeError("flytune plan: which recipe? Name its file, or two after --compare")
     recipe, count = _read(options.recipe, options)
-    for name in ("solve", "shape", "data", "svg"):
+    for name in ("solve", "shape", "data"):
         if getattr(options, name) == "":
             raise RecipeError(f"--{name}: it is empty; name what you mean, or leave it out")
     if options.by and options.shape != "auto":

@@ -1,7 +1,7 @@
 """Intervals of estimates: what nine of ten published runs measured, over what was estimated.
 
-The ends were taken from the rows of development alone, as the 5th and 95th percentiles of their ratios; how many of the held-out
-rows are inside was counted afterwards (`python -m benchmarks.intervals`, docs/measured/intervals.md).
+The ends were taken from the rows of development alone, as the 5th and 95th percentiles of their ratios; how many of the
+held-out rows are inside was counted afterwards (`python -m benchmarks.intervals`, docs/measured/intervals.md).
 """
 
 from typing import NamedTuple
