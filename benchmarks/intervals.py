@@ -60,12 +60,18 @@ def held_out(run: MeasuredRun) -> bool:
 
 
 def ends(found: list[float]) -> tuple[float, float]:
-    """Return the ends of an interval that holds LEVEL of further values, rounded outwards to hundredths."""
+    """Return the ends of an interval that holds LEVEL of further values on average, rounded outwards to hundredths.
+
+    Values in order divide what further ones may be into parts of equal share; an end within such a part is interpolated.
+    """
     ordered, beyond = sorted(found), (1 - LEVEL) / 2
-    count = len(ordered)
-    low = ordered[max(0, math.floor(beyond * (count + 1)) - 1)]
-    high = ordered[min(count - 1, math.ceil((1 - beyond) * (count + 1)) - 1)]
-    return math.floor(100 * low) / 100, math.ceil(100 * high) / 100
+
+    def at(share: float) -> float:
+        place = min(max(share * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
+        below = math.floor(place)
+        return ordered[below] + (place - below) * (ordered[min(below + 1, len(ordered) - 1)] - ordered[below])
+
+    return math.floor(100 * at(beyond)) / 100, math.ceil(100 * at(1 - beyond)) / 100
 
 
 def bands(with_held_out: bool, table: Path = measured_runs.TABLE) -> dict[str, Band]:

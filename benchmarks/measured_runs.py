@@ -26,6 +26,7 @@ from benchmarks.frameworks import LAYOUTS
 from flytune.errors import DataError, FlytuneError
 from flytune.estimates import Framework, Optimizer, Workload
 from flytune.estimates.config_sizes import geometry
+from flytune.hardware.accelerators import workspace_bytes
 from flytune.models.config_files import shipped
 from flytune.records import Geometry
 from flytune.sharding import Layout
@@ -293,6 +294,7 @@ def _workload(row: dict[str, str], sizes: Geometry) -> Workload:
         layout=layout,
         gpus=gpus,
         nodes=nodes,
+        workspaces=workspace_bytes("H100" if row["gpu"].startswith("H") else "A100-80GB"),
         gpu_memory_gib=DEVICE_GIB.get(row["gpu"].split("(")[0]) or _number(row, "gpu_gib") or 80.0,
         weight_dtype=_known(_DTYPES, row, "weight_dtype"),
         precision=precision,  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.add_argument(
         "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them with every sharding"
     )
-    plan.add_argument("--by", choices=("price", "time"), default="price", help="order of --shape auto (default: price)")
+    plan.add_argument("--by", choices=("price", "time"), help="order of --shape auto (default: price)")
     plan.add_argument(
         "--samples",
         type=int,

@@ -42,6 +42,11 @@ def run(options: argparse.Namespace) -> int:
     if options.recipe is None:
         raise RecipeError("flytune plan: which recipe? Name its file, or two after --compare")
     recipe, count = _read(options.recipe, options)
+    for name in ("solve", "shape", "data"):
+        if getattr(options, name) == "":
+            raise RecipeError(f"--{name}: it is empty; name what you mean, or leave it out")
+    if options.by and options.shape != "auto":
+        raise RecipeError("--by: it orders what --shape auto ranks; add --shape auto, or leave --by out")
     if options.svg and (options.solve or options.shape == "auto"):
         raise RecipeError("--svg: a picture is of one plan; leave out --solve and --shape auto")
     if options.data and (options.solve or options.shape == "auto" or options.dry_run or options.samples):
@@ -52,12 +57,12 @@ def run(options: argparse.Namespace) -> int:
     if options.solve:
         return _solve(recipe, options, count, console)
     if options.shape == "auto":
-        ranking = planner.rank(recipe, options.by)
+        ranking = planner.rank(recipe, options.by or "price")
         made = [sample_count.told(planner.plan_of(fit, samples), count) for fit in ranking.fits[: table.ROWS]]
         if options.json:
             sys.stdout.write(table.ranking_json(recipe, ranking, made) + "\n")
         else:
-            table.show_ranking(recipe, ranking, made, options.by, console)
+            table.show_ranking(recipe, ranking, made, options.by or "price", console)
             console.print(printable(count.origin), highlight=False, markup=False)
         return 0
     recipe, made_plan = _made(recipe, count, options, console)

@@ -26,7 +26,7 @@ from flytune.records import Geometry, Need, Plan
 from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
 from flytune.sharding import sharding_of
 
-_NOT_ALLOCATED = ("CUDA context", "NCCL", "fragmentation")
+_NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation")
 _LIBRARIES = ("torch", "transformers", "peft", "trl")
 
 
@@ -141,7 +141,7 @@ def _config_folder(recipe: Recipe) -> Iterator[Path]:
 
 
 def _need(planned: Need, traced: DryRun) -> Need:
-    beside = {phase: {name: table[name] for name in _NOT_ALLOCATED if name in table} for phase, table in planned.phases.items()}
+    beside = {phase: {name: table[name] for name in _NOT_TRACED if name in table} for phase, table in planned.phases.items()}
     first = max(size for phase, size in traced.phases.items() if phase.startswith("first step"))
     if traced.least_bytes:
         # What the simulated allocator cannot give back. The closed form's share stays where it is more: no published run is
@@ -161,7 +161,7 @@ def _need(planned: Need, traced: DryRun) -> Need:
 def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -> str:
     """Return what the dry run found, beside the closed form where that `is_known` to hold."""
     closed = {
-        phase: f", the closed form has {sum(size for name, size in table.items() if name not in _NOT_ALLOCATED) / GIB:.2f}"
+        phase: f", the closed form has {sum(size for name, size in table.items() if name not in _NOT_TRACED) / GIB:.2f}"
         for phase, table in fit.needs[0].phases.items()
         if is_known
     }

@@ -24,12 +24,12 @@ CPU_LOSS_BYTES = 33
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes of one micro batch on one GPU, whichever layers are recomputed."""
+    """Bytes of one micro batch on one GPU."""
 
     stream: float
     """Input of one layer, which is all that a checkpointed layer keeps."""
     kept: float
-    """Tensors that one layer keeps for backward."""
+    """Tensors that one layer keeps for backward, but for its input where it is recomputed."""
     working: float
     """Temporaries while backward is in a layer."""
     loss: float
@@ -64,7 +64,11 @@ def count(workload: Workload) -> Activations:
     inputs, products = _eight_bits(workload, compute, stream)
     kept, working = kept + inputs, max(working, products)
     adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
-    gradient = (stream + compute) * sizes.hidden_size
+    gradient = float((stream + compute) * sizes.hidden_size)
+    if inside > compute and workload.quantization != "int8":
+        # Most is held when the gradients of the product have become float32: the last adapter's input and the output's
+        # 16-bit gradient, from which they are computed, are free by then.
+        gradient = stream * sizes.hidden_size - _product_input(workload, compute)
     folded = _folded_weights(workload, compute)
     return Activations(
         stream=tokens * stream * sizes.hidden_size,
@@ -86,7 +90,9 @@ def _norms(workload: Workload, compute: int, stream: int) -> tuple[float, float]
     # Where weights behind the norm are trained, its output is their input.
     one += compute if workload.method == "full" else 0
     norms = 1 if workload.geometry.model_type == "phi" else 2
-    return float(norms * one * hidden), 0.0
+    # An input in float32 needs no copy, and the first norm's is the layer's.
+    shared = 4 if stream == 4 and workload.checkpointing != "none" and not _fused_norms(workload) else 0
+    return float((norms * one - shared) * hidden), 0.0
 
 
 def _attention(workload: Workload, compute: int) -> tuple[float, float]:
@@ -132,12 +138,23 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
         shared = {("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows for name, rows in inputs.items()}
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
-    # float32 adapters: without autocast a float32 copy; with it 16 bits. And the mask of dropout: a byte on a GPU, on a CPU a
-    # number of the copy's dtype (ATen/native/Dropout.cpp).
-    # DeepSpeed has adapters in 16 bits too.
+    return sum(inputs.values()) * _copy_bytes(workload, compute)
+
+
+def _copy_bytes(workload: Workload, compute: int) -> int:
+    """Return the bytes that a PEFT adapter keeps of each number of its input.
+
+    Of float32 adapters a float32 copy, or 16 bits under autocast; DeepSpeed's are in 16 bits. And the mask of dropout: a byte
+    on a GPU, on a CPU a number of the copy's dtype (ATen/native/Dropout.cpp).
+    """
     copy = 4 if workload.precision == "pure" and not workload.layout.deepspeed else compute
-    mask = 0 if not workload.adapter_dropout else copy if workload.on_cpu else 1
-    return float(sum(rows * (copy + mask) for rows in inputs.values()))
+    return copy + (0 if not workload.adapter_dropout else copy if workload.on_cpu else 1)
+
+
+def _product_input(workload: Workload, compute: int) -> float:
+    """Return bytes per token that the adapter of the MLP's last layer keeps of its input."""
+    numbers = sum(one.rows * one.count * one.share for one in workload.adapted_layers if one.name == "down")
+    return numbers / workload.geometry.num_hidden_layers * _copy_bytes(workload, compute)
 
 
 def _folded_weights(workload: Workload, compute: int) -> float:

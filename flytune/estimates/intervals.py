@@ -35,13 +35,13 @@ class Band(NamedTuple):
 BANDS: dict[str, Band] = {
     "allocated, one shape": Band(0.85, 1.06, 82, 39, 37),
     "reserved, one shape": Band(0.9, 1.15, 124, 56, 51),
-    "reserved, lengths vary": Band(0.98, 2.7, 24, 15, 15),
-    "allocated, lengths vary": Band(0.44, 2.55, 35, 18, 18),
-    "speed, enough tokens": Band(0.83, 1.14, 207, 102, 94),
-    "speed, few tokens": Band(0.73, 1.29, 24, 7, 6),
-    "allocated, calibrated": Band(0.96, 1.04, 75, 38, 36),
-    "reserved, calibrated": Band(0.83, 1.22, 115, 51, 47),
-    "speed, calibrated": Band(0.84, 1.17, 209, 97, 90),
+    "reserved, lengths vary": Band(0.98, 2.52, 24, 15, 15),
+    "allocated, lengths vary": Band(0.81, 2.17, 35, 18, 17),
+    "speed, enough tokens": Band(0.83, 1.13, 207, 102, 94),
+    "speed, few tokens": Band(0.77, 1.27, 24, 7, 6),
+    "allocated, calibrated": Band(0.97, 1.04, 75, 38, 35),
+    "reserved, calibrated": Band(0.84, 1.21, 115, 51, 47),
+    "speed, calibrated": Band(0.85, 1.16, 209, 97, 90),
     "speed, calibrated, same model": Band(0.87, 1.13, 175, 73, 64),
 }
 """Printed by `python -m benchmarks.intervals --held-out`."""

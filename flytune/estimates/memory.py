@@ -80,9 +80,9 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     """Return the memory of one GPU, by phase and component; `states` are the workload's model states, if they are at hand."""
     lasting, batch = states or model_states.of(workload), activations.count(workload)
     moments = _moments(workload, lasting, batch)
-    resident = lasting.resident | (
-        {"reference model": model_states.reference_bytes(workload)} if workload.reference == "copy" else {}
-    )
+    resident = lasting.resident | {"cuBLAS": workload.workspaces}
+    if workload.reference == "copy":
+        resident["reference model"] = model_states.reference_bytes(workload)
     steady = {**resident, **lasting.optimizer}
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]

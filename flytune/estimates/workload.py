@@ -100,6 +100,8 @@ class Workload:
     compiled: bool = False
     kbit_float32: bool = False
     """True if peft's prepare_model_for_kbit_training made all parameters float32 that are not quantized."""
+    workspaces: float = 0.0
+    """Bytes of cuBLAS's workspaces on one GPU (flytune/hardware/accelerators.py)."""
     on_cpu: bool = False
     """True if a CPU computes it, with torch's kernels for CPUs."""
     network_gbs: float = math.inf

@@ -40,6 +40,16 @@ class Accelerator(Strict):
     """TFLOP/s of causal FlashAttention-2 over long sequences."""
 
 
+def workspace_bytes(name: str) -> float:
+    """Return the bytes of cuBLAS's workspaces on a GPU, which torch allocates for each thread that multiplies matrices.
+
+    There are two: the one of the forward pass, and autograd's. 32 MiB on Hopper, on others two blocks of 4 MiB and eight of
+    16 KiB (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize); of an unknown GPU the larger.
+    """
+    row = load_accelerators().get(name)
+    return 2.0 * 2**10 * (32 * 1024 if row is None or row.chip.startswith("GH") else 2 * 4096 + 8 * 16)
+
+
 class Accelerators(Strict):
     """The content of accelerators.yaml."""
 

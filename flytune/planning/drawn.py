@@ -54,6 +54,8 @@ def lengths(folder: Path, recipe: Recipe) -> Lengths:
             f"--data {folder}: the answers of objective: {recipe.objective.name} are drawn by the model, and their lengths are "
             "not in the data; leave --data out, and the plan takes objective.max_completion_length"
         )
+    if not folder.is_dir():
+        raise DataError(f"--data {folder}: no such folder; name one with prepared data ({data.shards.MANIFEST})")
     manifest, kind = data.shards.read_manifest(folder), data.row_kind(recipe.objective.row_kind)
     if manifest.row_kind != recipe.objective.row_kind:
         raise RecipeError(

@@ -10,6 +10,7 @@ from flytune.estimates import Decoding, Optimizer, StepTime, Workload, step_time
 from flytune.estimates.framework import FLYTUNE, OWN_LOGITS
 from flytune.estimates.model_states import States
 from flytune.hardware import Shape, accelerator_named
+from flytune.hardware.accelerators import workspace_bytes
 from flytune.models import adapted_layers, adapter_targets, heads
 from flytune.objectives import objective_of
 from flytune.planning.calibration import load_factors
@@ -69,6 +70,7 @@ def workload(recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int,
             loss=OWN_LOGITS if own_logits(recipe, geometry) else FLYTUNE.loss,
         ),
         kbit_float32=method == "qlora" and sharding.kbit_float32,
+        workspaces=workspace_bytes(shape.accelerator) if shape.is_gpu else 0.0,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
         decoding=_decoding(recipe, micro_batch, accumulation),

@@ -18,7 +18,7 @@ from tests.support.tiny import tiny_recipe
 
 SIZES = {"num_hidden_layers": 12, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
 SIZES |= {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}
-NOT_TRACED = ("CUDA context", "NCCL", "fragmentation")
+NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation")
 CASES = [("full", "none", "sft"), ("lora", "none", "sft"), ("qlora", "none", "sft"), ("lora", "fsdp", "sft")]
 CASES += [("full", "none", "dpo"), ("qlora", "none", "dpo"), ("lora", "none", "kto"), ("lora", "none", "reward")]
 CASES += [("full", "zero1", "sft"), ("full", "zero3", "sft"), ("lora", "zero3", "sft"), ("qlora", "zero2", "sft")]

@@ -112,3 +112,5 @@ def test_the_command_takes_the_folder(prepared, tmp_path, capsys):
     assert "leave out --solve" in capsys.readouterr().err
     assert main(["plan", str(path), "--data", str(tmp_path)]) == 1
     assert "so the preparation never finished" in capsys.readouterr().err
+    assert main(["plan", str(path), "--data", str(tmp_path / "none")]) == 1
+    assert "none: no such folder; name one with prepared data" in " ".join(capsys.readouterr().err.split())

@@ -195,3 +195,8 @@ def test_the_command_prints_the_answer_as_text_and_as_json(tmp_path, capsys):
     assert f"largest data.max_length that fits: {content['value']:,} on l4-1" in " ".join(text.split())
     assert main(["plan", str(path), "--solve", "gpus", "--shape", "l4-1"]) == 1
     assert "answered by all shapes" in capsys.readouterr().err
+    for option in ("--solve", "--shape", "--data"):
+        assert main(["plan", str(path), option, ""]) == 1
+        assert f"{option}: it is empty" in capsys.readouterr().err
+    assert main(["plan", str(path), "--by", "time"]) == 1
+    assert "it orders what --shape auto ranks" in capsys.readouterr().err
