@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe & Ito's palette (Color Universal Design, 2008), which colour-blind readers can distinguish; strongest contrasts first.
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
+# Plans have up to a dozen components: further ones have colours of Tol's "muted" (SRON/EPS/TN/09-002).
+PALETTE = (
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
+    "#332288", "#882255", "#999933", "#44aa99", "#aa4499", "#cc6677",
+)  # fmt: skip
 # Placeholder colours for matplotlib, which the page's CSS variables replace.
 _INK, MUTED, _RULE, BLUE, ORANGE = "#010101", "#020202", "#030303", "#040404", "#050505"
 _VARIABLES = {_INK: "--ink", MUTED: "--muted", _RULE: "--rule", BLUE: "--blue", ORANGE: "--orange"}
