@@ -77,6 +77,7 @@ def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, 
     checkpoints.clear(recipe, data.read_manifest(dataset), training)
     return {
         "steps": losses(lines),
+        "attempt": training.attempt,
         "weights": {path.name: sha256_of(path) for path in sorted(exported.glob("*.safetensors"))},
         "heldout_loss": training.heldout_loss,
         "refused": refused,

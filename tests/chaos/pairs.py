@@ -1,6 +1,7 @@
 """Pairs of method and sharding that run on a CPU: their recipes, their runs with faults, and reports."""
 
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -39,6 +40,9 @@ _WRITERS: dict[Rows, Callable[..., None]] = {
     "reward": selftest_dataset.write_pairs,
     "grpo": selftest_dataset.write_prompts,
 }
+
+_CHECKPOINT = re.compile(r"\d+-(\d{4,})-")
+"""Name of a checkpoint's folder; the group is the attempt's number."""
 
 
 class Report(Record):
@@ -168,15 +172,16 @@ class DisturbedPair:
         """Finish a run and compare it with the undisturbed run; add differences to `problems`."""
         one.run(bag, faults, report)
         found: Any = None
-        problems = list(one.problems)
+        problems, last = list(one.problems), 0
         for pod in one.done:
             found = selftest_processes.run(1, checking.result, self.task, pod.folder, self.recipe, self.dataset)
             one.record([f"{line}\n" for line in found["lines"]])
             problems += checking.differences(found, undisturbed or found)
+            last = max(last, int(found["attempt"].partition("-")[0] or 0))
         left = selftest_processes.run(1, checking.remaining_files, one.address) if one.done else []
-        if one.leaves_files:
-            # A later attempt, which was killed when an earlier one had its result, leaves its checkpoints.
-            left = [name for name in left if name.startswith("attempt-")]
+        # The end of a run deletes the checkpoints of earlier attempts alone; one that was killed after it leaves its own, too.
+        later = {name for name in left if (found_in := _CHECKPOINT.match(name)) and int(found_in[1]) > last}
+        left = [name for name in left if name.startswith("attempt-") or not (one.leaves_files or name in later)]
         if left:
             problems.append(f"the run has finished, and {', '.join(left)} is left at its address")
         expected = {row[0]: row[1:] for row in (undisturbed or found or {"steps": []})["steps"]}

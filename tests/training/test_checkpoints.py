@@ -193,6 +193,16 @@ def test_the_newest_and_the_best_are_kept(steps, limit):
     assert len(found) <= limit + 1
 
 
+def test_the_end_of_a_run_deletes_what_a_lost_attempt_stores_that_began_with_nothing_stored_too(tmp_path, monkeypatch):
+    lost = ledger_at(str(tmp_path / "run"))
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "1")
+    new = ledger_at(str(tmp_path / "run"))
+    save(lost, 2, tmp_path)
+    save(new, 4, tmp_path)
+    new.clear()
+    assert new.storage.names() == []
+
+
 def test_a_folder_keeps_the_newest_and_the_best_and_files_are_moved_there(tmp_path):
     ledger = ledger_at(str(tmp_path / "run"))
     for step, loss in enumerate((3.0, 1.0, 2.0, 2.5, 2.25), 1):

@@ -11,6 +11,7 @@ cannot harm each other.
 import hashlib
 import logging
 import math
+import os
 import re
 import secrets
 import shutil
@@ -87,9 +88,11 @@ class Ledger:
     def begin(self, attempt: str | None = None) -> str:
         """Join as a new attempt, or as the one given, and return its id: an increasing number and six random digits."""
         if attempt is None:
-            # Not the time: clocks of nodes differ.
+            # Not the time: clocks of nodes differ. Flyte's number, because an attempt that was taken for lost may be alive, and
+            # may not have stored anything yet: it is the earlier one, and the end of the run deletes what it stores.
             last = max((int(number) for _, _, number in self._folders()), default=0)
-            attempt = f"{last + 1:04d}-{secrets.token_hex(3)}"
+            retry = int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0)
+            attempt = f"{last + 1 + retry:04d}-{secrets.token_hex(3)}"
         self.attempt = attempt
         return self.attempt
 
