@@ -77,9 +77,10 @@ def test_all_mistakes_are_reported_at_once_with_dotted_paths_and_suggestions(tmp
 
 
 def test_yaml_that_is_no_recipe_is_an_error_of_ours(tmp_path):
-    with pytest.raises(RecipeError, match="no such file; there are: .*other.yaml"):
-        (tmp_path / "other.yaml").write_text("a: 1")
-        Recipe.from_yaml(tmp_path / "none.yaml")
+    for name in (".hidden", *"abcdefg", "other"):
+        (tmp_path / f"{name}.yaml").write_text("a: 1")
+    with pytest.raises(RecipeError, match=r"no such file; there are: \S*other.yaml(, \S*/[a-g].yaml){4}, \.\.\.$"):
+        Recipe.from_yaml(tmp_path / "others.yaml")
     for text, said in (("- 1", "a recipe is a mapping of sections"), ("a: [", "not YAML"), ("", "a recipe is a mapping")):
         (tmp_path / "r.yaml").write_text(text)
         with pytest.raises(RecipeError, match=said):
