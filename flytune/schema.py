@@ -144,9 +144,8 @@ def load_yaml(path: str | Path) -> Any:
         content = yaml_core.load(files.read_regular(path, yaml_core.LARGEST))
     except FileNotFoundError:
         beside = [str(found) for found in sorted(Path(path).parent.glob("[!.]*.yaml"))]
-        nearest = difflib.get_close_matches(str(path), beside, n=5, cutoff=0.0)
-        hint = f"; there are: {', '.join(nearest)}" + ", ..." * (len(beside) > 5) if beside else ""
-        raise RecipeError(f"{path}: no such file{hint}") from None
+        nearest = ", ".join(difflib.get_close_matches(str(path), beside, n=5, cutoff=0.0)) + ", ..." * (len(beside) > 5)
+        raise RecipeError(f"{path}: no such file" + f"; there are: {nearest}" * bool(nearest)) from None
     except (OSError, ValueError) as error:  # a null character in the path is a ValueError
         raise RecipeError(f"{path!s:.200}: cannot be read: {error!s:.300}") from None
     except yaml_core.YAMLError as error:
