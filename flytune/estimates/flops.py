@@ -79,9 +79,7 @@ def skipped_shape(workload: Workload) -> Shape | None:
     Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends once it has the last tensor that backward needs:
     before the layer's last product, whose result is only added. TRL passes use_reentrant=True for PEFT under ZeRO-3.
     """
-    reentrant = workload.framework.reentrant or (
-        workload.layout.deepspeed and workload.layout.shards_parameters and workload.method != "full"
-    )
+    reentrant = workload.framework.reentrant or (workload.layout.zero3 and workload.method != "full")
     if not recomputes(workload) or reentrant or "down" in workload.lora_targets or workload.geometry.experts > 1:
         return None
     return float(workload.tokens), workload.geometry.intermediate_size, workload.geometry.hidden_size

@@ -167,7 +167,7 @@ def launches(workload: Workload) -> float:
     if geometry.experts > 1:
         # Kernels of an expert, one after the other, or of all together (transformers, integrations/moe.py).
         each += (layers - geometry.dense_layers) * 20 * (1 if grouped else geometry.experts)
-    if workload.layout.deepspeed and workload.layout.shards_parameters:
+    if workload.layout.zero3:
         each += ZERO3_HOOK * (linears + 2 * layers)
     return each * (4 if recomputes(workload) else 3)
 

@@ -1,7 +1,6 @@
 """Checks of the tensors of an exported folder against the folder's own configuration and its base model."""
 
 import math
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.errors import ExportError, FlytuneError
-from flytune.models import adapter_config, heads, loading, safetensors_files, sharded_loading, weight_index
+from flytune.models import adapter_config, expert_probe, heads, loading, safetensors_files, sharded_loading, weight_index
 from flytune.recipe import Model, Recipe
 from flytune.sentences import counted, counted_of
 
@@ -170,7 +169,7 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)
     owners = tuple("." + one.rpartition(".")[0] for one in config.get("target_parameters") or ())
-    experts = [name for name in partner if _owner(name).endswith(owners)] if owners else []
+    experts = [name for name in partner if expert_probe.base_name(name.partition(".lora_")[0]).endswith(owners)]
     for name in experts:
         # A factor has the ranks of all experts of a layer, one after the other.
         mine, other = (shapes[name][0], shapes[partner[name]][-1]) if ".lora_A." in name else (rank, rank)
@@ -184,11 +183,6 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
         wanted = [rank, *found[1:]] if ".lora_A." in name else [*found[:-1], rank]
         if not ranks and found != wanted:
             raise ExportError(f"adapter_model.safetensors: {name}: expected shape {wanted}, found {found}; {_NOT_STORED}")
-
-
-def _owner(name: str) -> str:
-    """Return the module that an adapter's factor belongs to, without the layers that PEFT puts around it."""
-    return re.sub(r"(\.base_layer)+$", "", re.sub(r"\.lora_[AB]\..*", "", name))
 
 
 def _partner(name: str) -> str:

@@ -4,7 +4,6 @@ The fixed prompts of flytune/models/probe.py reach some experts of a layer, and 
 their answers. Each expert's change of its weight is therefore multiplied by fixed vectors from both sides.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from flytune.models import expert_layers
 
 PROBES = 4
 """Pairs of vectors. One wrong number in a factor changes all four."""
-_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|base_layer)\.|\.base_layer$")
+_WRAPPERS = ("_orig_mod", "base_layer")
 
 
 def adapted(model: Any) -> Iterator[tuple[str, Any]]:
@@ -38,7 +37,7 @@ def _probed(model: Any) -> list[tuple[str, Any, int]]:
 
 def base_name(module: str) -> str:
     """Return a module's name in the base model, without the layers that PEFT and torch.compile put around it."""
-    return _WRAPPERS.sub("", module)
+    return ".".join(part for part in module.split(".") if part not in _WRAPPERS)
 
 
 def names(model: Any) -> list[str]:

@@ -136,7 +136,7 @@ class GroupPolicy(ObjectiveBase):
 
     def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
         # The reference scores the answers of a step before the step trains them.
-        known = frozen() if self.reference(recipe) != "none" else None
+        known = frozen() if self.frozen_passes(recipe) else None
         return trained(), known
 
     def _switches_dropout_off(self, recipe: Recipe) -> bool:

@@ -168,7 +168,7 @@ def contradictions(recipe: Recipe) -> list[str]:
 def _loses_balance(recipe: Recipe) -> bool:
     """Return whether gradients of the balance loss differ from plain training's, as the self-test has measured (5 to 30 %)."""
     training, layout = recipe.training, sharding_of(recipe).layout
-    reentrant = layout.deepspeed and layout.shards_parameters and recipe.method.name != "full"
+    reentrant = layout.zero3 and recipe.method.name != "full"
     with_reference = "adapter" in objective_of(recipe).references
     return reentrant and with_reference and training.activation_checkpointing and training.router_aux_loss_coef != 0
 

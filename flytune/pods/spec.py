@@ -3,6 +3,7 @@
 Kubernetes' client is imported where a spec is made, which is where a task is registered: it takes half a second.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ TERMINATION_SECONDS = int(2 * GRACE_SECONDS)
 """Seconds from SIGTERM to SIGKILL: GRACE_SECONDS for the ranks, and as long for their parent to report to Flyte."""
 _SHAPE_LABEL = "flytune-shape"
 _JOB_LABEL = "training.kubeflow.org/job-name"
+
+
+def attempts_before() -> int:
+    """Return how many attempts of this pod's task came before this one, as Flyte counts; 0 outside of Flyte."""
+    return int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0)
 
 
 def labels(shape: Shape) -> dict[str, str]:

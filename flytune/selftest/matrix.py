@@ -47,11 +47,15 @@ _OF_MIXTURES = [
         for rows in ("dpo", "kto", "grpo")
         for sharding in _WITH_LORA
         # The plan refuses a balance loss beside a reference there (planning/candidates.py).
-        if not (SHARDINGS[sharding].estimated_as.deepspeed and SHARDINGS[sharding].estimated_as.shards_parameters)
+        if not SHARDINGS[sharding].estimated_as.zero3
     ),
     *(Pair("full", sharding, model="experts") for sharding in SHARDINGS),
 ]
-EXPERTS = [pair for pair in _OF_MIXTURES if pair[-2:] in SHARDINGS[pair.sharding].mixture_selftests and pair.method == "lora"]
+EXPERTS = [
+    pair
+    for pair in _OF_MIXTURES
+    if pair.method == "lora" and (pair.rows, pair.model) in SHARDINGS[pair.sharding].mixture_selftests
+]
 # Pairs that run only where they are named; a balance loss has nothing to be compared with in plain training.
 FURTHER = [pair for pair in _OF_MIXTURES if pair not in EXPERTS and (pair.model != "balance" or pair != plain_pair(pair))]
 # Number of last lines that are shown of a failed rank's traceback.

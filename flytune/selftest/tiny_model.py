@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -68,7 +68,6 @@ def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int 
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=96,
         moe_intermediate_size=48,
@@ -79,11 +78,7 @@ def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int 
         norm_topk_prob=True,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
+        **_fields_of(tokenizer),
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -99,6 +94,13 @@ def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int 
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _fields_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """Return the fields of a model's configuration that follow from its tokenizer."""
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    length = tokenizer.model_max_length
+    return {"vocab_size": len(tokenizer), "max_position_embeddings": length, "dtype": "float32", **special}
 
 
 def experts_of(token: int) -> tuple[int, int]:
@@ -142,17 +144,12 @@ def random_model(tokenizer: "PreTrainedTokenizerBase") -> "LlamaForCausalLM":
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
+        **_fields_of(tokenizer),
     )
     return LlamaForCausalLM(config)

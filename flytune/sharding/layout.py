@@ -55,6 +55,11 @@ class Layout:
         return Degrees(gpus // turns, nodes, turns)
 
     @property
+    def zero3(self) -> bool:
+        """True if DeepSpeed shards the parameters. TRL then checkpoints a model with an adapter by reentry."""
+        return self.shards_parameters and self.deepspeed
+
+    @property
     def fsdp(self) -> bool:
         """True if torch's FSDP shards the model."""
         return self.shards_parameters and not self.deepspeed

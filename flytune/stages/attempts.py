@@ -49,7 +49,7 @@ def log_lines() -> tuple[str, ...]:
 
 def _earlier_attempts() -> list[str]:
     """Return a line on the end of each earlier attempt of this task, as far as their pods have left notes."""
-    address, number = phase_notes.kept_at(), int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0)
+    address, number = phase_notes.kept_at(), spec.attempts_before()
     execution = os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", "")
     return earlier_attempts.lines(address, execution, before=number) if address and execution and number else []
 

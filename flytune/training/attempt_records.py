@@ -14,7 +14,7 @@ from flytune.console.step_lines import show
 from flytune.errors import StorageError
 from flytune.failures import Failure
 from flytune.hardware import Shape
-from flytune.pods.spec import RETRIES
+from flytune.pods import spec
 from flytune.records import Attempt, Plan, Step
 from flytune.schema import RecordError
 from flytune.storage import Storage
@@ -48,7 +48,7 @@ class AttemptRecords:
         self._mine = Attempt(
             number=1,
             execution=execution,
-            retry=int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0),
+            retry=spec.attempts_before(),
             host=phase_notes.host(),
             resumed_from_step=0,
             last_step=0,
@@ -104,7 +104,7 @@ class AttemptRecords:
         self._changed.set()
         if args.process_index == 0 and (step or self._mine.retry or self._own()):
             start = f"resumes at step {step} from {self._address}" if step else "starts at the beginning"
-            retries = os.environ.get(RETRIES)
+            retries = os.environ.get(spec.RETRIES)
             name = f"{self._mine.name} of {int(retries) + 1}" if retries and self._mine.execution else self._mine.name
             show("; ".join([f"{name}: {start}", *self._ends()]))
 

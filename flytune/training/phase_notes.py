@@ -91,7 +91,7 @@ class PhaseNotes:
         self._address, self._plan, self._is_signalled = address, plan, is_signalled
         self._note = PhaseNote(
             execution=os.environ.get("FLYTE_INTERNAL_EXECUTION_ID", ""),
-            attempt=int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0),
+            attempt=spec.attempts_before(),
             node=int(os.environ.get("GROUP_RANK", "0")),
             task=task_name(),
             phase="",

@@ -1,4 +1,4 @@
-"""What PEFT and bitsandbytes can do with the weights of experts, found by running them: the reasons of what is refused."""
+"""Adapters and 4-bit weights of experts by PEFT and bitsandbytes themselves: the reasons of what is refused."""
 
 import copy
 
@@ -134,3 +134,18 @@ def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
         merged_experts.check(tmp_path / "base", with_lists(), made, "float32")
     copy.deepcopy(made).merge_and_unload().save_pretrained(tmp_path / "merged")
     assert merged_experts.check(tmp_path / "merged", with_lists(), made, "float32") == 4 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("nested", "name"),
+    [
+        ("model.layers.0.mlp.experts", "model.layers.0.mlp.experts"),
+        ("_orig_mod.model.layers.0.mlp.experts.base_layer", "model.layers.0.mlp.experts"),
+        # Each parameter of a module that has an adapter is one more layer around it.
+        ("model.layers.0.mlp.experts.base_layer.base_layer", "model.layers.0.mlp.experts"),
+        ("model.layers.0.mlp.experts.base_layer.base_layer.gate_proj", "model.layers.0.mlp.experts.gate_proj"),
+        ("base_layers.0.my_base_layer", "base_layers.0.my_base_layer"),
+    ],
+)
+def test_a_module_has_its_name_of_the_base_model_however_many_layers_are_around_it(nested, name):
+    assert expert_probe.base_name(nested) == name

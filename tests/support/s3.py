@@ -79,30 +79,17 @@ class CountedS3(ObservedS3):
 @contextmanager
 def counted_bucket(name="models"):
     """Serve a bucket on this machine, with its address and credentials in the environment; yield the server."""
-    import boto3
     import s3fs
 
     from tasks.runtime.termination import close_file_systems
 
-    server = CountedS3()
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {
-        "ENDPOINT_URL": f"http://{host}:{port}",
-        "ACCESS_KEY_ID": "a",
-        "SECRET_ACCESS_KEY": "b",
-        "DEFAULT_REGION": "us-east-1",
-    }
     before = dict(os.environ)
-    os.environ.update({f"AWS_{key}": value for key, value in settings.items()})
-    os.environ.update({f"FLYTE_AWS_{key}": value for key, value in settings.items() if key != "DEFAULT_REGION"})
-    os.environ["FLYTE_AWS_ENDPOINT"] = settings["ENDPOINT_URL"]
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        boto3.client("s3").create_bucket(Bucket=name)
-        yield server
-    finally:
-        close_file_systems()
-        server.stop()
-        os.environ.clear()
-        os.environ.update(before)
+    with served(server := CountedS3(), name) as (_, settings):
+        os.environ.update(settings, AWS_DEFAULT_REGION="us-east-1")
+        s3fs.S3FileSystem.clear_instance_cache()
+        try:
+            yield server
+        finally:
+            close_file_systems()
+            os.environ.clear()
+            os.environ.update(before)

@@ -11,7 +11,6 @@ cannot harm each other.
 import hashlib
 import logging
 import math
-import os
 import re
 import secrets
 import shutil
@@ -22,6 +21,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from flytune.names import NameRefused, check_list, inside
+from flytune.pods import spec
 from flytune.records import StoredFile
 from flytune.schema import Record, RecordError
 from flytune.storage import Storage
@@ -91,8 +91,7 @@ class Ledger:
             # Not the time: clocks of nodes differ. Flyte's number, because an attempt that was taken for lost may be alive, and
             # may not have stored anything yet: it is the earlier one, and the end of the run deletes what it stores.
             last = max((int(number) for _, _, number in self._folders()), default=0)
-            retry = int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0)
-            attempt = f"{last + 1 + retry:04d}-{secrets.token_hex(3)}"
+            attempt = f"{last + 1 + spec.attempts_before():04d}-{secrets.token_hex(3)}"
         self.attempt = attempt
         return self.attempt
 
