@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flytune.estimates import AdapterKernels, Framework, Loss
-from flytune.estimates.framework import CHUNKED, FLYTUNE
+from flytune.estimates.framework import CHUNKED, FLYTUNE, Passes
 from flytune.sharding import SHARDINGS, Layout
 
 HF = Loss(per_word=2 + 4 + 4, shift_per_word=4, moved_per_word=48)
@@ -34,7 +34,8 @@ FLOAT32_LOGITS = replace(HF, moved_per_word=28)
 TRANSFORMERS = Framework(
     loss=HF,
     # The input is cast (2+4) and read (4); B's result is written (4), scaled (8), added to the layer's (2+4+4), cast (4+2).
-    pure_adapters=AdapterKernels(inputs=10, outputs=28, float32=True),
+    # Backward: A's two products (4+4), the cast (6), the sum (6); both casts (6+6), the scale (8), B's two products (4+4).
+    pure_adapters=AdapterKernels(inputs=Passes(10, 20), outputs=Passes(28, 28), float32=True),
     # accelerate/accelerator.py, "upcasted low precision parameters".
     upcasts=True,
     # gradient_checkpointing passed use_reentrant=True by default before 5.0.
@@ -59,7 +60,7 @@ LITGPT = Framework(
 )
 TORCHTUNE = Framework(loss=TORCHTUNE_CHUNKED, float32_adapters=False, shared_adapter_inputs=True)
 # All in 16 bits, behind a dropout (2+2+1). Its train.py has backward_prefetch=None.
-_PLAIN_ADAPTERS = AdapterKernels(inputs=7, outputs=12)
+_PLAIN_ADAPTERS = AdapterKernels(inputs=Passes(7, 15), outputs=Passes(12, 8))
 FSDP_QLORA = Framework(
     loss=HF, adapters=_PLAIN_ADAPTERS, pure_adapters=_PLAIN_ADAPTERS, float32_adapters=False, prefetches=False
 )

@@ -69,7 +69,11 @@ def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> flo
     rows, sizes = workload.micro_batch, workload.geometry
     layers, _, _ = layers_seconds(workload, accelerator)
     _, hidden, outputs = head_shape(workload)
-    moved = sizes.num_hidden_layers * layer_bytes(workload) + adapter_bytes(workload) + LOGITS_MOVED * rows * outputs
+    moved = (
+        sizes.num_hidden_layers * layer_bytes(workload).forward
+        + adapter_bytes(workload).forward
+        + LOGITS_MOVED * rows * outputs
+    )
     # Without recomputation two passes of a training step unpack the weights.
     moved += dequantization_bytes(workload) / 2 + (4 * workload.lora_parameters if workload.method != "full" else 0)
     computing = layers + product_seconds((rows, hidden, outputs), accelerator) + attention + memory_seconds(moved, accelerator)

@@ -15,9 +15,11 @@ from flytune.hardware import Accelerator
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over those of its forward pass."""
 
-MATMUL_SHARE = {"GA100": 0.89, "GH100": 0.82}
-"""Fitted. Share of `matmul_tflops` that products of a model's shapes reach where memory does not bind, for chips whose figure
-is that of the best shape. The figure of other chips is a middle over shapes already."""
+MEASURED_SIZE = 8192
+"""Rows and columns of the matrices by which `matmul_tflops` was measured."""
+MATMUL_SHARE = {"GA100": 0.84, "GH100": 0.74}
+"""Fitted. Share of the speed of the measured product, without its time for memory, that products of a model's shapes reach.
+1 for chips of which too few runs are published."""
 ATTENTION_HALF_LENGTH = 300
 """Tokens at which causal attention has half its speed: FlashAttention-3's paper (arXiv 2407.08608), figure 5, has
 FlashAttention-2 at 191, 260, 298, 319, 333 TFLOP/s for 512, 1k, 2k, 4k, 8k tokens."""
@@ -148,11 +150,13 @@ def dora_flops(workload: Workload) -> float:
 def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
     """Return seconds of one 16-bit matrix product: its operations and, not overlapped, reading operands and writing the result.
 
-    The second part makes narrow and short products slow: an A100 has half its speed where 1/m + 1/k + 1/n is 1/118.
+    The second part makes narrow and short products slow: an A100 has half its speed where 1/m + 1/k + 1/n is 1/118. The time
+    that it took of the measured product is not in the first one again.
     """
     m, k, n = shape
-    rate = accelerator.matmul_tflops * 1e12 * MATMUL_SHARE.get(accelerator.chip, 1.0)
-    return 2 * m * k * n / rate + 2 * (m * k + k * n + m * n) / (accelerator.memory_gbs * 1e9)
+    memory = accelerator.memory_gbs * 1e9
+    each = max(0.0, 1e-12 / accelerator.matmul_tflops - 3 / MEASURED_SIZE / memory) / MATMUL_SHARE.get(accelerator.chip, 1.0)
+    return 2 * m * k * n * each + 2 * (m * k + k * n + m * n) / memory
 
 
 def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float, float, float]:

@@ -1,6 +1,8 @@
 """Behaviour of a training framework from which memory and step time follow."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +31,34 @@ OWN_LOGITS = Loss(per_word=8, moved_per_word=40, tiles=True)
 and its parts before they are joined; a few rows at a time are in float32."""
 
 
+class Passes(NamedTuple):
+    """Bytes through GPU memory in the forward and in the backward pass."""
+
+    forward: float
+    backward: float
+
+    @classmethod
+    def sum(cls, counts: "Iterable[tuple[Passes, float]]") -> Self:
+        """Return the bytes of several operations, each times how often."""
+        every = list(counts)
+        return cls(sum(each.forward * times for each, times in every), sum(each.backward * times for each, times in every))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterKernels:
-    """Bytes that one token moves through LoRA beside one linear layer, forward, for each of its inputs and outputs."""
+    """Bytes that one token moves through LoRA beside one linear layer, for each of its inputs and outputs."""
 
-    inputs: float
-    outputs: float
+    inputs: Passes
+    outputs: Passes
     float32: bool = False
     """True if its products are in float32, without tensor cores (torch's default for them)."""
 
 
-AUTOCAST_ADAPTERS = AdapterKernels(inputs=14, outputs=12)
+AUTOCAST_ADAPTERS = AdapterKernels(inputs=Passes(14, 22), outputs=Passes(12, 8))
 """The input is cast to the adapter's float32 and back (2+4+4+2) and read (2); B's result is written (2), scaled (4) and added
-(2+2+2)."""
-FUSED_ADAPTERS = AdapterKernels(inputs=2, outputs=6)
+(2+2+2). Backward: A's two products read and write (2+2), both casts (6+6), the sum with the layer's own gradient (6); the
+scale (4), and B's two products read its gradient (2+2)."""
+FUSED_ADAPTERS = AdapterKernels(inputs=Passes(2, 4), outputs=Passes(6, 12))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,22 @@
 """Kernels around the matrix products of a step: their bytes through GPU memory, and their number.
 
-Bytes are counted from the code that runs: each kernel reads its inputs and writes its result; 2 bytes a number, 4 where the
-code computes in float32. Backward is counted as twice forward: it reads what forward read, and the gradient, and writes one.
+Bytes are counted from the code that runs, and from the derivatives of its operations (torch's derivatives.yaml): each kernel
+reads its inputs and writes its result; 2 bytes a number, 4 where the code computes in float32. Where several operations take
+a tensor, backward adds their gradients up, each in a kernel that reads two and writes one.
 """
 
 from dataclasses import dataclass
 
 from flytune.estimates.flops import recomputes
-from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels
+from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels, Passes
 from flytune.estimates.workload import BYTES, Workload
 from flytune.hardware import Accelerator
 
-BANDWIDTH_SHARE = 0.82
+BANDWIDTH_SHARE = 0.78
 """Fitted. Share of `memory_gbs` that these kernels reach."""
 LAUNCH_SECONDS = 17e-6
 """Fitted. Time that Python, autograd and CUDA take to start one kernel; the GPU waits where its kernels are shorter."""
-ZERO3_HOOK = 20
+ZERO3_HOOK = 18
 """Fitted. Kernels that could start in the time of DeepSpeed's hooks around a module, which fetch its weights and drop them."""
 
 GPTQ_BYTES = 20.0
@@ -44,34 +45,44 @@ the search for outliers (3), their two products."""
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Bytes that one token moves in the forward pass of one layer, for each number of a width."""
+    """Bytes that one token moves in one layer, for each number of a width."""
 
-    norm: float
-    """Bytes per hidden_size, for each of the two norms."""
-    rotary: float
+    norm: Passes
+    """Bytes per hidden_size, for each of the two norms; backward with the sums of its gradient and the residual stream's, and
+    of the gradients of the products that take its result: three behind the first norm, two behind the second one."""
+    rotary: Passes
     """Bytes per width of queries and keys."""
-    activation: float
+    activation: Passes
     """Bytes per intermediate_size of the MLP, with the product of gate and up where it has one."""
     launches: int
     """Kernels in one layer's forward pass, products included."""
 
 
-EAGER = Kernels(norm=36, rotary=20, activation=10, launches=45)
-"""transformers' Llama: the norm casts to float32, squares, averages, scales, casts back and weighs (2+4, 4+4, 4, 4+4, 4+2,
-2+2); rotate_half negates and joins, two products and a sum follow (2+4+8+6); silu and product (4, 6)."""
-EAGER_FLOAT32 = Kernels(norm=28 + 15, rotary=46, activation=10, launches=60)
+_GATED = Passes(4 + 6, 6 + 12)
+"""silu, and the product of gate and up; backward the gradient of either, and of silu."""
+EAGER = Kernels(norm=Passes(36, 84 + 6 + 9), rotary=Passes(20, 30), activation=_GATED, launches=45)
+"""transformers' Llama. The norm casts to float32, squares, averages, scales, casts back and weighs (2+4, 4+4, 4, 4+4, 4+2,
+2+2); backward goes through weight (4), cast (6), scale (8), its factor (12+4), average (4), square (8+8+12), the sum of both
+ways to the input (12) and the cast (6). rotate_half negates and joins, two products and a sum follow (2+4+8+6); backward
+fills and adds slices instead of joining."""
+EAGER_FLOAT32 = Kernels(norm=Passes(28 + 15, 76 + 12 + 33), rotary=Passes(46, 66), activation=_GATED, launches=60)
 """The same after prepare_model_for_kbit_training: the norm casts no more, but each product casts its input to 16 bits (five
 of 4+2 a layer), the rotation computes in float32, and its results are cast (4+2)."""
-FUSED = Kernels(norm=4, rotary=4, activation=10, launches=18)
+FUSED = Kernels(norm=Passes(4, 6 + 6 + 9), rotary=Passes(4, 4), activation=_GATED, launches=18)
 """One kernel a norm and one for the rotation (Liger, fms-acceleration's FOAK)."""
-COMPILED = Kernels(norm=4, rotary=4, activation=6, launches=12)
-"""torch.compile."""
-MPT = Kernels(norm=4, rotary=0, activation=4, launches=14)
-"""torch's own layer norm and GELU; learned positions."""
+COMPILED = Kernels(norm=Passes(4, 11), rotary=Passes(4, 4), activation=Passes(6, 10), launches=12)
+"""torch.compile: one kernel a norm and one for the activation, which add gradients up themselves."""
+MPT = Kernels(norm=Passes(4, 6 + 6 + 4), rotary=Passes(0, 0), activation=Passes(4, 6), launches=14)
+"""torch's own layer norm, whose weight's gradient is a kernel of its own, and GELU; learned positions; queries, keys and values
+of one product."""
+NORM_WEIGHT = 8
+"""Bytes per hidden_size of the gradient of the weight of a norm of single operations: product (6), sum (2)."""
 
-
-RESIDUAL = 12 + 8
+RESIDUAL = Passes(12 + 8, 8)
 """Bytes for each number of hidden_size: two additions, and queries, keys, values and result laid out for attention."""
+ROUTED = Passes(16, 32)
+"""Bytes for each number of hidden_size and expert of a token: tokens are gathered for each expert, and its results weighed and
+added (index_add_)."""
 
 ADAMW_NUMBERS = {"fused": 7, "foreach": 20, "for_loop": 20}
 """Numbers read or written for each parameter: fused reads gradient, weight and both moments and writes three; foreach makes
@@ -98,19 +109,25 @@ def kernels(workload: Workload) -> Kernels:
     return EAGER_FLOAT32 if workload.kbit_float32 else EAGER
 
 
-def layer_bytes(workload: Workload) -> float:
-    """Return bytes through memory of a mean layer's forward pass over one micro batch, without adapters."""
+def layer_bytes(workload: Workload) -> Passes:
+    """Return bytes through memory of a mean layer's passes over one micro batch, without adapters."""
     geometry, own = workload.geometry, kernels(workload)
     hidden = geometry.hidden_size
     turned = (geometry.num_attention_heads + geometry.num_key_value_heads) * geometry.head_dim
-    numbers = 2 * own.norm * hidden + own.rotary * turned + RESIDUAL * hidden
     dense = geometry.dense_layers / geometry.num_hidden_layers
-    width = geometry.intermediate_size * geometry.experts_per_token + geometry.shared_intermediate_size
-    numbers += own.activation * ((1 - dense) * width + dense * geometry.dense_intermediate_size)
-    if geometry.experts > 1:
-        # Tokens are gathered for each expert, and its results weighed and added (index_add_).
-        numbers += 16 * hidden * geometry.experts_per_token * (1 - dense)
-    return numbers * workload.tokens
+    width: float = geometry.intermediate_size * geometry.experts_per_token + geometry.shared_intermediate_size
+    width = (1 - dense) * width + dense * geometry.dense_intermediate_size
+    routed = geometry.experts_per_token * (1 - dense) if geometry.experts > 1 else 0.0
+    counts: list[tuple[Passes, float]] = [
+        (own.norm, 2 * hidden),
+        (own.rotary, turned),
+        (own.activation, width),
+        (RESIDUAL, hidden),
+    ]
+    moved = Passes.sum([*counts, (ROUTED, routed * hidden)])
+    if workload.method == "full" and own in (EAGER, EAGER_FLOAT32):
+        moved = Passes(moved.forward, moved.backward + 2 * hidden * NORM_WEIGHT)
+    return Passes(workload.tokens * moved.forward, workload.tokens * moved.backward)
 
 
 def adapter_kernels(workload: Workload) -> AdapterKernels:
@@ -121,21 +138,22 @@ def adapter_kernels(workload: Workload) -> AdapterKernels:
     return framework.pure_adapters if workload.precision == "pure" else framework.adapters
 
 
-def adapter_bytes(workload: Workload) -> float:
-    """Return bytes through memory of all layers' adapters in a forward pass."""
+def adapter_bytes(workload: Workload) -> Passes:
+    """Return bytes through memory of all layers' adapters over one micro batch."""
     if workload.method == "full":
-        return 0.0
+        return Passes(0.0, 0.0)
     own = adapter_kernels(workload)
-    moved = workload.tokens * sum(
-        one.count * (own.inputs * one.rows + own.outputs * one.columns) * one.share for one in workload.adapted_layers
+    taken, given = (
+        workload.tokens * sum(one.count * one.share * getattr(one, width) for one in workload.adapted_layers)
+        for width in ("rows", "columns")
     )
     # W is read and W + B A written in a forward pass; backward reads the gradient of W + B A twice.
-    moved += 2 * BYTES[workload.compute_dtype] * sum(one.parameters for one in workload.folded)
+    moved = 2.0 * BYTES[workload.compute_dtype] * sum(one.parameters for one in workload.folded)
     if workload.dora:
         # B A is written and cast, added to the weight, squared and summed; outputs are scaled and added in float32.
         moved += DORA_WEIGHT_BYTES * sum(one.parameters for one in workload.adapted)
         moved += DORA_OUTPUT_BYTES * workload.tokens * sum(one.count * one.columns * one.share for one in workload.adapted)
-    return moved
+    return Passes.sum([(own.inputs, taken), (own.outputs, given), (Passes(1, 2), moved)])
 
 
 def dequantization_bytes(workload: Workload) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from flytune.estimates import decoding, intervals, model_states
 from flytune.estimates.communication import (
     communication_bytes,
+    gathered_bytes,
     host_bytes,
     link_rate,
     optimizer_seconds,
@@ -37,7 +38,7 @@ from flytune.estimates.kernels import (
 from flytune.estimates.workload import Workload
 from flytune.hardware import Accelerator
 
-HIDDEN_SHARE = 0.5
+HIDDEN_SHARE = 0.25
 """Fitted. Share of overlapped communication that costs no time: NCCL's kernels take processors and memory bandwidth from
 the computation."""
 ADAPTER_SHARE = 0.5
@@ -106,9 +107,14 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     beside = link + host
     # Without overlap_comm, backward waits for the reduction of its gradients.
     waited = 0.0 if workload.layout.overlaps else reduced_bytes(workload) / link_rate(workload, accelerator)
+    if not workload.framework.prefetches and workload.layout.gathers_in_backward:
+        # Behind the reduction of a unit's gradients, the next unit's parameters are asked for when it is reached.
+        waited += gathered_bytes(workload) / link_rate(workload, accelerator)
     hidden = beside - waited
-    exposed = waited + max(0.0, hidden - micro) + (1 - HIDDEN_SHARE) * min(hidden, micro)
-    share = link / beside if beside else 0.0
+    # Copies between GPU and host are made by engines of their own, and take nothing from the computation.
+    slowed, excess = (1 - HIDDEN_SHARE) * min(link - waited, micro), max(0.0, hidden - micro)
+    share = (link - waited) / hidden if hidden else 0.0
+    communication, offload = waited + slowed + excess * share, excess * (1 - share)
 
     times = workload.accumulation
     # GPUs that take turns share the same tokens.
@@ -116,9 +122,9 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     needed = flops(workload).needed
     found = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},
-        communication=times * exposed * share + once / link_rate(workload, accelerator),
-        hidden=times * (beside - exposed),
-        offload=times * exposed * (1 - share),
+        communication=times * communication + once / link_rate(workload, accelerator),
+        hidden=times * (beside - communication - offload),
+        offload=times * offload,
         optimizer=optimizer_seconds(workload, accelerator, states or model_states.of(workload)),
         data=workload.framework.data_seconds * times * workload.tokens,
         tokens=times * workload.tokens // own,
@@ -142,7 +148,10 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     narrow /= 1e12 * (
         accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
     )
-    moved = workload.geometry.num_hidden_layers * with_reference * layer_bytes(workload) + passes * adapter_bytes(workload)
+    # Forward passes: recomputation and those of the reference are further ones.
+    layer, adapters = layer_bytes(workload), adapter_bytes(workload)
+    moved = workload.geometry.num_hidden_layers * ((with_reference - 2) * layer.forward + layer.backward)
+    moved += (passes - 2) * adapters.forward + adapters.backward
     moved += workload.framework.loss.moved_per_word * workload.tokens * workload.outputs
     forward = (with_reference - passes + 1) * (layers + attention + head)
     return {

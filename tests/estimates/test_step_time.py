@@ -140,7 +140,9 @@ def test_the_parts_of_a_step_add_up():
 def test_offload_moves_time_to_the_host():
     sharded = replace(LLAMA, layout=LAYOUTS["fsdp2"], gpus=8, nodes=1)
     there = step(replace(sharded, offload="cpu"), A100)
-    assert there.offload > 0 == step(sharded, A100).offload
+    assert there.hidden > step(sharded, A100).hidden
+    slow = A100.model_copy(update={"pcie_gbs": 1})
+    assert step(replace(sharded, offload="cpu"), slow).offload > 0 == step(sharded, slow).offload
     # 7 numbers of 2 bytes a parameter at 200 GB/s, for all eight GPUs of the node.
     assert there.optimizer == pytest.approx(6_738_415_616 * 14 / 200e9)
     assert step(replace(sharded, layout=LAYOUTS["zero3"], offload="nvme"), A100).optimizer > there.optimizer
@@ -208,6 +210,21 @@ def test_recomputing_and_training_all_weights_cost_time(workload, name):
     assert full.backward >= step(workload, gpu).backward
 
 
+def test_copies_to_the_host_cost_what_exceeds_the_computation():
+    found = step(replace(LLAMA, checkpointing="offloaded"), A100)
+    assert found.offload == 0 < found.hidden, "the GPU copies while it computes"
+    slow = step(replace(LLAMA, checkpointing="offloaded"), A100.model_copy(update={"pcie_gbs": 1}))
+    assert slow.offload == pytest.approx(32 * found.hidden - slow.computing)
+
+
+def test_without_prefetch_the_gathers_of_backward_are_waited_for():
+    sharded = replace(LLAMA, layout=LAYOUTS["fsdp1"], gpus=8)
+    waits = step(replace(sharded, framework=replace(sharded.framework, prefetches=False)), A100)
+    # Of three equal parts of the bytes, one waits, instead of costing what hidden communication costs.
+    assert waits.communication > step(sharded, A100).communication
+    assert waits.hidden + waits.communication == pytest.approx(step(sharded, A100).hidden + step(sharded, A100).communication)
+
+
 @settings(max_examples=60)
 @given(workloads, st.floats(1, 4))
 def test_a_faster_gpu_is_faster(workload, times):
@@ -216,11 +233,13 @@ def test_a_faster_gpu_is_faster(workload, times):
 
 
 def test_the_likely_range_holds_what_is_told():
+    widths = []
     for workload in (LLAMA, replace(LLAMA, sequence_length=512)):
         found = step(workload, A100)
         low, high = likely(workload, found)
         assert low < found.tokens_per_second < high
-    assert low < 0.8 * found.tokens_per_second, "few tokens are estimated less precisely"
+        widths.append((high - low) / found.tokens_per_second)
+    assert widths[0] < widths[1], "few tokens are estimated less precisely"
 
 
 def test_every_gpu_shape_of_the_cluster_has_its_figures():
