@@ -57,6 +57,9 @@ LITGPT = Framework(
     shared_adapter_inputs=True,
     # "No sharding benefit" in litgpt's own notes.
     gathers_adapters=True,
+    # Fabric's plugin takes the place of torch.nn.Linear; the releases of that time ask for bitsandbytes 0.41 or 0.42.
+    quantizes_head=True,
+    keeps_quantized_inputs=True,
 )
 TORCHTUNE = Framework(loss=TORCHTUNE_CHUNKED, float32_adapters=False, shared_adapter_inputs=True)
 # All in 16 bits, behind a dropout (2+2+1). Its train.py has backward_prefetch=None.

@@ -288,6 +288,9 @@ def _workload(row: dict[str, str], sizes: Geometry) -> Workload:
     else:
         precision = _known(_PRECISIONS, row, "mixed")
     words = " ".join(row[column] for column in ("notes", "other")).lower()
+    if "litgpt" in row["framework"]:
+        # Its head is a parameter of its own in every model (scripts/convert_hf_checkpoint.py).
+        sizes = sizes.model_copy(update={"tie_word_embeddings": False})
     return Workload(
         geometry=sizes,
         method=method,  # type: ignore[arg-type]

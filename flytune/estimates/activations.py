@@ -18,6 +18,7 @@ EAGER_SCORES = 5
 LOSS_VOCABULARY, LOSS_TOKENS = 32768, 4096
 """Vocabulary entries and, on a GPU, tokens of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE;
 trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE)."""
+_FOUR_BITS = ("nf4", "nf4_double", "fp4", "fp4_double")
 CPU_LOSS_BYTES = 33
 """Bytes per number of a tile: in backward eight in float32, and a byte that marks the target (_backward_tile)."""
 
@@ -63,6 +64,7 @@ def count(workload: Workload) -> Activations:
         kept, working = kept + part[0], max(working, part[1])
     inputs, products = _eight_bits(workload, compute, stream)
     kept, working = kept + inputs, max(working, products)
+    kept += _four_bits(workload, compute)
     adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
     gradient = float((stream + compute) * sizes.hidden_size)
     if inside > compute and workload.quantization != "int8":
@@ -75,7 +77,7 @@ def count(workload: Workload) -> Activations:
         kept=tokens * (kept + adapters) + folded,
         # The gradient of the sum of weight and adapter has the size of the weight.
         working=tokens * (working + gradient) + _dora_weights(workload, compute) + folded,
-        loss=tokens * _loss(workload, compute, stream) + _tiles(workload),
+        loss=tokens * _loss(workload, compute, stream) + _tiles(workload) + (2 + compute) * quantized_head(workload),
     )
 
 
@@ -167,6 +169,22 @@ def _folded_weights(workload: Workload, compute: int) -> float:
     layers = sizes.num_hidden_layers - (sizes.dense_layers if workload.checkpointing != "none" else 0)
     factors = sum(workload.rank(one) * one.count * (one.rows + one.columns) for one in workload.folded)
     return compute * (sum(one.parameters for one in workload.folded) + factors) / max(1, layers)
+
+
+def quantized_head(workload: Workload) -> int:
+    """Return the numbers of a head that is quantized, with 4 bits; 0 where it is not."""
+    if workload.quantization not in _FOUR_BITS or not workload.framework.quantizes_head:
+        return 0
+    return workload.geometry.vocab_size * workload.geometry.hidden_size
+
+
+def _four_bits(workload: Workload, compute: int) -> float:
+    """Return bytes per token that the 4-bit layers of a mean layer keep: their inputs, where the library keeps them."""
+    if workload.quantization not in _FOUR_BITS or not workload.framework.keeps_quantized_inputs:
+        return 0.0
+    sizes = workload.geometry
+    norms = 1 if sizes.model_type == "phi" else 2
+    return float(compute * (norms * sizes.hidden_size + sizes.num_attention_heads * sizes.head_dim + sizes.intermediate_size))
 
 
 def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, float]:

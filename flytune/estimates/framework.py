@@ -86,6 +86,10 @@ class Framework:
     """True if trained parameters become float32 under FSDP with mixed precision."""
     prepares_kbit: bool = False
     """True if every 4-bit model is prepared for training: parameters that are not quantized are stored in float32."""
+    keeps_quantized_inputs: bool = False
+    """True if 4-bit layers keep their inputs for backward, as those of bitsandbytes did in 2024 (MatMul4Bit)."""
+    quantizes_head: bool = False
+    """True if the head of a 4-bit model is quantized too; its product takes a copy in float16, and one in the compute dtype."""
     reentrant: bool = False
     """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
     prefetches: bool = True

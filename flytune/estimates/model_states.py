@@ -7,7 +7,7 @@ layers spread over GPUs; differences between frameworks are the fields of framew
 from dataclasses import dataclass
 
 from flytune.estimates import zero
-from flytune.estimates.activations import stream_bytes
+from flytune.estimates.activations import quantized_head, stream_bytes
 from flytune.estimates.workload import BYTES, Workload
 from flytune.records import Geometry
 
@@ -89,7 +89,9 @@ def base_bytes(workload: Workload) -> float:
     rest = (sizes.parameters - sizes.quantizable_parameters) * (
         4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
-    return quantized_bytes(sizes, workload.quantization) + rest
+    # Each number of a quantized head is packed instead.
+    saved = width - PACKED[workload.quantization] - SCALES[workload.quantization] if quantized_head(workload) else 0.0
+    return quantized_bytes(sizes, workload.quantization) + rest - saved * quantized_head(workload)
 
 
 def reference_bytes(workload: Workload) -> float:

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import frameworks, gpu
+from benchmarks import frameworks, gpu, measured_runs
 from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
 from flytune.estimates import Optimizer, Workload, activations, memory, model_states
@@ -109,6 +109,23 @@ def test_four_bits_are_of_the_linear_layers_alone():
     assert double["weights"] == pytest.approx(linear * 4.127 / 8 + 2 * rest, rel=1e-4)
     assert wide["weights"] - double["weights"] == pytest.approx(2 * rest)
     assert double["quantization"] == 2 * 4096 * 14336
+
+
+def test_a_framework_may_quantize_the_head_and_keep_the_inputs_of_4_bit_layers():
+    """As litgpt's QLoRA did: of phi-1.5 3.78e9 bytes are published, with 1,044 tokens."""
+    run = next(one.workload for one in measured_runs.read()[0] if one.row == "403")
+    geometry = run.geometry
+    plain = dataclasses.replace(
+        run, framework=dataclasses.replace(run.framework, quantizes_head=False, keeps_quantized_inputs=False)
+    )
+    head = geometry.vocab_size * geometry.hidden_size
+    # Packed with its scales instead of 16 bits; and while its product is made, in float16 and in bfloat16.
+    assert model_states.base_bytes(plain) - model_states.base_bytes(run) == pytest.approx((2 - 0.5 - 1 / 16) * head)
+    more, less = activations.count(run), activations.count(plain)
+    assert more.loss - less.loss == 4 * head
+    # One norm for both branches, attention's result, and that of the activation.
+    assert more.kept - less.kept == 2 * 1044 * (2 * 2048 + 8192)
+    assert memory.memory(run).allocated == pytest.approx(3.78e9, rel=0.05)
 
 
 def test_8_bits_take_a_byte_and_a_scale_for_each_row_and_keep_their_inputs():
