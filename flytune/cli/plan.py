@@ -58,7 +58,10 @@ def run(options: argparse.Namespace) -> int:
         return _solve(recipe, options, count, console)
     if options.shape == "auto":
         ranking = planner.rank(recipe, options.by or "price")
-        made = [sample_count.told(planner.plan_of(fit, samples), count) for fit in ranking.fits[: table.ROWS]]
+        made = [
+            sample_count.told(planner.plan_of(fit, samples, "one of those that fit"), count)
+            for fit in ranking.fits[: table.ROWS]
+        ]
         if options.json:
             sys.stdout.write(table.ranking_json(recipe, ranking, made) + "\n")
         else:
@@ -141,7 +144,7 @@ def _solve(recipe: Recipe, options: argparse.Namespace, count: sample_count.Samp
             raise RecipeError(f"--shape {options.shape:.60}: --solve {field} is answered by all shapes; leave it out")
         recipe = planner.on_shape(recipe, options.shape)
     answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples)
-    made = sample_count.told(planner.plan_of(answer.fit, count.samples), count)
+    made = sample_count.told(planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}"), count)
     if options.json:
         sys.stdout.write(solving.as_json(answer, made) + "\n")
         return 0

@@ -170,8 +170,8 @@ def steps_of(recipe: Recipe, samples: int | None) -> int | None:
     return recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples, repeats)
 
 
-def plan_of(fit: Fit, samples: int | None = None) -> Plan:
-    """Return the plan of a fit."""
+def plan_of(fit: Fit, samples: int | None = None, chosen: str = "of those that fit, it costs least an hour") -> Plan:
+    """Return the plan of a fit; `chosen` says why it has its shape, where the recipe does not name one."""
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
     degrees, batch = work.degrees, recipe.training.global_batch_size
     assert degrees.batch(work.micro_batch, work.accumulation) == batch
@@ -214,8 +214,7 @@ def plan_of(fit: Fit, samples: int | None = None) -> Plan:
         intervals=evidence.of(fit, steps),
         calibration=calibration,
         reasons=[
-            f"shape {shape.name}: "
-            + ("as the recipe says" if recipe.hardware.shape != "auto" else "of those that fit, it costs least an hour"),
+            f"shape {shape.name}: " + ("as the recipe says" if recipe.hardware.shape != "auto" else chosen),
             f"micro batch {work.micro_batch}: of those up to {most} that divide "
             f"{counted(degrees.samples(batch), 'sample')} a process, the "
             "largest that fits"

@@ -36,7 +36,7 @@ def show(plan: Plan, console: Console) -> None:
     console.print(
         f"{plan.nodes} x {counted(plan.processes, 'process', 'processes')} ({plan.accelerator}), "
         f"${plan.price_per_hour:.2f} an hour; trains "
-        f"{plan.trained_parameters / 1e6:,.1f}M of {plan.total_parameters / 1e6:,.1f}M parameters",
+        f"{plan.trained_parameters / 1e6:,.1f}M parameters, the base has {plan.total_parameters / 1e6:,.1f}M",
         highlight=False,
     )
     if plan.tokens_per_second:
