@@ -20,7 +20,7 @@ from benchmarks import estimates, measured_runs
 from benchmarks.frameworks import HF, HF_4_45
 from benchmarks.measured_runs import MeasuredRun
 from flytune import dryrun
-from flytune.dryrun import DryRun
+from flytune.dryrun import Case, DryRun
 from flytune.errors import FlytuneError
 from flytune.estimates import Memory
 from flytune.estimates.memory import GIB
@@ -45,12 +45,8 @@ def traceable(run: MeasuredRun) -> bool:
     )
 
 
-def traced(run: MeasuredRun) -> DryRun:
-    """Return the dry run of a published run.
-
-    Raises:
-        RecipeError: transformers cannot build the model on fake tensors.
-    """
+def case(run: MeasuredRun, folder: Path) -> Case:
+    """Return the input of a published run's dry run; the folder receives its model's config.json."""
     work = run.workload
     assert work is not None
     sections: dict[str, Any] = {
@@ -68,9 +64,20 @@ def traced(run: MeasuredRun) -> DryRun:
         expandable_segments=False,
     )
     config = json.loads(measured_runs.MODELS.read_text(encoding="utf-8"))[run.model]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    recipe = rows_of_dryrun.recipe(sections)
+    return Case(recipe=recipe, config=str(folder), degrees=work.degrees, micro_batch=work.micro_batch, profile=profile)
+
+
+def traced(run: MeasuredRun) -> DryRun:
+    """Return the dry run of a published run.
+
+    Raises:
+        RecipeError: transformers cannot build the model on fake tensors.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return dryrun.run(rows_of_dryrun.recipe(sections), Path(folder), work.degrees, work.micro_batch, profile)
+        given = case(run, Path(folder))
+        return dryrun.run(given.recipe, Path(folder), given.degrees, given.micro_batch, given.profile)
 
 
 def reserved(run: MeasuredRun, closed: Memory, dry: DryRun) -> float:

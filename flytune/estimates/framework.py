@@ -90,6 +90,8 @@ class Framework:
     """True if 4-bit layers keep their inputs for backward, as those of bitsandbytes did in 2024 (MatMul4Bit)."""
     quantizes_head: bool = False
     """True if the head of a 4-bit model is quantized too; its product takes a copy in float16, and one in the compute dtype."""
+    expandable_segments: bool = False
+    """True if torch's allocator lets segments grow (PYTORCH_ALLOC_CONF), so that longer rows use the memory of shorter ones."""
     reentrant: bool = False
     """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
     prefetches: bool = True
@@ -113,6 +115,7 @@ FLYTUNE = Framework(
     float32_copies=True,
     prepares_kbit=True,
     fsdp_reduces_float32=True,
+    expandable_segments=True,
     # deepspeed_configs/ have offload_param.
     offloads_parameters=True,
     # Logits in bfloat16, and the float32 copy that accelerate makes of them (training/eval_loss.py).

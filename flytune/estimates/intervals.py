@@ -35,7 +35,7 @@ class Band(NamedTuple):
 BANDS: dict[str, Band] = {
     "allocated, one shape": Band(0.85, 1.06, 82, 39, 37),
     "reserved, one shape": Band(0.9, 1.15, 124, 56, 51),
-    "reserved, lengths vary": Band(0.98, 2.52, 24, 15, 15),
+    "reserved, lengths vary": Band(0.8, 1.82, 24, 15, 14),
     "allocated, lengths vary": Band(0.81, 1.97, 35, 18, 17),
     "speed, enough tokens": Band(0.84, 1.09, 207, 102, 93),
     "speed, few tokens": Band(0.82, 1.16, 24, 7, 6),

@@ -301,6 +301,16 @@ def test_reserved_is_between_what_is_allocated_and_the_gpu():
         assert table.on_device(80 * GIB) == reserved + 0.55 * GIB
 
 
+def test_rows_of_other_lengths_need_segments_of_their_own_unless_segments_grow():
+    fixed = lora(framework=TRANSFORMERS, sequence_length=1024)
+    varied = dataclasses.replace(fixed, variable_length=True)
+    grows = dataclasses.replace(varied, framework=dataclasses.replace(TRANSFORMERS, expandable_segments=True))
+    logits = 4 * 1024 * VOCABULARY
+    assert memory.memory(varied).held - memory.memory(grows).held == memory.CACHED_LENGTHS * logits
+    assert memory.memory(varied).needed == memory.memory(fixed).needed, "the allocator gives back what is cached"
+    assert FLYTUNE.expandable_segments
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_every_pair_has_a_table_that_grows_with_the_batch(layout, method):
