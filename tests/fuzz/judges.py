@@ -19,13 +19,17 @@ _WRITES = (
     "import pathlib; pathlib.Path('MARK').touch()",
     "import subprocess; subprocess.run(['touch', 'MARK'])",
     "import os; os.system('touch MARK')",
+    "from multiprocessing import util; util.spawnv_passfds(b'/usr/bin/touch', [b'touch', b'MARK'], [])",
+)
+_FORGES = (
+    r"""exec('import os\nfor one in range(3, 99):\n try: os.write(one, b\'{"value": 7.0}\\n\')\n except OSError: pass')""",
 )
 _READS = ("assert open('SECRET').read()", "import pathlib; assert pathlib.Path('SECRET').read_text()")
 _RETURNS = ("1", "True", "0.5", "None", "'1'", "float('nan')", "float('inf')", "[]", "1 / 0", "10**400", "completion")
 
 
 def _drawn() -> st.SearchStrategy[tuple[bool, str, str]]:
-    lines = st.sampled_from([*_WRITES, *_WRITES, *_READS, "pass"])
+    lines = st.sampled_from([*_WRITES, *_WRITES, *_READS, *_FORGES, "pass"])
     return st.tuples(st.booleans(), lines, st.sampled_from(_RETURNS))
 
 
@@ -51,5 +55,7 @@ def check_reward(samples: Samples, given: tuple[bool, str, str], folder: Path) -
         raise refused
     if not all(math.isfinite(value) for value in found[0]):
         raise Wrong("the value of a reward is no finite number")
+    if in_answer and found[0][0] not in (0, 1):
+        raise Wrong("a program that is judged has written its own value")
     if found[0][0] and "SECRET" in str(given[1]):
         raise Wrong("a reward has read a file of the machine")

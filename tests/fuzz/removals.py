@@ -117,15 +117,17 @@ def _unlimited(request: Any) -> None:
         pass
 
 
-def _unwatched(worker: Path) -> Path:
-    """Return a copy of the script that computes rewards which refuses nothing."""
-    folder = Path(tempfile.mkdtemp())
-    text = worker.read_text(encoding="utf-8")
-    (folder / worker.name).write_text(
-        text.replace("def _watch() -> None:\n", "def _watch() -> None:\n    return\n"), encoding="utf-8"
-    )
-    shutil.copyfile(worker.with_name("shipped.py"), folder / "shipped.py")
-    return folder / worker.name
+def _worker(line: str, other: str) -> Callable[[Path], Path]:
+    """Return what makes a copy of the script that computes rewards, with another line in the place of one."""
+
+    def copied(worker: Path) -> Path:
+        folder, text = Path(tempfile.mkdtemp()), worker.read_text(encoding="utf-8")
+        assert line in text, f"{worker.name} has no line {line!r}"
+        (folder / worker.name).write_text(text.replace(line, other), encoding="utf-8")
+        shutil.copyfile(worker.with_name("shipped.py"), folder / "shipped.py")
+        return folder / worker.name
+
+    return copied
 
 
 def _fewer_files(found: Any) -> Any:
@@ -249,7 +251,11 @@ REMOVALS = [
     Removal("a saved data set names no file elsewhere", "flytune/data/saved_folders.py", ("saved",), instead(
         "flytune.data.saved_folders:_check_names", returns(None))),
     Removal("rewards have limits", "flytune/rewards/worker.py", ("reward",), instead(
-        "flytune.rewards.process:_WORKER", _unwatched)),
+        "flytune.rewards.process:_WORKER", _worker("readable = tuple", "return; readable = tuple"))),
+    Removal("rewards start no program without an event", "flytune/rewards/worker.py", ("reward",), instead(
+        "flytune.rewards.process:_WORKER", _worker("    _posixsubprocess.fork_exec = None", "    pass"))),
+    Removal("a judged program has no way to the answers", "flytune/rewards/worker.py", ("reward",), instead(
+        "flytune.rewards.process:_WORKER", _worker("_close_all_but(write)\n            _limit", "_limit"))),
     Removal("rewards of an artifact run by consent", "flytune/artifacts/reproduction.py", ("sealed",), instead(
         "flytune.recipe.objectives.grpo:Grpo.own_code", lambda old: [])),
     Removal("images of a saved data set are not opened", "flytune/data/saved_folders.py", ("saved",), instead(
