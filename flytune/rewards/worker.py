@@ -29,6 +29,7 @@ MEMORY = 512 * 2**20
 """Bytes that a reward may take beside what the process has already."""
 _LONGEST = 2**20
 """Bytes of a line in which a process answers for an item; an error has 300 characters."""
+_FORGED = "writes into the answers of its process"
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 """Options of unshare (Linux's sched.h)."""
 _NO_NEW_PRIVILEGES, _DEATH_SIGNAL = 38, 1
@@ -84,6 +85,8 @@ def _batch(reward: dict[str, Any], request: dict[str, Any], shipped: Any) -> lis
             *lines, left = (left + content).split(b"\n")
             found += [_answer_of(one) for one in (*lines, *[b""] * (len(left) > _LONGEST))]
             until = time.monotonic() + seconds + 1 if lines else until
+            if len(found) > len(items):
+                found = [{"error": _FORGED}]
             if (wrong := next((at for at, one in enumerate(found) if "error" in one), None)) is not None:
                 del found[wrong + 1 :]
                 break
@@ -102,7 +105,7 @@ def _answer_of(line: bytes) -> dict[str, Any]:
         found = None
     if isinstance(found, dict) and (isinstance(found.get("value"), float) or isinstance(found.get("error"), str)):
         return found
-    return {"error": "writes into the answers of its process"}
+    return {"error": _FORGED}
 
 
 def _end_of(pid: int, seconds: float) -> str:

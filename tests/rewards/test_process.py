@@ -60,6 +60,14 @@ def forges(completion, **columns):
         except OSError:
             pass
 
+def answers_more(completion, **columns):
+    import os
+    for file in range(3, 64):
+        try:
+            os.write(file, 9 * b'{"value": 1.0}\\n')
+        except OSError:
+            pass
+
 class Number(float):
     def __float__(self):
         return float("nan")
@@ -118,6 +126,7 @@ def test_values_of_several_rewards_and_their_sum():
         ("starts", "may not use"),
         ("starts_below", "object is not callable"),
         ("forges", "writes into the answers of its process"),
+        ("answers_more", "writes into the answers of its process"),
         ("infinite", "returns nan"),
         ("missing", "it has no function missing"),
     ],
