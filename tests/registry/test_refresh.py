@@ -32,7 +32,7 @@ def place(tmp_path):
     (tmp_path / "2026-03-01.jsonl").write_text("".join(rows[24:72]))
     (tmp_path / "rest.jsonl").write_text("".join(rows[72:]))
     changes = {"data.heldout_path": str(tmp_path / "heldout.jsonl"), "method": {"name": "lora", "lora_dropout": 0.0}}
-    changes |= {"publish.address": str(tmp_path / "store"), "training.learning_rate": 1e-2, "training.max_steps": 12}
+    changes |= {"publish.address": str(tmp_path / "store"), "training.learning_rate": 3e-3, "training.max_steps": 8}
     changes |= {"evaluation.max_samples": 24, "evaluation.sample_answers": 0}
     recipe = tiny_recipe(base, tmp_path / "%Y-%m-%d.jsonl", changes)
     del recipe["data"]["heldout_fraction"]
@@ -214,8 +214,9 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
     assert refused.duel.difference_low > 0
     assert history.current(history.decisions_at(address)) == first
 
-    # It starts from the accepted model, not from the refused one.
-    assert run(place, recipe, KICKOFF + DAY).startswith("accepted: held-out loss ")
+    # It starts from the accepted model, not from the refused one; more steps leave no doubt.
+    longer = recipe.model_copy(update={"training": recipe.training.model_copy(update={"max_steps": 24})})
+    assert run(place, longer, KICKOFF + DAY).startswith("accepted: held-out loss ")
     second = history.current(history.decisions_at(address))
     assert Recipe.from_yaml(f"{second.artifact}/recipe.yaml").method.adapter == first.artifact
     assert second.duel.difference_high < 0
