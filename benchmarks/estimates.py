@@ -36,7 +36,7 @@ BAND = 0.1
 FAR_OFF = 0.2
 TIMED_CALLS = 2000
 WIDTH = 160
-"""Columns of the output where it is no terminal."""
+"""Columns of the output where it is not a terminal."""
 
 REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
     (

@@ -136,7 +136,7 @@ def use_models(folder: Path) -> None:
     """Read models from a folder too: `<name>.json`, or folders with a config.json, at any depth, named as in the table.
 
     Raises:
-        DataError: it is no folder, has no such file, or one of them is no JSON object.
+        DataError: it is not a folder, has no such file, or one of them is not a JSON object.
     """
     found = {}
     for path in sorted(folder.rglob("*.json")):
@@ -171,7 +171,7 @@ def read(path: Path = TABLE) -> tuple[list[MeasuredRun], list[LeftOut]]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path}: not a table of measurements: it is no UTF-8 text") from None
+        raise DataError(f"{path}: not a table of measurements: it is not UTF-8 text") from None
     lines = csv.reader(io.StringIO(text, newline=""))
     columns = [name.strip() for name in next(lines, [])]
     if missing := sorted({"model", "method"} - set(columns)):

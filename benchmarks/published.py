@@ -44,7 +44,7 @@ class System:
     asked_host_gib: float | None = None
     """Host memory of a node that the source asks for."""
     note: str = ""
-    """Parts of the published time that are no steps."""
+    """Parts of the published time that are not steps."""
     range: str = ""
     """Published range, where the row has its upper end."""
     run: str = ""

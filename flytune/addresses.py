@@ -33,7 +33,7 @@ _USER_INFO = re.compile(
 )
 _ENCODED = re.compile(r"(%3A%2F%2F)[^\s\"'<>]*%3A[^\s\"'<>]*?%40", re.IGNORECASE)
 _PORT = re.compile(r"[^:]{1,255}:\d{1,5}[/?#]")
-# In these, a name before the @ is no secret: the container of Azure, and the user of a file server.
+# In these, a name before the @ is not a secret: the container of Azure, and the user of a file server.
 _NAMED = ("abfs", "abfss", "wasb", "wasbs", "az", "adl", "ssh", "sftp", "git+ssh", "smb", "hdfs", "webhdfs")
 _HOOK = re.compile(r"(hooks\.slack\.com/|discord(?:app)?\.com/api/webhooks/)(?!\[hidden\])[\w/+-]+", re.IGNORECASE)
 _TEXTS = re.compile(
@@ -127,7 +127,7 @@ def redact(text: str) -> str:
     """Return a text without any known credential, and without what looks like one; safe to repeat."""
     values = {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= 8}
     for value in sorted(values, key=len, reverse=True):
-        # Paths to credentials are no secrets.
+        # Paths to credentials are not secrets.
         if not value.startswith("/"):
             text = text.replace(value, HIDDEN)
     text = _USER_INFO.sub(_without_user, text)

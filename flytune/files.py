@@ -23,7 +23,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-"""Kinds of what is no file, by the bits of its mode."""
+"""Kinds of what is not a file, by the bits of its mode."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -63,7 +63,7 @@ def open_regular(path: str | Path, largest: int | None = None) -> io.BufferedIOB
         largest: number of bytes that a file may have.
 
     Raises:
-        FileRefusedError: it is no regular file, or has more bytes than `largest`.
+        FileRefusedError: it is not a regular file, or has more bytes than `largest`.
         OSError: it cannot be opened.
     """
     # Before it is opened, which may already have an effect on a device.

@@ -61,7 +61,7 @@ def load_object(content: str | bytes, largest: int = LARGEST) -> dict[str, Any]:
     """Return the object of a JSON text, as `load` reads it.
 
     Raises:
-        JSONError: as `load`; or it is no object.
+        JSONError: as `load`; or it is not an object.
     """
     value = load(content, largest)
     if not isinstance(value, dict):

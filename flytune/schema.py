@@ -51,7 +51,7 @@ _NUMBERS: dict[Any, Any] = {"int": partial(_refuse_boolean, "int_type"), "float"
 
 
 def _without_booleans(schema: Any) -> Any:
-    """Return a core schema whose numbers are no booleans, which pydantic takes for 1 and 0."""
+    """Return a core schema whose numbers are not booleans, which pydantic takes for 1 and 0."""
     if isinstance(schema, list | tuple):
         return type(schema)(map(_without_booleans, schema))
     if not isinstance(schema, dict) or schema.get("metadata") == _NUMBERS:  # a section's, done before
@@ -85,7 +85,7 @@ class Strict(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Return the model's core schema, whose numbers are no booleans."""
+        """Return the model's core schema, whose numbers are not booleans."""
         return _without_booleans(handler(source))
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

@@ -44,7 +44,7 @@ def failure(error: BaseException) -> str | None:
     # The names that Ceph and MinIO give it; s3fs knows neither.
     if number in files.FULL or "QuotaExceeded" in str(error) or "StorageFull" in str(error):
         return "full"
-    # botocore's NoCredentialsError, google.auth's RefreshError and DefaultCredentialsError are no OSErrors.
+    # botocore's NoCredentialsError, google.auth's RefreshError and DefaultCredentialsError are not OSErrors.
     if number in _REFUSED or isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
         return "refused"
     return "away"

@@ -32,7 +32,7 @@ def execute(command: list[str], environment: dict[str, str]) -> int:
     if task is None or not finds_code or any(name in sys.modules for name in PROJECT):
         return int(start_process(command, environment))
     os.environ.update(environment)
-    # A light task mostly imports, and the objects of libraries are no garbage.
+    # A light task mostly imports, and the objects of libraries are not garbage.
     gc.set_threshold(100_000)
     # The folder of the code was empty when Python first looked into it.
     importlib.invalidate_caches()

@@ -81,7 +81,7 @@ def test_a_laptop_without_a_home_runs_and_says_what_it_lacks(tmp_path):
     code = "import tasks, os, deepspeed; print(*sorted(os.environ))"
     found, logged = ran(code, tmp_path, HOME=NOWHERE)
     assert set(found) >= set(caches._COMPILED)
-    assert "HF_HOME" not in found, "a temporary folder is no place for models"
+    assert "HF_HOME" not in found, "a temporary folder is not a place for models"
     assert f"HOME={NOWHERE} cannot be written; caches are in {tmp_path}/flytune-caches-" in logged
 
 

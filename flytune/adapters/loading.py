@@ -38,7 +38,7 @@ class Adapter:
         """Fetch, verify and read an artifact.
 
         Raises:
-            ExportError: it cannot be read, is no adapter, or is refused by `flytune.artifacts.opening.open_artifact`.
+            ExportError: it cannot be read, is not an adapter, or is refused by `flytune.artifacts.opening.open_artifact`.
         """
         folder = fetch.local_folder(address)
         if not loading.is_adapter(folder):

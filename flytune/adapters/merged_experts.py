@@ -18,7 +18,7 @@ _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 LARGEST_ERROR = 0.01
 """Largest distance of a share from 1, beside what rounding explains."""
 _DEVIATIONS = 8
-"""Standard deviations of rounding that are no fault."""
+"""Standard deviations of rounding that are not a fault."""
 
 
 def check(folder: Path, merged: Any, trained: Any, dtype: str) -> int:

@@ -222,7 +222,7 @@ def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge
         published.write_generation_config(generation, recipe.model, folder)
         copy_tokenizer(artifact, folder)
         if (artifact / "manifest.json").is_file():
-            # A combination of adapters is no run, and has none.
+            # A combination of adapters is not a run, and has none.
             lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
         verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
         experts = merged_experts.check(folder, model, trained, made.dtype) if recipe.method.experts else None

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     xray.add_argument("recipe", help="a recipe file")
     xray.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
     xray.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
-    xray.add_argument("--force", action="store_true", help="replace the file at --out, even if it is no page of xray")
+    xray.add_argument("--force", action="store_true", help="replace the file at --out, even if it is not a page of xray")
     xray.add_argument("--check", action="store_true", help="exit with 1 if a check would stop the run, for CI (default: 0)")
     xray.add_argument("--open", action="store_true", help="open the page in a browser")
     selftest = commands.add_parser("selftest", help="compare every method and sharding with plain training, on this machine")

@@ -75,7 +75,7 @@ def _taken(options: argparse.Namespace, path: Path) -> str | None:
             return "not a file; give a path for the page"
         if options.force or is_own_page(path):
             return None
-        return "exists already, and is no page of xray; give another path, or --force to replace it"
+        return "exists already, and is not a page of xray; give another path, or --force to replace it"
     if options.command == "reproduce" and options.remote and path.is_dir() and not (path / "recipe.yaml").exists():
         return None
     return "exists already; give a new one"

@@ -25,7 +25,7 @@ SECONDS = 30.0
 DELAY = 10.0
 """Seconds until a bar is shown that sets no delay itself, as the libraries' do not: most of theirs end at once."""
 _HIDDEN = ("Writing model shards", "Generating train split")
-"""Titles of libraries' bars that are never shown: a save is in the lines of the run, and the data's split is no user's."""
+"""Titles of libraries' bars that are never shown: a save is in the lines of the run, and the data's split is not a user's."""
 _NOTICES = [
     # transformers and PEFT, about each other's older names.
     (FutureWarning, ".*is deprecated and will be removed in v6"),

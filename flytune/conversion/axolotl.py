@@ -3,7 +3,7 @@
 from typing import Any
 
 from flytune.conversion import axolotl_data, sharding, training
-from flytune.conversion.draft import Draft
+from flytune.conversion.draft import Draft, other_objective
 
 _OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto"}
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "kernels", "swanlab", "dense_mixer")
@@ -94,7 +94,7 @@ def _objective(draft: Draft) -> None:
     if not name:
         return
     if name not in _OBJECTIVES:
-        draft.refuse(f"rl: {name}: the objectives are sft, dpo (ipo among its losses), kto and reward")
+        draft.refuse(f"rl: {other_objective(name, 'sft, dpo (ipo among its losses), kto and reward')}")
     draft.put("objective.name", _OBJECTIVES[name])
     draft.put("objective.beta", beta)
     losses = draft.take("dpo_loss_type") or (["ipo"] if name == "ipo" else None)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from flytune import yaml_core
 from flytune.conversion import sharding
+from flytune.conversion.draft import other_objective
 from flytune.errors import RecipeError
 from flytune.recipe import peers
 from flytune.schema import load_yaml
@@ -63,7 +64,7 @@ def read(path: Path, text: str, gpus: int | None, objective: str | None) -> Comm
             given = _given(path, tool, words[:place], words[start:])
             return _launched(path, tool, given, variables, gpus, kind)
     if other:
-        _refuse(path, f"{other}: the objectives are sft, dpo, kto and reward")
+        _refuse(path, other_objective(other, "sft, dpo, kto and reward"))
     _refuse(path, "it has neither trl sft (dpo, kto, reward) nor one of TRL's scripts")
 
 

@@ -18,7 +18,7 @@ _SECTIONS = {
     )
     for section, field in Recipe.model_fields.items()
 }
-"""Names of the fields of each section; none of a field that is no section."""
+"""Names of the fields of each section; none of a field that is not a section."""
 _SHORT = ("method", "sharding", "objective")
 """Sections of which a name alone may be written."""
 
@@ -80,7 +80,7 @@ class Draft:
             self._without[key] = reason or self._reason(key)
 
     def note(self, label: str, reason: str) -> None:
-        """Note something of the file that has no counterpart, and is no key of its own."""
+        """Note something of the file that has no counterpart, and is not a key of its own."""
         self._without[label] = reason
 
     def refuse(self, reason: str) -> NoReturn:
@@ -102,7 +102,7 @@ class Draft:
         """Return the recipe as a YAML file with comments.
 
         Raises:
-            RecipeError: it is no recipe; with its first mistake.
+            RecipeError: it is not a recipe; with its first mistake.
         """
         for key in list(self._left):
             self.leave(key)
@@ -168,3 +168,12 @@ def run_name(path: Path) -> str:
     generic = path.stem.lower() in ("config", "train", "sft", "dpo", "lora", "qlora", "full", "fft", "run", "axolotl")
     text = f"{path.absolute().parent.name}-{path.stem}" if generic else path.stem
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-") or "converted"
+
+
+def other_objective(name: str, names: str) -> str:
+    """Return why a file is refused whose objective is none of `names`, which are converted."""
+    if "grpo" in name:
+        return (
+            f"{name}: its rewards are functions: write a recipe with objective: grpo (docs/objectives.md, Verifiable rewards)"
+        )
+    return f"{name}: the objectives are {names}"

@@ -45,7 +45,7 @@ def number(draft: Draft, key: str, default: Any = None) -> Any:
         try:
             value = float(value) if re.search(r"[.eE]", value) else int(value)
         except ValueError:
-            draft.refuse(f"{key}: {value[:40]} is no number")
+            draft.refuse(f"{key}: {value[:40]} is not a number")
     return value
 
 

@@ -144,7 +144,7 @@ class ControlTokens:
 
 
 def _without_tags(chat: Chat) -> list[Message]:
-    """Return the messages with thoughts in a key: their tags are no text of the row, and may be special tokens."""
+    """Return the messages with thoughts in a key: their tags are not text of the row, and may be special tokens."""
     found = ((message, parts_of(message)) for message in chat.messages)
     return [
         in_form(message, parts, THOUGHT_KEYS[0]) if parts and parts.thoughts.strip() else message for message, parts in found

@@ -10,7 +10,7 @@ from pathlib import Path
 def divided(path: str) -> tuple[str, str]:
     """Return the folder before the first pattern in a path or an address, and the rest, which is empty without one.
 
-    `**` stands for any folders. An existing path is no pattern, and in an address only `*` makes one.
+    `**` stands for any folders. An existing path is not a pattern, and in an address only `*` makes one.
     """
     is_address = "://" in path and not path.startswith("file://")
     if not (found := re.search(r"\*" if is_address else r"[*?\[]", path)):

@@ -52,7 +52,7 @@ def local_folder(include_path: str) -> Path:
     """Return the recipe's folder of tasks on this machine.
 
     Raises:
-        RecipeError: the folder does not exist, or has a YAML file that is no regular file.
+        RecipeError: the folder does not exist, or has a YAML file that is not a regular file.
     """
     given = Path(include_path).expanduser()
     for folder in (given.absolute(), ROOT / given):

@@ -150,8 +150,8 @@ def _try(tokenizer: Any, name: str) -> None:
         json.dumps([tokenizer.init_kwargs, tokenizer.chat_template], default=str, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"model.name_or_path: {name} has text that is no Unicode ({error.reason}: {error.object[error.start]!a}) and could "
-            "not be stored with the data; remove it from tokenizer_config.json"
+            f"model.name_or_path: {name} has text that is not Unicode ({error.reason}: {error.object[error.start]!a}) and "
+            "could not be stored with the data; remove it from tokenizer_config.json"
         ) from None
 
 

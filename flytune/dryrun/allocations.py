@@ -63,7 +63,7 @@ class AllocationLedger:
             self._resized(storage, size)
             return storage
 
-        # FSDP frees and allocates gathered parameters by resizing storages, which is no operation that a mode gets.
+        # FSDP frees and allocates gathered parameters by resizing storages, which is not an operation that a mode gets.
         def unwatched(*arguments: Any) -> Any:
             self.paused = True
             try:

@@ -111,11 +111,13 @@ def _count(config: Config, kind: ModelType, quantized: str | None, as_llama: boo
     if config.content.get("num_key_value_heads", kind.key_value_heads) is not None:
         key_value_heads = config.size("num_key_value_heads", kind.key_value_heads)
     if heads % key_value_heads:
-        config.problems.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {key_value_heads}")
+        config.problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {key_value_heads}")
     missing = kind.head_dim if "head_dim" not in config.content else None
     head = config.size("head_dim", missing or max(1, hidden // heads))
     if "head_dim" not in config.content and not missing and hidden % heads:
-        config.problems.append(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is not there")
+        config.problems.append(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim"
+        )
     query, key = heads * head, key_value_heads * head
     experts, chosen, width, dense = 1, 1, dense_width, tuple[int, ...]()
     if kind.experts:
@@ -128,7 +130,7 @@ def _count(config: Config, kind: ModelType, quantized: str | None, as_llama: boo
         if experts and chosen > experts:
             config.problems.append(f"num_experts_per_tok {chosen} is more than {name} {experts}")
         if experts <= 1 or len(dense) == layers:
-            config.problems.append(f"{name} is {experts}, and no number of experts to choose from")
+            config.problems.append(f"{name} is {experts}, which is not a number of experts to choose from")
     tied = config.flag("tie_word_embeddings", kind.tied)
     attention_bias, mlp_bias = (
         config.flag(flag, kind.default_bias) if isinstance(flag, str) else flag for flag in (kind.attention_bias, kind.mlp_bias)

@@ -45,7 +45,7 @@ class Built:
     config: dict[str, Any]
     """The decoder's configuration with transformers' defaults."""
     buffers: set[str]
-    """Last parts of the names of buffers, which files may store and which are no parameters."""
+    """Last parts of the names of buffers, which files may store and which are not parameters."""
     unloaded: list[str]
     """Patterns of stored tensors that transformers leaves out."""
 

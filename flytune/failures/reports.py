@@ -111,7 +111,7 @@ def reported(folder: Path) -> list[Failure]:
 
 
 def first(failures: list[Failure]) -> Failure:
-    """Return the cause: the earliest failure that is no lost peer; of a hang, with the stacks of all ranks."""
+    """Return the cause: the earliest failure that is not a lost peer; of a hang, with the stacks of all ranks."""
     cause = min(failures, key=lambda failure: (failure.notices, failure.time, failure.rank))
     alike = sorted((failure for failure in failures if failure.kind == cause.kind == "hang"), key=lambda failure: failure.rank)
     if len(alike) < 2:

@@ -126,7 +126,8 @@ def _line(number: int, row: dict[str, Any], where: str) -> str:
     try:
         line.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: half of a surrogate pair ({error.object[error.start]!a}), which is no character") from None
+        half = error.object[error.start]
+        raise DataError(f"{where}: half of a surrogate pair ({half!a}), which is not a character") from None
     return line
 
 

@@ -1,7 +1,7 @@
 """Adapters put into a model, with every tensor of their file, and no other.
 
 PEFT builds the layers that adapter_config.json names, and leaves out the file's tensors of other layers without a word. A base
-with a part of an adapter is no model that anyone has trained.
+with a part of an adapter is not a model that anyone has trained.
 """
 
 import re

@@ -50,7 +50,7 @@ def is_address(name: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name that is no address cannot be an id of the hub."""
+    """Return whether a name that is not an address cannot be an id of the hub."""
     return name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
@@ -162,7 +162,7 @@ def local_name(model: Model, weights: bool = True) -> str:
         weights: whether more than config and tokenizer is needed.
 
     Raises:
-        RecipeError: the folder is not on this machine, or holds what is no file; or the address cannot be read or has no model.
+        RecipeError: the folder is not on this machine, or holds what is not a file; the address cannot be read or has no model.
         ExportError: the folder is an artifact, and a file of it was changed.
         StorageError: the address's storage is away.
     """

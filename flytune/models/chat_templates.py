@@ -74,7 +74,7 @@ def check(source: Any, where: str) -> None:
     """Check that a template can be compiled.
 
     Raises:
-        DataError: it is no Jinja template, too long, or takes too long.
+        DataError: it is not a Jinja template, too long, or takes too long.
     """
     try:
         _ask(require_text(source, where), None)
@@ -123,7 +123,7 @@ def _render_all(
         return rendered[0], rendered[1]
     found = [render(chat_template, one, **options) for one in conversations]
     if any("\ud800" <= letter <= "\udfff" for text, _ in found if not text.isascii() for letter in text):
-        raise DataError("the chat template writes half of a surrogate pair, which is no character; correct the template")
+        raise DataError("the chat template writes half of a surrogate pair, which is not a character; correct the template")
     return [text for text, _ in found], [blocks for _, blocks in found] if return_assistant_tokens_mask else []
 
 

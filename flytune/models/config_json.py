@@ -35,7 +35,7 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self.problems.append(f"{key} is {shown(value)}, and no whole number from {least} to {most:,}")
+            self.problems.append(f"{key} is {shown(value)}, not a whole number from {least} to {most:,}")
             return least
         return value
 
@@ -52,7 +52,7 @@ class Config:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.problems.append(f"{key} is {shown(value)}, and no object")
+            self.problems.append(f"{key} is {shown(value)}, not an object")
             return {}
         return value
 
@@ -61,14 +61,14 @@ class Config:
         if value is None:
             return set()
         if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
-            self.problems.append(f"{key} is {shown(value)}, and no list of layers")
+            self.problems.append(f"{key} is {shown(value)}, not a list of layers")
             return set()
         return set(value)
 
     def _text(self, key: str) -> str | None:
         value = self.content.get(key)
         if value is not None and not isinstance(value, str):
-            self.problems.append(f"{key} is {shown(value)}, and no text")
+            self.problems.append(f"{key} is {shown(value)}, not text")
             return None
         return value
 
@@ -82,11 +82,11 @@ class Config:
         section = self.table("quantization_config")
         method = section.get("quant_method")
         if section and not isinstance(method, str):
-            self.problems.append(f"quantization_config.quant_method is {shown(method)}, and no text")
+            self.problems.append(f"quantization_config.quant_method is {shown(method)}, not text")
         for key in ("modules_to_not_convert", "llm_int8_skip_modules"):
             written = section.get(key) or []
             if not isinstance(written, list) or not all(isinstance(one, str) for one in written):
-                self.problems.append(f"quantization_config.{key} is {shown(written)}, and no list of names")
+                self.problems.append(f"quantization_config.{key} is {shown(written)}, not a list of names")
             elif reason := next(filter(None, (patterns.problem(one, patterns.CONVERTED) for one in written)), None):
                 self.problems.append(f"quantization_config.{key}: {reason}")
         self.check()
@@ -110,14 +110,14 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     """Return a config.json's content.
 
     Raises:
-        RecipeError: it is no JSON object in UTF-8, or of more than LARGEST bytes; with `where`.
+        RecipeError: it is not a JSON object in UTF-8, or has more than LARGEST bytes; with `where`.
     """
     try:
         config = json_core.load(content, LARGEST)
     except json_core.JSONError as error:
         raise RecipeError(f"model.name_or_path: {where}: not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise RecipeError(f"model.name_or_path: {where}: {shown(config)} is no object")
+        raise RecipeError(f"model.name_or_path: {where}: {shown(config)} is not an object")
     return config
 
 
@@ -133,7 +133,7 @@ def text_part(config: dict[str, Any], name: str) -> Config:
     """Return the part of a config.json that describes the decoder: text_config, if it has one.
 
     Raises:
-        RecipeError: text_config is no object.
+        RecipeError: text_config is not an object.
     """
     whole = Config(config, name)
     inner = whole.table("text_config")

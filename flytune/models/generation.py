@@ -59,7 +59,7 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     """Return the tokens that end an answer: EOS, the model's own, and the one that the chat template adds after an answer.
 
     Raises:
-        ExportError: the model's own are no ids of tokens.
+        ExportError: the model's own are not ids of tokens.
     """
     own = model.generation_config.eos_token_id if model.generation_config else None
     owns = own if isinstance(own, list) else [own]
@@ -71,7 +71,7 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
         try:
             behind = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
-        except chat_templates.TemplateError as error:  # rows that are no chats are not rendered, so it may never have worked
+        except chat_templates.TemplateError as error:  # rows that are not chats are not rendered, so it may never have worked
             log.debug("no end marker of the chat template: %s", error)
             behind = ""
         first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), None) if behind else None

@@ -104,7 +104,7 @@ def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None
     alike, own = row.get("chunked_fields", ()), row.get("own_fields", {})
     for name, value in _fields(config):
         if name in alike:
-            # TRL and the models differ on a cap or a factor that is no positive number.
+            # TRL and the models differ on a cap or a factor that is not a positive number.
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
                 return f"{name}: {shown(value)}"
         elif (name in CHUNKED_FIELDS or name in own) and value != own.get(name):

@@ -28,7 +28,7 @@ def reason(model: Any, trust_remote_code: bool) -> str | None:
     if hasattr(head, "base_layer"):
         return "an adapter on the head"
     if head is None or is_quantized(head) or (is_quantized_model(model) and type(head).__name__ != "Linear"):
-        return "a head that is no plain matrix"
+        return "a head that is not a plain matrix"
     return None
 
 

@@ -76,7 +76,7 @@ def problem(tokenizer: Any) -> str | None:
         step = getattr(backend, part, None)
         try:
             parts[part] = json.loads(step.__getstate__()) if step is not None else None
-        except Exception:  # noqa: BLE001 (a step of Python's own cannot be written, and is no content of a file)
+        except Exception:  # noqa: BLE001 (a step of Python's own cannot be written, and is not content of a file)
             continue
     return _problem(parts)
 

@@ -57,7 +57,7 @@ def from_pretrained(name: str, revision: str | None = None, trust_remote_code: b
     if not tokenizer_files.are_equal(built, stored):
         tokenizer.built, tokenizer._tokenizer = built, stored
         for key, token in tokenizer.special_tokens_map.items():
-            # The class's own defaults are no tokens of this file.
+            # The class's own defaults are not tokens of this file.
             if isinstance(token, str) and stored.token_to_id(token) is None:
                 setattr(tokenizer, key, None)
     try:

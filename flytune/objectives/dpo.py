@@ -87,7 +87,7 @@ class DirectPreference(ObjectiveBase):
         if method.is_pissa:
             found.append(
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the model lacks its "
-                "largest singular values, and is no reference; leave init_lora_weights out"
+                "largest singular values, and is not a reference; leave init_lora_weights out"
             )
         if named := tables_beside_adapter(recipe):
             found.append(

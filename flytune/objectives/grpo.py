@@ -97,7 +97,7 @@ class GroupPolicy(ObjectiveBase):
             )
         if recipe.training.global_batch_size % section.group_size:
             found.append(
-                f"training.global_batch_size: {recipe.training.global_batch_size}, which counts answers, is no multiple of "
+                f"training.global_batch_size: {recipe.training.global_batch_size}, which counts answers, is not a multiple of "
                 f"objective.group_size {section.group_size}"
             )
         offload = "drawing answers is not tested with it" if recipe.sharding.offload != "none" else None

@@ -334,7 +334,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
         )
     if near := degrees.near(batch):
         return (
-            f"global_batch_size {batch} is no multiple of its {counted(degrees.data_parallel, 'process', 'processes')}; "
+            f"global_batch_size {batch} is not a multiple of its {counted(degrees.data_parallel, 'process', 'processes')}; "
             f"{' or '.join(map(str, near))} would be"
         )
     return None

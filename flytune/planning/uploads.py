@@ -49,7 +49,7 @@ def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = (
     """List all that the content of a recipe, or of a sweep's changes to one, names on this machine, each once.
 
     Raises:
-        RecipeError: all mistakes at once: paths that do not exist, are no data or model, or are too large; and `lacking`,
+        RecipeError: all mistakes at once: paths that do not exist, are not data or model, or are too large; and `lacking`,
             sentences on folders that pods lack.
     """
     made: dict[tuple[str, str], Local] = {}

@@ -41,7 +41,7 @@ def with_contents(content: Any) -> Any:
     """Return the content of a person's recipe, or of a sweep's changes to one, with files' contents in place of their names.
 
     Raises:
-        RecipeError: a file is not there or no regular file, is longer than a recipe may be, is no JSON object, or has
+        RecipeError: a file is missing or not a regular file, is longer than a recipe may be, is not a JSON object, or has
             credentials; all are named.
     """
     problems: list[str] = []
@@ -94,11 +94,11 @@ def _function(named: str, key: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise RecipeError(f"{key}: {path}: no such file") from None
     except UnicodeDecodeError:
-        raise RecipeError(f"{key}: {path}: is no UTF-8 text") from None
+        raise RecipeError(f"{key}: {path}: is not UTF-8 text") from None
     try:
         names = {one.name for one in ast.parse(code).body if isinstance(one, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(f"{key}: {path}: is no Python: {' '.join(str(error).split())[:200]}") from None
+        raise RecipeError(f"{key}: {path}: is not Python: {' '.join(str(error).split())[:200]}") from None
     if found["function"] not in names:
         raise RecipeError(f"{key}: {path}: has no function {found['function']}; it has {', '.join(sorted(names)) or 'none'}")
     return {"name": found["function"], "code": code}

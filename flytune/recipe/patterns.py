@@ -59,15 +59,15 @@ def problem(pattern: str, within: str = WHOLE) -> str | None:
     if _PLAIN.fullmatch(pattern):
         return None
     try:
-        # Alone too: a key such as "a)|(b" is no expression, but makes one within PEFT's.
+        # Alone too: a key such as "a)|(b" is not an expression, but makes one within PEFT's.
         re.compile(pattern)
         whole = within.replace("{}", pattern)
         re.compile(whole)
         _Counter().ways(_parser.parse(whole), 0, 0)
     except re.error as error:
-        return f"{pattern!r:.60} is no regular expression: {error}; write a layer's name, or escape its special characters"
+        return f"{pattern!r:.60} is not a regular expression: {error}; write a layer's name, or escape its special characters"
     except OverflowError:
-        return f"{pattern!r:.60} is no regular expression: the number of a repetition is too large"
+        return f"{pattern!r:.60} is not a regular expression: the number of a repetition is too large"
     except RecursionError:
         return f"{pattern!r:.60}: groups are nested deeper than {DEEPEST}; write fewer brackets"
     except _TooManyWays:

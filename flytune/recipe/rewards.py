@@ -40,7 +40,7 @@ class RewardFunction(Strict):
         if self.code is not None and self.name in OWN:
             raise ValueError(f"{self.name}: is the name of a reward of the project; give the function another name")
         if not (self.name.isascii() and self.name.isidentifier()):
-            raise ValueError(f"{self.name!r}: is no name of a function; write letters, digits and underscores")
+            raise ValueError(f"{self.name!r}: is not a name of a function; write letters, digits and underscores")
         if (self.name == "regular_expression") != (self.pattern is not None):
             raise ValueError("pattern: regular_expression needs one, and no other reward has one")
         if self.pattern is not None:

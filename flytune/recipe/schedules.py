@@ -70,7 +70,7 @@ def problem(name: str, arguments: Mapping[str, Any], learning_rate: float) -> st
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             takes = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}" if known else "it takes none"
-            return f"lr_scheduler_kwargs: {key} is no argument of {name}; {takes}"
+            return f"lr_scheduler_kwargs: {key} is not an argument of {name}; {takes}"
         if wrong := known[key].problem(value):
             return f"lr_scheduler_kwargs: {key} {wrong}; found {value!r:.60}"
     if "min_lr" in known and ("min_lr" in arguments) == ("min_lr_rate" in arguments):

@@ -237,7 +237,7 @@ class Publish(Strict):
     def _hub_address(self) -> Self:
         on_hub = (self.address or "").startswith("hf://")
         if on_hub and not HUB_ADDRESS.fullmatch(self.address or ""):
-            raise ValueError(f"address: {self.address} is no model repository of the hub; write hf://owner/name")
+            raise ValueError(f"address: {self.address} is not a model repository of the hub; write hf://owner/name")
         if self.every_save and not on_hub:
             raise ValueError("every_save publishes only to the hub; give address: hf://owner/name")
         return self

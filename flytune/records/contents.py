@@ -102,7 +102,7 @@ def kind_of(content: bytes) -> str:
 
 
 def refuse_other(kind: str, where: object) -> None:
-    """Refuse a listed folder that is no artifact.
+    """Refuse a listed folder that is not an artifact.
 
     Raises:
         ExportError: the kind is another.

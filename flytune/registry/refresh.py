@@ -87,8 +87,8 @@ def check(recipe: Recipe) -> None:
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", recipe.model.revision or "")
     if recipe.method.name != "full" and base.is_on_hub(recipe.model) and not is_pinned:
         raise RecipeError(
-            f"recipe {recipe.name}: model.revision is no commit: an accepted adapter is right only on the commit that it was "
-            "trained on, and a branch may move; write the commit's 40 digits"
+            f"recipe {recipe.name}: model.revision is not a commit: an accepted adapter is right only on the commit that it "
+            "was trained on, and a branch may move; write the commit's 40 digits"
         )
 
 

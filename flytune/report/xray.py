@@ -150,7 +150,7 @@ def _check_list(listed: Path) -> None:
     except (ValueError, OSError):
         is_own = False
     if not is_own:
-        raise DataError(f"{listed}: exists already, and is no list of bad rows; move it, or give another --out")
+        raise DataError(f"{listed}: exists already, and is not a list of bad rows; move it, or give another --out")
 
 
 def page(

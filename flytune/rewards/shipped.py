@@ -78,7 +78,7 @@ def _check_schema(schema: Any, place: str) -> None:
         raise ValueError(f"{place}: the keyword {unknown[0]} is not compared; known are {', '.join(_KEYS)}")
     kinds = schema.get("type", [])
     if unknown := [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES]:
-        raise ValueError(f"{place}.type: {unknown[0]!r} is no type")
+        raise ValueError(f"{place}.type: {unknown[0]!r} is not a type")
     parts = {f"properties.{name}": part for name, part in schema.get("properties", {}).items()}
     parts |= {name: schema[name] for name in ("items", "additionalProperties", "not") if name in schema}
     parts |= {f"{name}[{at}]": part for name in ("anyOf", "allOf", "oneOf") for at, part in enumerate(schema.get(name, []))}

@@ -3,7 +3,7 @@
 It is started without the environment of its parent. Each reward computes a batch in a forked process, so that nothing is left
 behind for the next batch; that process is ended where one item takes too long. Forked processes have limits of processor time,
 memory and files, no network, and may neither write files nor start programs. This stops mistakes and what models usually
-write; it is no wall against a person who wants to break out (docs/security.md).
+write; it is not a wall against a person who wants to break out (docs/security.md).
 
 It runs by its path, and imports nothing but Python's own library and shipped.py beside it.
 """
@@ -178,7 +178,7 @@ def _function_of(reward: dict[str, Any], shipped: Any, seconds: float) -> Callab
 
 
 def _passes(program: str, seconds: float) -> bool:
-    """Return whether a program ends without an error, in a forked process; what it does otherwise is no error of the reward."""
+    """Return whether a program ends without an error, in a forked process; whatever else it does is no fault of the reward."""
     # A program that ends its process says nothing: only its end says this word.
     read, write, word = *os.pipe(), os.urandom(16)
     pid = os.fork()
@@ -234,7 +234,7 @@ def _watch() -> None:
         elif event.startswith(_REFUSED):
             raise PermissionError(f"a reward may not use {event}")
 
-    # multiprocessing starts programs by it, which is no event.
+    # multiprocessing starts programs by it, which is not an event.
     _posixsubprocess.fork_exec = None  # type: ignore[assignment]
     sys.addaudithook(hook)
 

@@ -43,7 +43,7 @@ OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
         "rewards": [{"name": "letters", "code": selftest_dataset.REWARD}],
     }
 }
-"""Fields of objectives whose defaults are no tiny run's."""
+"""Fields of objectives whose defaults are not a tiny run's."""
 
 
 class Pair(NamedTuple):

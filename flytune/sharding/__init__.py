@@ -59,5 +59,5 @@ def pair_problem(recipe: Recipe) -> str | None:
         return "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
     if offload not in sharding.offloads:
         able = [name for name, other in SHARDINGS.items() if offload in other.offloads]
-        return f"sharding.offload {offload} with {sharding.name}: it has no such offload; nearest that has: {able[0]}"
+        return f"sharding.offload {offload} with {sharding.name}: it does not do that; nearest that does: {able[0]}"
     return None

@@ -18,7 +18,7 @@ from flytune.stages.stored import saved_sentence
 INTERRUPTED = 130
 """Exit code of a process that a Ctrl-C ends: 128 and the number of SIGINT, as in a shell."""
 OWN = ("orchestrator", "report")
-"""Parameters of stages that are no inputs."""
+"""Parameters of stages that are not inputs."""
 
 
 class StageResult(NamedTuple):

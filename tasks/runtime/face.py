@@ -28,7 +28,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 PLAN_IMAGE = images.TRAIN if load_cluster().plan_in_training_image else images.LIGHT
 """Image of the tasks that plan."""
 OWN = ("orchestrator", "report")
-"""Parameters of stages that are no inputs."""
+"""Parameters of stages that are not inputs."""
 
 
 def light(stage: Stage, module: dict[str, Any], function: Callable[..., Any] | None = None) -> Any:

@@ -49,7 +49,7 @@ def test_xray_on_a_full_disk_ends_with_one_error_and_leaves_nothing(size, recipe
 def test_issue_21_line_8_xray_replaces_no_file_but_its_own_pages(recipe, capsys):
     before = recipe.read_bytes()
     said = refused(["xray", recipe, "--out", recipe], capsys)
-    assert said.endswith("exists already, and is no page of xray; give another path, or --force to replace it\n")
+    assert said.endswith("exists already, and is not a page of xray; give another path, or --force to replace it\n")
     assert recipe.read_bytes() == before
     page = recipe.with_name("page.html")
     assert main(["xray", str(recipe), "--out", str(page)]) == 0

@@ -85,7 +85,7 @@ def test_a_full_output_is_an_error(command, folder):
     assert done.stderr.count("\n") == 1
 
 
-# So little that torch and pyarrow cannot be mapped; their errors are no MemoryErrors.
+# So little that torch and pyarrow cannot be mapped; their errors are not MemoryErrors.
 @pytest.mark.parametrize("command", ["adapters", "merge", "xray"])
 def test_without_memory_a_command_ends_in_words_or_well(command, folder):
     done = called(command, folder, before=f"ulimit -v {400 * 1024};")

@@ -366,7 +366,10 @@ def test_a_yaml_of_trl(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("trl grpo --model_name_or_path a/b --dataset_name a/b", "grpo: the objectives are sft, dpo, kto and reward"),
+        (
+            "trl grpo --model_name_or_path a/b --dataset_name a/b",
+            "grpo: its rewards are functions: write a recipe with objective: grpo",
+        ),
         ("trl sft --model_name_or_path a/b", "dataset_name is missing"),
         ("trl sft --model_name_or_path 'a/b", "the command line cannot be read: No closing quotation"),
         ("trl sft --model_name_or_path a/b --dataset_name a/b --optim muon", "optimizer muon: there is none like it"),

@@ -238,7 +238,7 @@ def test_overlap_and_near_duplicates(loaded, tmp_path):
     rows, heldout = good(loaded, 300, length=40), good(loaded, 20, 1000, length=40)
     near = [(ids[:-2] + ids[-3:], labels[:-2] + labels[-3:]) for ids, labels in rows[:40]]
     found = checked(tmp_path / "one", loaded, rows, heldout[:19] + rows[:1])
-    assert line(found, "overlap").verdict == "warning", "single rows are no fault of the recipe"
+    assert line(found, "overlap").verdict == "warning", "single rows are not a fault of the recipe"
     found = checked(tmp_path / "a", loaded, rows, heldout[:18] + rows[:2])
     assert (line(found, "overlap").verdict, line(found, "overlap").found) == (
         "stop",

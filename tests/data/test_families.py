@@ -73,7 +73,7 @@ def test_there_are_ten_families() -> None:
     assert len(FAMILIES) == 10
 
 
-# No characters that write a special token; control characters are no text.
+# No characters that write a special token; control characters are not text.
 letters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<|>")
 contents = st.one_of(
     st.just(""), st.sampled_from([" ", "\n\n", "the fox", "[/INST]"]), st.text(letters | st.just("\n"), max_size=30)

@@ -242,7 +242,7 @@ def test_a_prompt_tokenized_alone_and_counted_would_be_wrong(tokenizers: Any) ->
     assert tokenizer.decode(labels) == " foobar foobar</s>"
 
 
-# Python's strip() and the tokenizer's word pattern disagree about control characters; they are no text either.
+# Python's strip() and the tokenizer's word pattern disagree about control characters; they are not text either.
 letters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<|>")
 contents = st.one_of(st.just(""), st.text(letters | st.just("\n"), max_size=40), st.text("ab \n", min_size=300, max_size=400))
 

@@ -158,7 +158,7 @@ def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     rows = [{"messages": [asked[n], {"role": "assistant", **spellings[n % 4]}]} for n in range(24)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     made = data.prepare(request(folder, path=str(path), train_on=train_on), tmp_path / "a")
-    assert made.control_tokens == 0, "the tags are no text of the row, though these are special tokens"
+    assert made.control_tokens == 0, "the tags are not text of the row, though these are special tokens"
     check = next(one for one in Contract.read(tmp_path / "a" / CONTRACT).checks if one.name == "thoughts")
     assert said in check.found
     assert check.verdict == "ok"

@@ -62,5 +62,5 @@ def test_a_tokenizer_that_could_not_be_stored_is_refused_before_the_rows_are_rea
     (tmp_path / "tiny" / "chat_template.jinja").unlink(missing_ok=True)
     settings = json.loads((tmp_path / "tiny" / "tokenizer_config.json").read_text())
     (tmp_path / "tiny" / "tokenizer_config.json").write_text(json.dumps(settings | text))
-    with pytest.raises(DataError, match=r"has text that is no Unicode \(surrogates not allowed: '\\ud[8f][0f][0f]'\)"):
+    with pytest.raises(DataError, match=r"has text that is not Unicode \(surrogates not allowed: '\\ud[8f][0f][0f]'\)"):
         load_tokenizer(recipe.model, recipe.data)

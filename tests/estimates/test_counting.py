@@ -315,11 +315,12 @@ def test_every_wrong_value_of_a_config_has_one_clear_error(kind, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe{}", "not UTF-8"), (b"[]", "is no object"), (b"3", "is no object"),
+        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe{}", "not UTF-8"), (b"[]", "is not an object"),
+        (b"3", "is not an object"),
         (b'{"a": 1, "a": 2}', "twice"), (b"[" * 10**5, "nested deeper"), (b'{"a": NaN}', "NaN is not JSON"),
         (b'{"a": "' + b"x" * 10_000_001 + b'"}', "more than the 10,000,000 that are read"),
-        (b'{"model_type": "llama", "text_config": []}', r"text_config is \[\], and no object"),
-        (b'{"model_type": 3}', "model_type is 3, and no text"),
+        (b'{"model_type": "llama", "text_config": []}', r"text_config is \[\], not an object"),
+        (b'{"model_type": 3}', "model_type is 3, not text"),
         (b'{"model_type": "' + b"x" * 10**6 + b'"}', "x"),
     ],
 )  # fmt: skip

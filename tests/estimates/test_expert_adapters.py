@@ -52,7 +52,7 @@ def test_those_of_every_type_with_experts_are():
         ("mixtral", {"rank_pattern": {"gate_up_proj|upp": 8}}, "upp in it"),
         ("mixtral", {"rank_pattern": {"experts.gate_up_pro": 8}}, "did you mean gate_up_proj? it has q_proj, "),
         ("mixtral", {"rank_pattern": {"experts.w1": 8}}, "o_proj, experts.down_proj, experts.gate_up_proj"),
-        ("qwen3_moe", {"target_modules": ["gate"]}, "which is no layer, and gate is their router; name layers"),
+        ("qwen3_moe", {"target_modules": ["gate"]}, "which is not a layer, and gate is their router; name layers"),
         (
             "qwen2_moe",
             {"target_modules": ["gate_up_proj"], "experts": False},

@@ -54,7 +54,7 @@ def check_reward(samples: Samples, given: tuple[bool, str, str], folder: Path) -
     if refused is not None:
         raise refused
     if not all(math.isfinite(value) for value in found[0]):
-        raise Wrong("the value of a reward is no finite number")
+        raise Wrong("the value of a reward is not a finite number")
     if in_answer and found[0][0] not in (0, 1):
         raise Wrong("a program that is judged has written its own value")
     if found[0][0] and "SECRET" in str(given[1]):

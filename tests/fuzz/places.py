@@ -72,7 +72,7 @@ _draws = st.one_of(
 
 @kind("places", lambda samples: _draws)
 def check_places(samples: Samples, given: tuple[str, str, str], folder: Path) -> None:
-    """A path is not touched while a recipe is validated; then what is no regular file of a fair size is refused in time."""
+    """A path is not touched while a recipe is validated; then what is not a regular file of a fair size is refused in time."""
     field, inside, thing = given
     things = folder / "things"
     things.mkdir()

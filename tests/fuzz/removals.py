@@ -161,7 +161,7 @@ REMOVALS = [
         "flytune.errors:printable", lambda old: str)),
     Removal("commands overwrite nothing", "flytune/cli/arguments.py", ("command",), instead(
         "flytune.cli.arguments:_taken", returns(None))),
-    Removal("booleans are no numbers", "flytune/schema.py", ("recipe", "hardware"), recoded(
+    Removal("booleans are not numbers", "flytune/schema.py", ("recipe", "hardware"), recoded(
         "flytune.schema:_refuse_boolean", lambda kind, value: value)),
     Removal("names of rows are different", "flytune/schema.py", ("hardware",), instead(
         "flytune.schema:load_rows", _rows_of_any_name)),

@@ -277,7 +277,7 @@ def test_settings_that_cannot_be(tmp_path):
 def test_rows_that_would_not_come_back_as_they_were(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": "b", "note": "x\\ud83d"}\n')
-    with pytest.raises(DataError, match=r"prompts.jsonl:2: half of a surrogate pair \('\\ud83d'\), which is no character"):
+    with pytest.raises(DataError, match=r"prompts.jsonl:2: half of a surrogate pair \('\\ud83d'\), which is not a character"):
         prompts.split(file, 1, [], Generation(), "m", tmp_path / "none")
     assert [part.rows for part in prompts.split(file, 1, [], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")] == [1]
     table = tmp_path / "prompts.parquet"

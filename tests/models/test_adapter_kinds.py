@@ -157,7 +157,7 @@ def test_joined_factors_are_the_difference_of_the_products():
         ({"init_lora_weights": "pissa", "use_dora": True}, "lora", "none", {}, "pissa cannot be combined with use_dora"),
         ({"init_lora_weights": "pissa", "adapter": "x"}, "lora", "none", {}, "pissa cannot be combined with adapter"),
         ({"init_lora_weights": "loftq"}, "lora", "none", {}, "init_lora_weights"),
-        ({"rank_pattern": {"q_(proj": 4}}, "lora", "none", {}, r"'q_\(proj' is no regular expression"),
+        ({"rank_pattern": {"q_(proj": 4}}, "lora", "none", {}, r"'q_\(proj' is not a regular expression"),
         ({"use_dora": True}, "full", "none", {}, "use_dora.*: only for lora and qlora"),
         ({"init_lora_weights": "pissa"}, "lora", "fsdp", {}, "each process reads only its slices of them; use ddp or zero3"),
         ({"use_dora": True}, "qlora", "zero3", {}, "DeepSpeed cannot gather quantized ones; use fsdp, or method lora"),

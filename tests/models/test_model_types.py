@@ -102,7 +102,7 @@ def sees_later_tokens(prepared: Path, folder: Path) -> str:
 
 def test_a_model_that_sees_later_tokens_is_found_and_refused(prepared: Path, tmp_path: Path) -> None:
     found = ranks.run(1, sees_later_tokens, prepared, tmp_path)
-    assert found == "its predictions see later tokens: it is no causal language model by its configuration"
+    assert found == "its predictions see later tokens: it is not a causal language model by its configuration"
     assert model_types.training_problem("bert", "full", False, False) == found
     assert model_types.training_problem("bert", "qlora", False, False) == found
 

@@ -132,7 +132,7 @@ def test_a_quantized_head_is_run_as_the_model_runs_it():
 
     model = built()
     model.set_output_embeddings(Linear4bit(64, 128, bias=False))
-    assert own_logits.reason(model, trust_remote_code=False) == "a head that is no plain matrix"
+    assert own_logits.reason(model, trust_remote_code=False) == "a head that is not a plain matrix"
 
 
 def entries(model_type):

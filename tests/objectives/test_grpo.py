@@ -55,7 +55,7 @@ def test_a_section_that_makes_no_sense_is_refused(objective, changes, said):
 @pytest.mark.parametrize(
     ("objective", "changes", "said"),
     [
-        ({"group_size": 3}, {}, "is no multiple of objective.group_size 3"),
+        ({"group_size": 3}, {}, "is not a multiple of objective.group_size 3"),
         ({"max_completion_length": 128}, {}, "leaves no token of data.max_length"),
         ({"beta": 0.1}, {"sharding": "fsdp"}, "objective.beta: 0.1 with method full and sharding fsdp"),
         ({"beta": 0.1}, {"sharding": "zero2"}, "objective.beta: 0.1 with method full and sharding zero2"),
@@ -90,7 +90,7 @@ def test_a_file_of_rewards_is_part_of_the_recipe_and_of_its_key(tmp_path):
             read_recipe(file)
     (tmp_path / "own.py").write_text("def f(:")
     file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:f"]}}))
-    with pytest.raises(RecipeError, match="is no Python"):
+    with pytest.raises(RecipeError, match="is not Python"):
         read_recipe(file)
 
 

@@ -73,7 +73,7 @@ def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_wo
 
 
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
-    with pytest.raises(DoesNotFit, match=r"global_batch_size 12 is no multiple of its 8 processes; 8 or 16 would be"):
+    with pytest.raises(DoesNotFit, match=r"global_batch_size 12 is not a multiple of its 8 processes; 8 or 16 would be"):
         plan_of(sharding="ddp", training={"learning_rate": 1e-4, "global_batch_size": 12}, hardware={"shape": "h100-8"})
 
 
@@ -98,7 +98,7 @@ def test_every_shipped_recipe_is_planned_where_there_is_no_network(path, connect
     [
         ("full", "device_map", "method full with sharding device_map: .*nearest that works: fsdp"),
         ("lora", "device_map", "method lora with sharding device_map: .*nearest that works: fsdp"),
-        ("full", {"name": "zero2", "offload": "nvme"}, "sharding.offload nvme with zero2: .*nearest that has: zero3"),
+        ("full", {"name": "zero2", "offload": "nvme"}, "sharding.offload nvme with zero2: .*nearest that does: zero3"),
     ],
 )
 def test_pairs_that_cannot_work_are_refused_with_the_nearest_that_can(method, sharding, said):

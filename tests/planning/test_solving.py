@@ -152,7 +152,7 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
         ("price", {}, RecipeError, "Set hardware.max_hours, or --max-hours"),
         ("hours", {}, RecipeError, "Set hardware.max_price, or --max-price"),
         ("max_length", {"method": "full"}, DoesNotFit, "l4-1: data.max_length 1: "),
-        ("micro_batch", {"batch": 63, "sharding": "ddp"}, DoesNotFit, "global_batch_size 63 is no multiple"),
+        ("micro_batch", {"batch": 63, "sharding": "ddp"}, DoesNotFit, "global_batch_size 63 is not a multiple"),
     ],
 )
 def test_what_cannot_be_answered_says_why(field, change, error, said):

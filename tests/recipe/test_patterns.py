@@ -55,9 +55,9 @@ SLOW = [
     "((a*)*)*b",
 ]
 WRONG = {
-    "[": "'[' is no regular expression: unterminated character set at position 0; write a layer's name",
+    "[": "'[' is not a regular expression: unterminated character set at position 0; write a layer's name",
     "(?<=a*)b": "look-behind requires fixed-width pattern",
-    "a{999999999999}": "'a{999999999999}' is no regular expression: the number of a repetition is too large",
+    "a{999999999999}": "'a{999999999999}' is not a regular expression: the number of a repetition is too large",
     "(" * 500 + ")" * 500: "groups are nested deeper than 40; write fewer brackets",
     "(" * 50 + "a" + ")" * 50: "groups are nested deeper than 40; write fewer brackets",
     "a)|(b": "unbalanced parenthesis",
@@ -116,7 +116,7 @@ def test_every_set_of_characters_is_the_one_that_python_matches():
     [("target_modules", "(.*)*x"), ("rank_pattern", {"q_proj": 4, "(.*)*x": 8}), ("alpha_pattern", {"[": 8})],
 )
 def test_a_recipe_s_are_refused_with_their_key(field, value):
-    with pytest.raises(RecipeError, match=rf"method\.{field}: .*(for hours|is no regular expression)"):
+    with pytest.raises(RecipeError, match=rf"method\.{field}: .*(for hours|is not a regular expression)"):
         Recipe.model_validate(content(method={"name": "lora", field: value}))
 
 

@@ -57,10 +57,10 @@ def test_a_schedule_takes_what_its_function_in_transformers_takes(name):
         (
             "cosine_with_min_lr",
             {"min_lr_rat": 0.1},
-            "min_lr_rat is no argument of cosine_with_min_lr; did you mean min_lr_rate?",
+            "min_lr_rat is not an argument of cosine_with_min_lr; did you mean min_lr_rate?",
         ),
-        ("linear", {"num_cycles": 2}, "num_cycles is no argument of linear; it takes none"),
-        ("inverse_sqrt", {"x": 2}, "x is no argument of inverse_sqrt; it takes timescale"),
+        ("linear", {"num_cycles": 2}, "num_cycles is not an argument of linear; it takes none"),
+        ("inverse_sqrt", {"x": 2}, "x is not an argument of inverse_sqrt; it takes timescale"),
         ("cosine_with_min_lr", {}, "needs one of min_lr (a learning rate) and min_lr_rate (a share of learning_rate)"),
         ("cosine_with_min_lr", {"min_lr": 1e-5, "min_lr_rate": 0.1}, "needs one of min_lr"),
         ("cosine_with_min_lr", {"min_lr": 1e-2}, "min_lr should be below learning_rate, 0.001"),

@@ -81,7 +81,7 @@ def test_a_plan_divides_its_batch_by_the_data_parallel_degree():
 def test_a_batch_that_eight_processes_cannot_share_fits_four(halved, monkeypatch):
     assert isinstance(planner.make(recipe_of(**PLANNED), geometry=GEOMETRY), Plan)
     monkeypatch.undo()
-    with pytest.raises(Exception, match="12 is no multiple of its 8 processes; 8 or 16 would be"):
+    with pytest.raises(Exception, match="12 is not a multiple of its 8 processes; 8 or 16 would be"):
         planner.make(recipe_of(**PLANNED), geometry=GEOMETRY)
 
 

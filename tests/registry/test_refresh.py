@@ -142,7 +142,7 @@ def test_a_broken_guard_refuses_a_challenger_that_won(place):
 def test_an_adapter_s_base_is_pinned():
     sections = {"data": {"path": "a", "heldout_path": "b"}, "model": {"name_or_path": "owner/name"}}
     recipe = recipe_of(method="lora", **sections)
-    with pytest.raises(RecipeError, match="model.revision is no commit: an accepted adapter is right only"):
+    with pytest.raises(RecipeError, match="model.revision is not a commit: an accepted adapter is right only"):
         registry_refresh.check(recipe)
     registry_refresh.check(recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "0" * 40})}))
 

@@ -162,7 +162,7 @@ def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
 def test_strips_say_how_much_is_padding():
     svg = token_strips.draw([[[False, True, True], [False, True]], [[False] * 8]], 8)
     assert "13 of 16 tokens are in samples, the rest is padding" in svg
-    # Samples end before padding, which is hatched; where a strip is full its end is no border.
+    # Samples end before padding, which is hatched; where a strip is full its end is not a border.
     assert svg.count("<line ") == 2
     assert svg.count('fill="url(#padding-hatch)"') == 1
     assert svg.count('fill="var(--blue)"') == 2
@@ -325,7 +325,7 @@ def test_bad_rows_of_limited_heldout_data_have_their_places(tokenizer, tmp_path)
 def test_another_file_is_not_replaced_by_the_list(tokenizer, tmp_path):
     path = write_rows(tmp_path / "chats.jsonl", chats(60))
     (tmp_path / "page.bad_rows.jsonl").write_text('{"mine": 1}\n')
-    with pytest.raises(DataError, match=r"page.bad_rows.jsonl: exists already, and is no list of bad rows; move it"):
+    with pytest.raises(DataError, match=r"page.bad_rows.jsonl: exists already, and is not a list of bad rows; move it"):
         xray.recipe_page(recipe(tokenizer, path), 20, tmp_path / "page.html")
 
 

@@ -18,7 +18,7 @@ from tests.support import prompts, ranks, saved_runs
 from tests.support.tiny import tiny_base, tiny_recipe
 
 SECTIONS = {"grpo": prompts.section()}
-"""Sections of objectives whose defaults are no tiny run's."""
+"""Sections of objectives whose defaults are not a tiny run's."""
 SAME = 1e-5
 """Relative difference of losses that are computed in the same order."""
 

@@ -163,7 +163,7 @@ def check_causal(base: Path) -> None:
     if packed_samples.EQUAL < distance < packed_samples.DIFFERENT:
         raise packed_samples.Undecided(f"{recipe.name}: its predictions differ by {distance:.1e} with other later tokens")
     if not distance <= packed_samples.EQUAL:
-        raise AssertionError("its predictions see later tokens: it is no causal language model by its configuration")
+        raise AssertionError("its predictions see later tokens: it is not a causal language model by its configuration")
 
 
 def check_bfloat16(base: Path) -> None:

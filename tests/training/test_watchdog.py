@@ -31,7 +31,7 @@ def test_the_limit_grows_with_the_slowest_step_and_is_larger_in_other_phases(mon
         now[0] += 3000
     now[0] += 50
     watch.end_step(4)
-    assert watch.limit() == 900, "an evaluation is no step"
+    assert watch.limit() == 900, "an evaluation is not a step"
 
 
 def test_the_process_group_waits_longer_than_any_limit():

@@ -63,7 +63,7 @@ def test_preferences_are_tuned_on_the_supervised_model(method, tmp_path):
     assert run.base == str(tmp_path / "tiny")
     assert run.data_sha256 == Manifest.read(first / "manifest.json").content_sha256
     assert yaml.safe_load(run.recipe) == yaml.safe_load((first / "recipe.yaml").read_text())
-    assert not (first / LINEAGE).exists(), "its base is no model of a run"
+    assert not (first / LINEAGE).exists(), "its base is not a model of a run"
     for text in ((second / "README.md").read_text(), (second / "report.html").read_text()):
         assert "the model of tiny" in text
         assert run.data_sha256[:12] in text

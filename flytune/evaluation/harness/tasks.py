@@ -31,7 +31,7 @@ def check(recipe: Recipe) -> None:
     """Look up the recipe's tasks in the harness's index, without reading data or contacting a hub.
 
     Raises:
-        RecipeError: the harness is not installed; include_path is no folder; or all mistakes at once: unknown names, tasks
+        RecipeError: the harness is not installed; include_path is not a folder; or all mistakes at once: unknown names, tasks
             named twice, tasks that are refused.
     """
     index = _manager(recipe.evaluation).task_index

@@ -69,7 +69,7 @@ class ComparingSection(ObjectiveSection):
             found.append(f"data.packing: objective: {name} pads its rows: TRL has no packing for it; remove it")
         if data.too_long == "split":
             found.append(
-                f"data.too_long: split, but a piece of an answer is no answer that objective: {name} could compare; use "
+                f"data.too_long: split, but a piece of an answer is not an answer that objective: {name} could compare; use "
                 "truncate, drop or error"
             )
         if not data.completion_only_loss:

@@ -47,6 +47,6 @@ class AsyncSave:
             for future in self._writing:
                 future.result()
         except CheckpointException as error:
-            # It is no Exception; it contains the errors of all processes.
+            # It is not an Exception; it contains the errors of all processes.
             cause = next((one for one, _ in error.failures.values()), error)
             raise StorageError(f"the checkpoint could not be written: {cause}") from error

@@ -4,7 +4,7 @@
     ADDRESS/STEP-ATTEMPT/part-NODE.json   list of the files that one node wrote; written after them
     ADDRESS/STEP-ATTEMPT/manifest.json    list of all files; written after all parts
 
-A folder without a manifest is no checkpoint. Each attempt writes into folders of its own, so that two that run at once
+A folder without a manifest is not a checkpoint. Each attempt writes into folders of its own, so that two that run at once
 cannot harm each other.
 """
 
@@ -217,7 +217,7 @@ class Ledger:
                 self._remove(folder)
 
     def _remove(self, folder: str) -> None:
-        # The manifest first: if the removal is interrupted, the rest is no checkpoint.
+        # The manifest first: if the removal is interrupted, the rest is not a checkpoint.
         self.storage.remove(f"{folder}/{MANIFEST}")
         self.storage.remove(folder)
 
