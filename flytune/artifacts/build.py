@@ -180,7 +180,7 @@ def _unfit(stored: Storage, name: str, size: int) -> str | None:
     if path.suffix in PICKLES:
         return "a pickle; weights are stored as safetensors alone"
     if any(part.startswith(STATE) for part in path.parts):
-        return "training state, which is no part of a model"
+        return "training state, which is not part of a model"
     if CACHES.intersection(path.parts):
         return "a cache"
     if not size:

@@ -22,7 +22,7 @@ def weight_map(content: str | bytes) -> dict[str, str]:
         for file in dict.fromkeys(map(str, found.values())):
             names.check(file)
         if odd := [file for file in found.values() if not isinstance(file, str) or "/" in file or _suffix(file)]:
-            raise IndexRefused(f"names {odd[0]!r:.80}, which is no *.safetensors beside it")
+            raise IndexRefused(f"names {odd[0]!r:.80}, which is not a *.safetensors file beside it")
     except (json_core.JSONError, names.NameRefused) as error:
         raise IndexRefused(str(error)) from None
     return found

@@ -166,8 +166,9 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
         router = ", and gate is their router" if "gate" in map(leaves.get, experts) else ""
         write = "" if recipe.method.experts else "write method.experts: true for adapters on them, and "
         return [
-            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, which is no "
-            f"layer{router}; {write}name layers of the attention here, or all-linear, which leaves experts and routers alone"
+            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, "
+            f"which is not a layer{router}; {write}name layers of the attention here, or all-linear, which leaves experts and "
+            "routers alone"
         ]
     if geometry.model_type in adapted_layers.MAMBA and "out" in targets(recipe, geometry):
         return [
