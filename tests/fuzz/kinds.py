@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.support import tiny
-from tests.support.chats import CHATML, tokenizer_folder
+from tests.support.chats import CHATML_CALLING, tokenizer_folder
 from tests.support.paths import ROOT
 
 RELEASE = ROOT / "tests" / "support" / "releases" / "0.1.0"
@@ -51,7 +51,7 @@ class Samples:
         folder.mkdir(parents=True, exist_ok=True)
         self.base = tiny.tiny_base(folder)
         self.rows = tiny.write_pairs(folder / "rows.jsonl", 20)
-        self.tokenizer = tokenizer_folder(folder / "tokenizer", CHATML)
+        self.tokenizer = tokenizer_folder(folder / "tokenizer", CHATML_CALLING)
         (folder / "sentinel").mkdir()
         (folder / "sentinel" / "keep.txt").write_text("keep", encoding="utf-8")
         (folder / "sentinel" / "own.html").write_text("", encoding="utf-8")
