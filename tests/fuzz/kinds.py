@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support import tiny
 from tests.support.chats import CHATML_CALLING, tokenizer_folder
-from tests.support.paths import ROOT
+from tests.support.spoiled import RELEASE
 
-RELEASE = ROOT / "tests" / "support" / "releases" / "0.1.0"
-"""Artifact, data set and checkpoint that 0.1.0 wrote."""
+__all__ = ["KINDS", "RELEASE", "Kind", "Samples", "kind"]
 Check = Callable[[Any, Path], None]
 
 
