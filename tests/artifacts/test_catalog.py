@@ -11,6 +11,7 @@ from flytune import cli
 from flytune.artifacts import build, catalog, fetch
 from flytune.errors import ExportError
 from flytune.records.contents import seal
+from tests.support.spoiled import change
 from tests.support.stages import write_dataset
 from tests.support.store import stored
 from tests.support.tiny import tiny_base
@@ -51,8 +52,7 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
     (store / "adds" / "metrics.json").write_text("{")
     (store / "whole" / "manifest.json").unlink()
     (store / "whole" / "artifact.json").unlink()
-    config = store / "adds" / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"revision": "0123456789abcdef"}))
+    change(store / "adds" / "adapter_config.json", revision="0123456789abcdef")
     adds, whole = catalog.list_artifacts(str(store))
     assert adds.problems[0].startswith("adapter_config.json: its content is not what was written, by artifact.json")
     assert adds.problems[1].startswith("metrics.json: JSONError: ")

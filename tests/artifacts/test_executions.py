@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import contextmanager
 
 import msgpack
 import pytest
@@ -58,6 +59,17 @@ def write_sweep(folder):
     ]
     points = drawn(changes=[{"training.seed": number} for number, _ in enumerate(POINTS)])
     results.write(results.Sweep(recipe="tiny", fields=["training.seed"], outcomes=outcomes, best=None), points, folder)
+
+
+@contextmanager
+def stored_instead(admin, key, change):
+    """Change a file of the storage for the block."""
+    kept = admin.stored(key)
+    admin.store(key, change(kept))
+    try:
+        yield
+    finally:
+        admin.store(key, kept)
 
 
 @pytest.fixture(scope="module")
@@ -177,23 +189,15 @@ def test_a_sweep_and_answers_are_fetched_file_by_file(name, files, admin, tmp_pa
 
 @pytest.mark.parametrize("file", ["answers.jsonl", CONTENTS])
 def test_a_changed_file_of_answers_is_refused(file, admin, tmp_path, capsys):
-    kept = admin.stored(f"raw/answers/{file}")
-    admin.store(f"raw/answers/{file}", kept.replace(b'"', b"'"))
-    try:
+    with stored_instead(admin, f"raw/answers/{file}", lambda kept: kept.replace(b'"', b"'")):
         assert cli.main(["fetch", "answers", str(tmp_path / "out")]) == 1
-    finally:
-        admin.store(f"raw/answers/{file}", kept)
     assert "artifact.json" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_changed_table_of_a_sweep_names_no_artifact(admin, tmp_path, capsys):
-    kept = admin.stored("raw/grid/sweep.json")
-    admin.store("raw/grid/sweep.json", kept.replace(b"raw/one", b"raw/two"))
-    try:
+    with stored_instead(admin, "raw/grid/sweep.json", lambda kept: kept.replace(b"raw/one", b"raw/two")):
         assert cli.main(["fetch", "grid", str(tmp_path / "out"), "--point", "tiny-1"]) == 1
-    finally:
-        admin.store("raw/grid/sweep.json", kept)
     assert "sweep.json: its content is not what was written, by artifact.json; run the sweep again" in capsys.readouterr().err
 
 
@@ -301,12 +305,8 @@ def test_what_cannot_be_fetched_says_why(address, admin, tmp_path, capsys):
 
 
 def test_a_file_that_is_not_what_artifact_json_says_is_refused(admin, tmp_path, capsys):
-    kept = admin.stored("raw/one/recipe.yaml")
-    admin.store("raw/one/recipe.yaml", b"name: tampered\n")
-    try:
+    with stored_instead(admin, "raw/one/recipe.yaml", lambda kept: b"name: tampered\n"):
         assert cli.main(["fetch", "fine", str(tmp_path / "out")]) == 1
-    finally:
-        admin.store("raw/one/recipe.yaml", kept)
     assert f"s3://{BUCKET}/raw/one/recipe.yaml: not what artifact.json says" in capsys.readouterr().err
     assert not (tmp_path / "out" / CONTENTS).exists()
 

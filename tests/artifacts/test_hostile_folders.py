@@ -3,47 +3,31 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from flytune.adapters import combining, loading, merging
 from flytune.artifacts import opening
-from flytune.errors import ExportError
+from flytune.errors import ExportError, RecipeError
 from flytune.models import base
 from flytune.models import loading as models_loading
+from flytune.recipe import Model
 from flytune.records.contents import CONTENTS
-from tests.support.paths import ROOT
+from tests.support.spoiled import change
 from tests.support.stages import seal
 
-RELEASE = ROOT / "tests/support/releases/0.1.0"
 
-
-@pytest.fixture
-def artifact(tmp_path, monkeypatch):
-    shutil.copytree(RELEASE / "base", tmp_path / "base")
-    monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(RELEASE / "artifact", tmp_path / "artifact"))
-
-
-def list_in_export(artifact, name):
-    content = json.loads((artifact / "export.json").read_bytes())
-    content["files"].append({"file": name, "size": 4, "sha256": "0" * 64})
-    (artifact / "export.json").write_text(json.dumps(content))
-
-
-def unlisted(artifact, name):
-    content = json.loads((artifact / CONTENTS).read_bytes())
-    content["files"] = [file for file in content["files"] if file["file"] != name]
-    (artifact / CONTENTS).write_text(json.dumps(content))
+def files_in(file):
+    return json.loads(file.read_bytes())["files"]
 
 
 @pytest.mark.parametrize("user", ["merge", "combine"])
 def test_export_json_names_no_file_that_artifact_json_does_not(artifact, tmp_path, user):
-    list_in_export(artifact, "notes")
+    export, listed = artifact / "export.json", artifact / CONTENTS
+    change(export, files=[*files_in(export), {"file": "notes", "size": 4, "sha256": "0" * 64}])
     (artifact / "notes").write_text("keep")
     seal(artifact)
-    unlisted(artifact, "notes")
+    change(listed, files=[file for file in files_in(listed) if file["file"] != "notes"])
     with pytest.raises(ExportError, match=r"'notes': listed in export.json, but not one of the artifact's files, by artifact"):
         if user == "merge":
             merging.merge(artifact, tmp_path / "out")
@@ -65,8 +49,7 @@ def test_no_link_leads_out_of_an_artifact(artifact, tmp_path, name):
 def test_an_artifacts_weights_are_those_at_its_root(artifact):
     shutil.copytree(artifact, artifact.with_name("other"))
     (artifact.with_name("other")).rename(artifact / "adapter")
-    config = artifact / "adapter" / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_bytes()) | {"target_modules": "(.*)*x"}))
+    change(artifact / "adapter" / "adapter_config.json", target_modules="(.*)*x")
     seal(artifact)
     assert models_loading.weights_folder(artifact) == artifact
     assert loading.load({"one": artifact}) is not None
@@ -89,9 +72,6 @@ def test_an_adapter_without_a_rank_has_pefts(artifact, tmp_path):
 
 
 def test_a_pipe_among_further_chat_templates_is_refused(artifact, tmp_path):
-    from flytune.errors import RecipeError
-    from flytune.recipe import Model
-
     folder = tmp_path / "base" / "additional_chat_templates"
     folder.mkdir()
     os.mkfifo(folder / "x.jinja")

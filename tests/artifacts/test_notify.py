@@ -34,8 +34,7 @@ def webhook(monkeypatch):
     server.status = 200
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv(notify.WEBHOOK, f"http://127.0.0.1:{server.server_port}/{SECRET}")
-    got_of = got
-    yield got_of, server
+    yield got, server
     server.shutdown()
     server.server_close()
 

@@ -12,27 +12,21 @@ from flytune.adapters import combining, gguf, loading, merging
 from flytune.artifacts import catalog, fetch, opening, publish, reproduction
 from flytune.artifacts.opening import Consent
 from flytune.console import error_lines, tables
-from flytune.errors import ExportError, FlytuneError, RecipeError
+from flytune.errors import ExportError, FlytuneError, RecipeError, TrainingError
 from flytune.inference import batch
 from flytune.models import initial_adapter
 from flytune.recipe import Recipe
 from flytune.records import Contents, contents
 from flytune.records.contents import CONTENTS, verify
 from flytune.registry import Decision, compare, history
+from flytune.storage import Storage
 from tests.support.paths import ROOT
 from tests.support.recipes import content as recipe_content
+from tests.support.spoiled import RELEASE, change, flip
 from tests.support.stages import seal
 
-RELEASE = ROOT / "tests/support/releases/0.1.0"
+STAND_IN = str(ROOT / "tests/support/stand_in_gguf_converter.py")
 FILES = [file.file for file in Contents.read(RELEASE / "artifact" / CONTENTS).files]
-
-
-@pytest.fixture
-def artifact(tmp_path, monkeypatch):
-    """The adapter's artifact of release 0.1.0, whose base is the folder `base` beside it."""
-    shutil.copytree(RELEASE / "base", tmp_path / "base")
-    monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(RELEASE / "artifact", tmp_path / "artifact"))
 
 
 SAID = {
@@ -57,8 +51,12 @@ def test_another_listed_folder_is_no_artifact(kind, command, tmp_path, monkeypat
     assert f"ExportError: {folder}: {SAID[kind]}\n" in capsys.readouterr().err
 
 
-def change(file, **values):
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+def change_recipe(artifact, old, new):
+    """Write another text in the place of one into the recipe, and hashes that fit."""
+    recipe = (artifact / "recipe.yaml").read_text()
+    assert old in recipe
+    (artifact / "recipe.yaml").write_text(recipe.replace(old, new))
+    return seal(artifact)
 
 
 def users(artifact, out):
@@ -67,7 +65,7 @@ def users(artifact, out):
     return {
         "merge": lambda: merging.merge(artifact, out),
         "combine": lambda: combining.combine([artifact, artifact], out),
-        "gguf": lambda: gguf.convert(artifact, out, converter=str(ROOT / "tests/support/stand_in_gguf_converter.py")),
+        "gguf": lambda: gguf.convert(artifact, out, converter=STAND_IN),
         "load": lambda: loading.load({"a": artifact}),
         "inference": lambda: batch.InferenceModel(artifact, {}),
         "registry": lambda: compare._compare(recipe, artifact, RELEASE / "dataset", artifact, "x"),
@@ -98,9 +96,7 @@ def test_an_artifact_of_an_older_release_opens(artifact):
 
 @pytest.mark.parametrize("file", FILES)
 def test_one_flipped_byte_of_each_file_is_found(artifact, file):
-    content = bytearray((artifact / file).read_bytes())
-    content[len(content) // 2] ^= 1
-    (artifact / file).write_bytes(content)
+    flip(artifact / file)
     with pytest.raises(ExportError, match=f"artifact: {file}: its content is not what was written, by artifact.json"):
         opening.open_artifact(artifact)
 
@@ -122,13 +118,7 @@ def test_an_adapter_to_start_from_is_compared_too(artifact):
         put_at_address(artifact)
         recipe = Recipe.model_validate(recipe_content(method=method | {"adapter": address}))
         assert any("adapter_config.json: has " in problem for problem in initial_adapter.problems(recipe))
-    weights = artifact / "adapter_model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    from flytune.errors import TrainingError
-    from flytune.storage import Storage
-
+    flip(artifact / "adapter_model.safetensors", 1)
     with pytest.raises(ValueError, match="its content is not what was written"):
         initial_adapter._verified(Storage(artifact, "", error=TrainingError), "adapter_model.safetensors")
 
@@ -223,11 +213,7 @@ def hostile(artifact, tmp_path):
         (folder / "modeling_hostile.py").write_text(HOSTILE.format(str(marker)))
     names = {"AutoConfig": "modeling_hostile.Config", "AutoModelForCausalLM": "modeling_hostile.Model"}
     change(tmp_path / "base" / "config.json", auto_map=names, model_type="hostile")
-    recipe = (artifact / "recipe.yaml").read_text()
-    (artifact / "recipe.yaml").write_text(
-        recipe.replace("  name_or_path: base\n", "  name_or_path: base\n  trust_remote_code: true\n")
-    )
-    return seal(artifact), marker
+    return change_recipe(artifact, "  name_or_path: base\n", "  name_or_path: base\n  trust_remote_code: true\n"), marker
 
 
 @pytest.mark.parametrize("user", [name for name in USERS if name not in ("compare", "publish", "fetch")])
@@ -263,18 +249,13 @@ def test_a_merged_folder_with_code_is_not_given_to_the_converter(tmp_path):
     merged.mkdir()
     (merged / "model.safetensors").touch()
     (merged / "config.json").write_text('{"auto_map": {"AutoConfig": "x.X"}}')
-    stand_in = str(ROOT / "tests/support/stand_in_gguf_converter.py")
     with pytest.raises(ExportError, match="names Python files of the model's own"):
-        gguf.convert(merged, tmp_path / "x.gguf", converter=stand_in)
-    gguf.convert(merged, tmp_path / "x.gguf", converter=stand_in, consent=Consent(trust_remote_code=True))
+        gguf.convert(merged, tmp_path / "x.gguf", converter=STAND_IN)
+    gguf.convert(merged, tmp_path / "x.gguf", converter=STAND_IN, consent=Consent(trust_remote_code=True))
 
 
 def test_tasks_of_an_artifacts_recipe_may_have_code_and_need_consent(artifact):
-    recipe = (artifact / "recipe.yaml").read_text()
-    (artifact / "recipe.yaml").write_text(
-        recipe.replace("evaluation:\n", "evaluation:\n  tasks: [x]\n  include_path: s3://x/tasks\n")
-    )
-    seal(artifact)
+    change_recipe(artifact, "evaluation:\n", "evaluation:\n  tasks: [x]\n  include_path: s3://x/tasks\n")
     with pytest.raises(ExportError, match="evaluation.include_path: tasks in 's3://x/tasks' may have Python code"):
         reproduction.recipe_of(artifact)
     assert reproduction.recipe_of(artifact, trust_remote_code=True).evaluation.include_path == "s3://x/tasks"
@@ -292,21 +273,16 @@ BASES = {
 
 @pytest.mark.parametrize(("name", "advice"), BASES.items())
 def test_the_base_that_an_artifact_names_is_no_address_and_no_missing_folder(artifact, name, advice, tmp_path):
-    recipe = (artifact / "recipe.yaml").read_text().replace("name_or_path: base\n", f'name_or_path: "{name}"\n')
-    (artifact / "recipe.yaml").write_text(recipe)
-    seal(artifact)
+    change_recipe(artifact, "name_or_path: base\n", f'name_or_path: "{name}"\n')
     for use in (lambda: merging.merge(artifact, tmp_path / "out"), lambda: combining.combine([artifact] * 2, tmp_path / "out")):
         with pytest.raises(ExportError, match=advice):
             use()
-    assert opening.open_artifact(artifact, Consent(base=str(tmp_path / "base"))).recipe.model.name_or_path == str(
-        tmp_path / "base"
-    )
+    base = str(tmp_path / "base")
+    assert opening.open_artifact(artifact, Consent(base=base)).recipe.model.name_or_path == base
 
 
 def test_a_base_with_a_password_is_refused_without_it(artifact, tmp_path):
-    recipe = (artifact / "recipe.yaml").read_text().replace("name_or_path: base\n", "name_or_path: s3://key:hidden-word@b/x\n")
-    (artifact / "recipe.yaml").write_text(recipe)
-    seal(artifact)
+    change_recipe(artifact, "name_or_path: base\n", "name_or_path: s3://key:hidden-word@b/x\n")
     with pytest.raises(RecipeError, match="an address with credentials") as error:
         merging.merge(artifact, tmp_path / "out")
     assert "hidden-word" not in str(error.value)
@@ -321,13 +297,10 @@ def test_the_base_of_the_person_is_used_and_shown(artifact, tmp_path, capsys):
     (tmp_path / "mine").rename(tmp_path / "base")
     assert cli.main(["merge", "artifact", "--out", "again"]) == 0
     assert "base model: base (named by the artifact)" in capsys.readouterr().err
-    gguf.convert(tmp_path / "out", tmp_path / "x.gguf", converter=str(ROOT / "tests/support/stand_in_gguf_converter.py"))
-    weights = tmp_path / "out" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
+    gguf.convert(tmp_path / "out", tmp_path / "x.gguf", converter=STAND_IN)
+    flip(tmp_path / "out" / "model.safetensors", 1)
     with pytest.raises(ExportError, match="model.safetensors: its content is not what was written"):
-        gguf.convert(tmp_path / "out", tmp_path / "y.gguf", converter=str(ROOT / "tests/support/stand_in_gguf_converter.py"))
+        gguf.convert(tmp_path / "out", tmp_path / "y.gguf", converter=STAND_IN)
 
 
 @pytest.mark.parametrize(
@@ -349,15 +322,8 @@ def test_an_adapter_that_would_allocate_or_import_is_refused_before(artifact, tm
 @pytest.mark.parametrize("columns", ["200", "40", "12"])
 def test_a_reason_is_shown_as_it_is_and_breaks_no_listing(tmp_path, monkeypatch, capsys, text, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    decision = Decision(
-        time="2026-01-01T00:00:00Z",
-        outcome="accepted",
-        artifact=f"{text}/a",
-        method="lora",
-        recipe="r",
-        fingerprint="f",
-        reason=text,
-    )
+    fields = {"time": "2026-01-01T00:00:00Z", "outcome": "accepted", "method": "lora", "recipe": "r", "fingerprint": "f"}
+    decision = Decision(artifact=f"{text}/a", reason=text, **fields)
     history.record(str(tmp_path), decision, expected=None)
     history.record(str(tmp_path), decision.model_copy(update={"artifact": "b"}), expected=f"{text}/a")
     assert cli.main(["accepted", str(tmp_path), "--rollback", "--reason", text.replace("\x1b", "")]) == 0

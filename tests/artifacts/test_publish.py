@@ -52,7 +52,7 @@ def refused(stored, address=ADDRESS):
     return str(caught.value).removeprefix(f"publish.address: {address}: ")
 
 
-def test_a_run_is_a_commit_and_a_tag(hub, adapter):
+def test_a_run_is_a_commit_and_a_tag_and_its_artifact_json_lists_it_as_it_lies_there(hub, adapter):
     assert publish(adapter) == "hf://ada/sums@sums-1"
     repository = hub.repositories[REPOSITORY]
     assert repository.private
@@ -65,11 +65,7 @@ def test_a_run_is_a_commit_and_a_tag(hub, adapter):
     }
     assert files["adapter_model.safetensors"] == (adapter / "adapter_model.safetensors").read_bytes()
     assert files["plan.json"] == (adapter / "plan.json").read_bytes()
-
-
-def test_its_artifact_json_lists_it_as_it_lies_there(hub, adapter):
-    publish(adapter)
-    files = hub.repositories[REPOSITORY].files()
+    # The card is another one there.
     listed = {file["file"]: file["sha256"] for file in json.loads(files["artifact.json"])["files"]}
     assert listed == {
         name: mock_hub.hashlib.sha256(content).hexdigest()
@@ -186,6 +182,7 @@ NO_TOKEN = (
     "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save secrets.tracking too), "
     "or run `hf auth login`"
 )
+NOT_ADAS = "bob is neither the token's account nor one of its organizations; it may write below: ada, lovelace"
 
 
 @pytest.mark.parametrize(
@@ -194,16 +191,8 @@ NO_TOKEN = (
         ("", ADDRESS, f"there is no token: {NO_TOKEN}"),
         ("hf_nobody", ADDRESS, f"the hub does not know the token (revoked, expired or cut short?): {NO_TOKEN}"),
         ("hf_ada_reads", ADDRESS, f"the token of ada may not write there; {NO_TOKEN}"),
-        (
-            "hf_ada_writes",
-            "hf://bob/sums",
-            "bob is neither the token's account nor one of its organizations; it may write below: ada, lovelace",
-        ),
-        (
-            "hf_ada_writes",
-            "hf://bob/public",
-            "bob is neither the token's account nor one of its organizations; it may write below: ada, lovelace",
-        ),
+        ("hf_ada_writes", "hf://bob/sums", NOT_ADAS),
+        ("hf_ada_writes", "hf://bob/public", NOT_ADAS),
     ],
 )
 def test_refusals(token, address, message, hub, adapter, monkeypatch):

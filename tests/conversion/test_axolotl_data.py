@@ -2,20 +2,16 @@
 
 import pytest
 
-from flytune import yaml_core
-from flytune.conversion import convert
 from flytune.data.formats import Chat
 from flytune.data.formats import convert as sample_of
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe
+from tests.support import converted as support
 
 BASE = {"base_model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-4, "adapter": "lora", "lora_target_linear": True}
 
 
 def converted(tmp_path, **changes):
-    (tmp_path / "a.yml").write_text(yaml_core.dump(BASE | changes))
-    text = convert(str(tmp_path / "a.yml"))
-    return Recipe.from_content(yaml_core.load(text), "converted"), text
+    return support.converted(tmp_path, "a.yml", BASE | changes)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +44,15 @@ def test_a_types_question_has_all_of_its_columns(kind, row, question, said, tmp_
         ("reflection", "no format is like it"),
         ("pygmalion", "no format is like it"),
         ("context_qa.load_404", "no format is like it"),
+        ("explainchoice.load", "no format is like it"),
         ("input_output", "write input_ids and labels"),
+        ("zephyr.nectar", "several answers with ranks"),
     ],
 )
 def test_types_whose_samples_would_lack_something_are_refused(kind, said, tmp_path):
+    changes = {"rl": "dpo"} if kind == "zephyr.nectar" else {}
     with pytest.raises(RecipeError, match=f"type: {kind}: .*{said}"):
-        converted(tmp_path, datasets=[{"path": "a/b", "type": kind}])
+        converted(tmp_path, datasets=[{"path": "a/b", "type": kind}], **changes)
 
 
 @pytest.mark.parametrize("given", ["a/b", {"path": "a/b"}, [{"path": "a/b", "type": "pretrain"}]])
@@ -96,6 +95,10 @@ def test_the_template_is_that_of_the_types(datasets, whole, template, said, tmp_
     assert said or "# datasets: type" not in text
 
 
-def test_files_of_a_folder_that_is_not_here_are_sources(tmp_path):
-    given = [{"path": "rows/", "data_files": ["rows/a.jsonl", "rows/b.jsonl"], "type": "chat_template"}]
-    assert [source.path for source in converted(tmp_path, datasets=given)[0].data.sources] == ["rows/a.jsonl", "rows/b.jsonl"]
+@pytest.mark.parametrize("folder", ["json", "rows/"])
+def test_files_of_a_data_set_are_sources(folder, tmp_path):
+    """Also those of a folder that is not here."""
+    given = [{"path": folder, "data_files": ["rows/a.jsonl", "rows/b.jsonl"], "type": "chat_template"}, ALPACA]
+    recipe, _ = converted(tmp_path, datasets=given)
+    found = [(source.name, source.format) for source in recipe.data.sources]
+    assert found == [("rows/a.jsonl", "messages"), ("rows/b.jsonl", "messages"), ("a/b", "instruction")]

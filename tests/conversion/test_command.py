@@ -3,9 +3,9 @@
 import pytest
 
 from flytune import yaml_core
-from flytune.conversion import convert
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe, peers
+from flytune.recipe import peers
+from tests.support.converted import converted, written
 
 SFT = "--model_name_or_path Qwen/Qwen3-0.6B --dataset_name a/b"
 FACTORY = "--stage sft --do_train True --model_name_or_path Qwen/Qwen3-0.6B --dataset identity --template qwen"
@@ -18,14 +18,8 @@ AXOLOTL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 def recipe_of(tmp_path, text, **arguments):
-    (tmp_path / "run.sh").write_text(text)
-    return Recipe.from_content(yaml_core.load(convert(str(tmp_path / "run.sh"), **arguments)), "converted")
+    return converted(tmp_path, "run.sh", text, **arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +62,8 @@ def test_the_batch_is_that_of_all_processes_of_the_launcher(line, batch, shardin
     ],
 )
 def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
-    (tmp_path / "lf.yaml").write_text(yaml_core.dump(YAML))
-    (tmp_path / "ax.yml").write_text(yaml_core.dump(AXOLOTL))
+    written(tmp_path, "lf.yaml", YAML)
+    written(tmp_path, "ax.yml", AXOLOTL)
     section, name = field.split(".")
     assert getattr(getattr(recipe_of(tmp_path, text), section), name) == value
 
@@ -83,6 +77,10 @@ def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
         (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto and reward"),
         (f"trl sft {SFT} --loss_type dft", "loss_type: dft: sft has the cross entropy of each token"),
         ("llamafactory-cli train nowhere.yaml", "nowhere.yaml"),
+        ("trl grpo --model_name_or_path a/b --dataset_name a/b", "grpo: its rewards are functions: write a recipe"),
+        ("trl sft --model_name_or_path a/b", "dataset_name is missing"),
+        ("trl sft --model_name_or_path 'a/b", "the command line cannot be read: No closing quotation"),
+        (f"trl sft {SFT} --optim muon", "optimizer muon: there is none like it"),
     ],
 )
 def test_a_command_that_no_recipe_can_stand_for_is_refused_in_one_sentence(line, said, tmp_path):
@@ -97,9 +95,8 @@ def test_the_callers_number_of_gpus_stands_for_a_variable(tmp_path):
 
 
 def test_a_command_in_a_comment_of_a_yaml_is_no_command(tmp_path):
-    content = "# trl sft --config this.yaml\n" + yaml_core.dump(YAML)
-    (tmp_path / "a.yaml").write_text(content)
-    assert "Made of LLaMA-Factory's a.yaml" in convert(str(tmp_path / "a.yaml"))
+    _, text = converted(tmp_path, "a.yaml", "# trl sft --config this.yaml\n" + yaml_core.dump(YAML))
+    assert "Made of LLaMA-Factory's a.yaml" in text
 
 
 @pytest.mark.parametrize(
@@ -118,7 +115,5 @@ def test_the_tool_of_a_script(text, tool):
 
 
 def test_json_of_llama_factory_may_have_tabs(tmp_path):
-    (tmp_path / "a.json").write_text(
-        '{\n\t"stage": "sft", "model_name_or_path": "Qwen/Qwen3-0.6B",\n\t"dataset": "identity"\n}'
-    )
-    assert "Made of LLaMA-Factory's a.json" in convert(str(tmp_path / "a.json"))
+    content = '{\n\t"stage": "sft", "model_name_or_path": "Qwen/Qwen3-0.6B",\n\t"dataset": "identity"\n}'
+    assert "Made of LLaMA-Factory's a.json" in converted(tmp_path, "a.json", content)[1]

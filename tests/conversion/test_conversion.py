@@ -15,6 +15,7 @@ from flytune.data.rows.pairs import pair_of
 from flytune.errors import RecipeError
 from flytune.planning import base_sizes, planner
 from flytune.recipe import Recipe, peers
+from tests.support.converted import converted, recipe_of, written
 
 HERE = Path(__file__).parent
 AXOLOTL = yaml_core.load((HERE / "axolotl.yaml").read_text())
@@ -32,24 +33,6 @@ def files():
 FILES = list(files())
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-
-
-def written(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_text(content if isinstance(content, str) else yaml_core.dump(content))
-    return str(path)
-
-
-def recipe_of(text):
-    return Recipe.from_content(yaml_core.load(text), "converted")
-
-
 def test_there_are_thirty_files_of_each():
     assert min(sum(name.endswith(suffix) for name, _, _ in FILES) for suffix in (".yml", ".yaml")) >= 30
 
@@ -58,25 +41,18 @@ def test_there_are_thirty_files_of_each():
 def test_a_file_is_planned_or_refused_in_one_sentence(name, planned, content, tmp_path):
     path = written(tmp_path, name, content)
     if planned is True:
-        recipe = recipe_of(convert(path))
+        recipe = recipe_of(text := convert(path))
         assert planner.make(recipe, geometry=base_sizes.read_geometry(recipe.model), samples=1000).shape
+        # Each key is in the recipe, or has a comment.
+        assert "not known as a key" not in text
+        tool = "axolotl" if name.endswith(".yml") else "LLaMA-Factory"
+        assert [key for key in content if not peers.counterpart(tool, key)] == []
         return
     with pytest.raises(RecipeError) as caught:
         recipe = recipe_of(convert(path))
         base_sizes.read_geometry(recipe.model)
     assert planned in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "planned", "content"), FILES, ids=[name for name, _, _ in FILES])
-def test_each_key_is_in_the_recipe_or_has_a_comment(name, planned, content, tmp_path):
-    if planned is not True:
-        return
-    tool = "axolotl" if name.endswith(".yml") else "LLaMA-Factory"
-    text = convert(written(tmp_path, name, content))
-    assert "not known as a key" not in text
-    for key in content:
-        assert peers.counterpart(tool, key), key
 
 
 def test_a_whole_file_of_another_tool_is_recognized(tmp_path, capsys):
@@ -107,8 +83,7 @@ def test_a_recipe_is_not_converted(tmp_path):
 
 def axolotl(tmp_path, gpus=None, **changes):
     given = WHOLE | {"base_model": "Qwen/Qwen2.5-0.5B", "datasets": [{"path": "a/b", "type": "alpaca"}]} | changes
-    text = convert(written(tmp_path, "a.yml", given), gpus)
-    return recipe_of(text), text
+    return converted(tmp_path, "a.yml", given, gpus=gpus)
 
 
 def test_the_batch_is_that_of_all_gpus(tmp_path):
@@ -128,17 +103,6 @@ def test_axolotl_trains_a_whole_model_in_bfloat16_and_drops_long_samples(tmp_pat
     recipe, _ = axolotl(tmp_path, adapter=None)
     assert (recipe.method.name, recipe.training.master_dtype, recipe.data.too_long) == ("full", "bfloat16", "drop")
     assert axolotl(tmp_path, adapter=None, gpus=8, deepspeed="zero2.json")[0].training.master_dtype == "float32"
-
-
-def test_files_of_a_data_set_are_sources(tmp_path):
-    given = [
-        {"path": "json", "data_files": ["a.jsonl", "b.jsonl"], "type": "chat_template"},
-        {"path": "./rows.jsonl", "type": "alpaca"},
-    ]
-    recipe, _ = axolotl(tmp_path, datasets=given)
-    assert [(source.path, source.format) for source in recipe.data.sources] == [
-        ("a.jsonl", "messages"), ("b.jsonl", "messages"), ("./rows.jsonl", "instruction"),
-    ]  # fmt: skip
 
 
 ASKED, RIGHT, WRONG = (
@@ -214,15 +178,6 @@ def test_chats_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [("zephyr.nectar", "several answers with ranks"), ("explainchoice.load", "no format is like it")],
-)
-def test_types_of_axolotl_without_a_format_are_refused(kind, said, tmp_path):
-    with pytest.raises(RecipeError, match=said):
-        axolotl(tmp_path, rl="dpo" if "zephyr" in kind else None, datasets=[{"path": "a/b", "type": kind}])
-
-
-@pytest.mark.parametrize(
     ("stage", "entry", "row"),
     [
         ("dpo", {"ranking": True}, {"instruction": "q", "input": "", **SAID}),
@@ -288,8 +243,7 @@ def test_a_key_that_nobody_knows_is_named(tmp_path):
 
 
 def llamafactory(tmp_path, **changes):
-    text = convert(written(tmp_path, "a.yaml", LLAMA_FACTORY["common"] | changes))
-    return recipe_of(text), text
+    return converted(tmp_path, "a.yaml", LLAMA_FACTORY["common"] | changes)
 
 
 def test_the_defaults_of_llama_factory_are_written(tmp_path):
@@ -348,38 +302,14 @@ def test_trl_with_an_adapter_on_four_bits(tmp_path):
 
 
 def test_a_yaml_of_trl(tmp_path):
-    content = {
-        "model_name_or_path": "Qwen/Qwen2.5-0.5B",
-        "dataset_name": "a/b",
-        "use_peft": True,
-        "max_length": 512,
-        "output_dir": "o",
-    }
+    content = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "a/b", "output_dir": "o"}
+    content |= {"use_peft": True, "max_length": 512}
     recipe = recipe_of(convert(written(tmp_path, "a.yaml", content), objective="reward"))
     assert (recipe.objective.name, recipe.data.format, recipe.data.max_length) == ("reward", "preference", 512)
     assert "sft: the file does not name it" in convert(written(tmp_path, "b.yaml", content))
     command = written(tmp_path, "c.sh", f"trl kto --config {tmp_path}/a.yaml --max_length 256")
     recipe = recipe_of(convert(command))
     assert (recipe.objective.name, recipe.data.max_length) == ("kto", 256)
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (
-            "trl grpo --model_name_or_path a/b --dataset_name a/b",
-            "grpo: its rewards are functions: write a recipe with objective: grpo",
-        ),
-        ("trl sft --model_name_or_path a/b", "dataset_name is missing"),
-        ("trl sft --model_name_or_path 'a/b", "the command line cannot be read: No closing quotation"),
-        ("trl sft --model_name_or_path a/b --dataset_name a/b --optim muon", "optimizer muon: there is none like it"),
-    ],
-)
-def test_a_command_line_that_no_recipe_can_stand_for(line, said, tmp_path):
-    with pytest.raises(RecipeError) as caught:
-        convert(written(tmp_path, "run.sh", line))
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_each_row_of_the_table_names_a_key_of_a_recipe():

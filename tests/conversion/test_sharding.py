@@ -2,24 +2,11 @@
 
 import pytest
 
-from flytune import yaml_core
-from flytune.conversion import convert
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe
+from tests.support.converted import converted, written
 
 AXOLOTL = {"base_model": "Qwen/Qwen3-8B", "datasets": [{"path": "a/b", "type": "alpaca"}], "learning_rate": 1e-5}
 SFT = "--model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --per_device_train_batch_size 1"
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
-def converted(tmp_path, name, text):
-    (tmp_path / name).write_text(text if isinstance(text, str) else yaml_core.dump(text))
-    text = convert(str(tmp_path / name))
-    return Recipe.from_content(yaml_core.load(text), name), text
 
 
 @pytest.mark.parametrize(
@@ -50,7 +37,7 @@ def test_keys_of_axolotl_say_how_many_gpus_there_are(more, batch, tmp_path):
     ],
 )  # fmt: skip
 def test_a_configuration_of_accelerate_is_read(content, expected, tmp_path):
-    (tmp_path / "launch.yaml").write_text(yaml_core.dump({"compute_environment": "LOCAL_MACHINE"} | content))
+    written(tmp_path, "launch.yaml", {"compute_environment": "LOCAL_MACHINE"} | content)
     recipe, _ = converted(tmp_path, "run.sh", f"accelerate launch --config_file launch.yaml sft.py {SFT}")
     assert (recipe.sharding.name, recipe.sharding.offload, recipe.training.global_batch_size) == expected
 

@@ -2,22 +2,13 @@
 
 import pytest
 
-from flytune import yaml_core
-from flytune.conversion import convert
-from flytune.recipe import Recipe
+from tests.support import converted as support
 
 BASE = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "a/b", "output_dir": "o"}
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 def converted(tmp_path, **changes):
-    (tmp_path / "sft.yaml").write_text(yaml_core.dump(BASE | changes))
-    text = convert(str(tmp_path / "sft.yaml"))
-    return Recipe.from_content(yaml_core.load(text), "converted"), text
+    return support.converted(tmp_path, "sft.yaml", BASE | changes)
 
 
 def test_files_of_a_mixture_are_sources(tmp_path):

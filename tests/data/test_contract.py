@@ -14,21 +14,8 @@ from flytune.data.shards import SplitWriter
 from flytune.errors import DataError
 from flytune.recipe import Data
 from flytune.records import Manifest
-from tests.support.chats import CHATML, LLAMA2, request, tokenizer_folder, write_rows
+from tests.support.chats import CHATML, LLAMA2, checks_of, prepared, request, tokenizer_folder, write_rows
 from tests.support.stages import manifest as manifest_of
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
-
-
-@pytest.fixture(scope="session")
-def loaded(tokenizer: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(tokenizer))
-
 
 Sample = tuple[list[int], list[int]]
 
@@ -45,6 +32,18 @@ def good(loaded: Any, count: int, first: int = 0, length: int = 9) -> list[Sampl
     return [sample(loaded, asked, f" {answer} {first + n}</s>") for n, (asked, answer) in enumerate(texts)]
 
 
+def written(folder: Path, train: list[Sample], heldout: list[Sample], packed_length: int | None = None) -> Manifest:
+    """Store samples as they are given."""
+    counts = {}
+    for split, samples, length in (("train", train, packed_length), ("heldout", heldout, None)):
+        with SplitWriter(folder, split, length) as writer:
+            for one in samples:
+                writer.add(one)
+            counts[split] = writer.counts()
+    base = manifest_of([{"input_ids": ids} for ids, _ in train], {split: found.shards for split, found in counts.items()})
+    return base.model_copy(update=counts)
+
+
 def checked(
     folder: Path,
     loaded: Any,
@@ -56,15 +55,8 @@ def checked(
     **asked: Any,
 ) -> Contract:
     """The contract of samples that are stored as they are given."""
-    counts = {}
-    for split, samples, length in (("train", train, max_length if packed else None), ("heldout", heldout, None)):
-        with SplitWriter(folder, split, length) as writer:
-            for one in samples:
-                writer.add(one)
-            counts[split] = writer.counts()
-    base = manifest_of([{"input_ids": ids} for ids, _ in train], {split: found.shards for split, found in counts.items()})
-    changes = {**counts, "truncated": 0, "dropped_untrained": 0, "max_length": max_length, **asked.pop("manifest", {})}
-    made = base.model_copy(update=changes)
+    changes = {"truncated": 0, "dropped_untrained": 0, "max_length": max_length, **asked.pop("manifest", {})}
+    made = written(folder, train, heldout, max_length if packed else None).model_copy(update=changes)
     return contract.check(folder, made, Data(path="x", **asked), loaded)
 
 
@@ -172,18 +164,17 @@ def test_an_end_token_that_is_not_special_is_seen(tokenizer, tmp_path):
     made.chat_template = CHATML.replace("im_end", "done")
     made.save_pretrained(tmp_path / "tokenizer")
     rows = [{"instruction": f"ask {n}", "output": f"say {n} fox"} for n in range(100)]
-    data.prepare(request(tmp_path / "tokenizer", path=str(write_rows(tmp_path / "rows.jsonl", rows))), tmp_path / "out")
-    found = Contract.read(tmp_path / "out" / CONTRACT)
-    assert "100 × '<|done|>'" in line(found, "end marker").found
-    assert verdicts(found)["end marker is EOS"] == "warning"
+    prepared(tmp_path / "tokenizer", rows, tmp_path / "out")
+    checks = checks_of(tmp_path / "out")
+    assert "100 × '<|done|>'" in checks["end marker"].found
+    assert checks["end marker is EOS"].verdict == "warning"
 
 
 def test_chats_that_end_with_a_question_do_not_stop_where_all_is_trained(tmp_path):
     said = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps"}]
     rows = [{"messages": [*said, {"role": "user", "content": f"fizz {n}"}]} for n in range(100)]
-    folder, source = tokenizer_folder(tmp_path / "tokenizer", LLAMA2), write_rows(tmp_path / "rows.jsonl", rows)
-    data.prepare(request(folder, path=str(source), completion_only_loss=False), tmp_path / "out")
-    told = line(Contract.read(tmp_path / "out" / CONTRACT), "end marker")
+    prepared(tokenizer_folder(tmp_path / "tokenizer", LLAMA2), rows, tmp_path / "out", completion_only_loss=False)
+    told = checks_of(tmp_path / "out")["end marker"]
     assert (told.verdict, told.count) == ("warning", 100)
     assert told.advice.startswith("a chat that ends with a question needs none")
 
@@ -257,13 +248,13 @@ def test_what_a_weight_repeats_is_meant(tokenizer, tmp_path):
     twice = {"path": str(write_rows(tmp_path / "rows.jsonl", rows)), "weight": 2}
     once = {"path": str(write_rows(tmp_path / "more.jsonl", [{**row, "prompt": f"more {row['prompt']}"} for row in rows]))}
     manifest = data.prepare(request(tokenizer, sources=[twice, once]), tmp_path / "fine")
-    told = line(Contract.read(tmp_path / "fine" / CONTRACT), "duplicates")
+    told = checks_of(tmp_path / "fine")["duplicates"]
     assert told.verdict == "ok"
     assert told.count == manifest.train.samples + manifest.heldout.samples - 400
     assert re.search(rf"\(about 1\d\d by a weight above 1: {twice['path']}: 2\)", told.found)
     same = {"path": str(write_rows(tmp_path / "same.jsonl", [*rows[:80], *rows[:80]]))}
     data.prepare(request(tokenizer, sources=[twice, same]), tmp_path / "bad")
-    told = line(Contract.read(tmp_path / "bad" / CONTRACT), "duplicates")
+    told = checks_of(tmp_path / "bad")["duplicates"]
     assert told.verdict == "warning"
     assert "remove them from the data; data.deduplicate requires that no weight is above 1" in told.advice
 
@@ -274,14 +265,8 @@ def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr("flytune.data.contract.statistics.HASHES", 700)
     monkeypatch.setattr("flytune.data.contract.statistics.TRIP_SAMPLES", 1400)
     rows, heldout = good(loaded, 300), good(loaded, 20, 1000)
-    counts = {}
-    for split, samples in (("train", [*rows, *rows[:1] * 400]), ("heldout", [*heldout, *rows[:1] * 30])):
-        with SplitWriter(tmp_path, split) as writer:
-            for one in samples:
-                writer.add(one)
-            counts[split] = writer.counts()
-    base = manifest_of([{"input_ids": ids} for ids, _ in rows], {split: found.shards for split, found in counts.items()})
-    statistics = Statistics.read(tmp_path, base.model_copy(update={**counts, "max_length": 128}), loaded)
+    made = written(tmp_path, [*rows, *rows[:1] * 400], [*heldout, *rows[:1] * 30])
+    statistics = Statistics.read(tmp_path, made.model_copy(update={"max_length": 128}), loaded)
     assert statistics.round_trip().tried == 320
     found = statistics.duplicates()
     assert (found.near_train, found.near_heldout) == (300, 21)
@@ -362,10 +347,3 @@ def test_prepare_writes_the_contract_and_stops_before_the_manifest(tokenizer, tm
     data.prepare(request(tokenizer, contract="warn", **asked), tmp_path / "told")
     assert Contract.read(tmp_path / "told" / CONTRACT).verdict == "stop"
     assert "overlap: 50 of 50" in caplog.text
-
-
-def test_equal_data_have_an_equal_contract(tokenizer, tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl", [{"text": f"the fox {n} jumps over {n * n}"} for n in range(300)])
-    for name in ("one", "two"):
-        data.prepare(request(tokenizer, path=str(rows), packing=True, max_length=64), tmp_path / name)
-    assert (tmp_path / "one" / CONTRACT).read_bytes() == (tmp_path / "two" / CONTRACT).read_bytes()

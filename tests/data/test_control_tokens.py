@@ -1,6 +1,5 @@
 """Control tokens in a row's own text: they stay text, end nothing, and are counted."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flytune import data
-from flytune.data import load_tokenizer
-from flytune.data.contract import Contract
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.formats import Chat, Plain
 from flytune.data.labels import IGNORED, encode
@@ -24,9 +20,9 @@ from tests.support.chats import (
     LLAMA2,
     LLAMA3,
     SPECIAL,
-    request,
-    tokenizer_folder,
-    write_rows,
+    chat,
+    checks_of,
+    prepared,
 )
 
 FAKE = "fine<|im_end|>\n<|im_start|>assistant\nno</s><s>"
@@ -35,26 +31,12 @@ TEMPLATES = {"chatml": CHATML, "marked": CHATML_MARKED, "trimmed": CHATML_TRIMME
 PIECES = st.sampled_from(["<|im_end|>", "</s>", "<s>", "a", " ", "\n", "<", "|", "日"])
 
 
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    @cache
-    def get(template: str, **options: Any) -> Any:
-        asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), template, **options), path="unread")
-        return load_tokenizer(asked.model, asked.data)
-
-    return get
-
-
 def made(sample: Chat | Plain, tokenizer: Any, completion_only: bool = True) -> tuple[list[int], list[int]]:
     template = ChatTemplate(tokenizer) if isinstance(sample, Chat) else None
     controls = ControlTokens(tokenizer, template)
     assert controls.are_in(sample)
     rendered = controls.render_as_text(sample, template, completion_only, "x:1")
     return next(encode([rendered], tokenizer, controls=controls))
-
-
-def chat(*contents: str) -> Chat:
-    return Chat([{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)])
 
 
 def harmless(text: str) -> str:
@@ -129,22 +111,17 @@ def test_samples_without_any_have_the_same_tokens_in_a_mixed_batch(tokenizers: A
     assert [found[0], found[2]] == list(encode(rendered, tokenizer))
 
 
-def test_the_recipe_decides_and_the_contract_counts(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "tokenizer", CHATML)
+def test_the_recipe_decides_and_the_contract_counts(tokenizer: Path, tmp_path: Path) -> None:
     rows = [{"instruction": f"ask {n}", "output": f"say {n}" + "<|im_end|>" * (n < 9)} for n in range(200)]
-    path = str(write_rows(tmp_path / "rows.jsonl", rows))
     with pytest.raises(DataError, match="control tokens: 9 of 200 rows have special tokens in their own text, which stay text"):
-        data.prepare(request(folder, path=path), tmp_path / "undecided")
+        prepared(tokenizer, rows, tmp_path / "undecided")
     for decision, words in ((True, "stay text"), (False, "became control tokens")):
-        manifest = data.prepare(request(folder, path=path, split_special_tokens=decision), tmp_path / words)
-        assert manifest.control_tokens == 9
-        checks = {check.name: check for check in Contract.read(tmp_path / words / "contract.json").checks}
-        assert checks["control tokens"].verdict == "ok"
-        assert checks["control tokens"].found == f"9 of 200 rows have special tokens in their own text, which {words}"
-    few = str(write_rows(tmp_path / "few.jsonl", rows[8:]))
-    assert data.prepare(request(folder, path=few), tmp_path / "few").control_tokens == 1
-    checks = {check.name: check for check in Contract.read(tmp_path / "few/contract.json").checks}
-    assert checks["control tokens"].verdict == "warning"
+        assert prepared(tokenizer, rows, tmp_path / words, split_special_tokens=decision).control_tokens == 9
+        check = checks_of(tmp_path / words)["control tokens"]
+        assert check.verdict == "ok"
+        assert check.found == f"9 of 200 rows have special tokens in their own text, which {words}"
+    assert prepared(tokenizer, rows[8:], tmp_path / "few").control_tokens == 1
+    assert checks_of(tmp_path / "few")["control tokens"].verdict == "warning"
 
 
 @pytest.mark.parametrize("kind", ["WordLevel", "Unigram", "WordPiece"])

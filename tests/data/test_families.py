@@ -1,7 +1,6 @@
 """Which characters are trained under the chat templates of ten model families, and mistakes that others have made."""
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flytune import data
-from flytune.data import Collator, load_tokenizer
+from flytune.data import Collator
 from flytune.data.formats import Chat, Plain, convert
 from flytune.data.labels import IGNORED, encode
 from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
-from tests.support.chats import request, stored, tokenizer_folder, write_rows
+from tests.support.chats import CHATML, chat, prepared, stored, tokenizer_folder
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "support" / "templates"
@@ -48,24 +46,19 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A family's loaded tokenizer by its name; kept, since hypothesis asks often."""
+@pytest.fixture(scope="session")
+def of_family(tokenizers: Any) -> Any:
+    """A family's loaded tokenizer by its name."""
 
-    @cache
-    def get(family: str, trim: bool = False) -> Any:
-        template = (FOLDER / f"{family}.jinja").read_text()
-        folder = tokenizer_folder(tmp_path_factory.mktemp(family), template, trim=trim, more=FAMILIES[family].more)
-        asked = request(folder, path="unread")
-        return load_tokenizer(asked.model, asked.data)
+    def get(name: str, trim: bool = False) -> Any:
+        return tokenizers((FOLDER / f"{name}.jinja").read_text(), trim=trim, more=FAMILIES[name].more)
 
     return get
 
 
-def chat(texts: list[str], system: str | None = None) -> Chat:
-    """user and assistant in turn."""
+def of_texts(texts: list[str], system: str | None = None) -> Chat:
     first = [{"role": "system", "content": system}] if system is not None else []
-    return Chat(first + [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)])
+    return Chat(first + chat(*texts).messages)
 
 
 def test_there_are_ten_families() -> None:
@@ -89,10 +82,10 @@ LONG = "the quick brown 狐 jumps\n" * 2000
 @example(["foo", "bar", "ask", "bar", "ask", "foobar"], None)
 @example(["q", "\u2028 a\u200b🦊👩‍👩‍👧 e\u0301", "\ue000", "\ue001"], "")
 def test_the_trained_characters_are_the_answers_and_their_end_markers(
-    name: str, tokenizers: Any, texts: list[str], system: str | None
+    name: str, of_family: Any, texts: list[str], system: str | None
 ) -> None:
-    family, tokenizer = FAMILIES[name], tokenizers(name)
-    asked = chat(texts, system if family.system else None)
+    family, tokenizer = FAMILIES[name], of_family(name)
+    asked = of_texts(texts, system if family.system else None)
     rendered = render(asked, ChatTemplate(tokenizer), True, "x:1")
     answers = [text.strip() if family.trims else text for text in texts[1::2] if text.strip()]
     assert [rendered.text[start:end] for start, end in rendered.spans] == [answer + family.end for answer in answers]
@@ -110,12 +103,11 @@ def test_the_trained_characters_are_the_answers_and_their_end_markers(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("trim", [False, True])
-def test_the_trained_tokens_say_the_answers(name: str, trim: bool, tokenizers: Any) -> None:
+def test_the_trained_tokens_say_the_answers(name: str, trim: bool, of_family: Any) -> None:
     """Byte-level BPE takes the space before a word into its token: where the template puts one, it is trained with it."""
-    tokenizer = tokenizers(name, trim)
-    ids, labels = next(
-        encode([render(chat(["q?", "The fox 日本", "", "", "more", "12"]), ChatTemplate(tokenizer), True, "x")], tokenizer)
-    )
+    tokenizer = of_family(name, trim)
+    asked = chat("q?", "The fox 日本", "", "", "more", "12")
+    ids, labels = next(encode([render(asked, ChatTemplate(tokenizer), True, "x")], tokenizer))
     said = tokenizer.decode([label for label in labels if label != IGNORED])
     end = re.escape(FAMILIES[name].end)
     assert re.fullmatch(f" ?The fox 日本{end} ?12{end}", said)
@@ -123,27 +115,27 @@ def test_the_trained_tokens_say_the_answers(name: str, trim: bool, tokenizers: A
 
 
 @pytest.mark.parametrize("name", ["llama-2", "mistral", "gemma"])
-def test_templates_that_want_speakers_in_turn_refuse_two_answers_in_a_row(name: str, tokenizers: Any) -> None:
+def test_templates_that_want_speakers_in_turn_refuse_two_answers_in_a_row(name: str, of_family: Any) -> None:
     turns = [{"from": speaker, "value": speaker} for speaker in ("human", "gpt", "gpt")]
     asked = convert({"conversations": turns}, "sharegpt", {}, "x:1")
     with pytest.raises(
         DataError, match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): .* in turn"
     ):
-        render(asked, ChatTemplate(tokenizers(name)), True, "x:1")
+        render(asked, ChatTemplate(of_family(name)), True, "x:1")
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "phi-3", "zephyr", "vicuna", "deepseek", "command-r"])
-def test_two_answers_in_a_row_of_sharegpt_are_both_trained(name: str, tokenizers: Any) -> None:
+def test_two_answers_in_a_row_of_sharegpt_are_both_trained(name: str, of_family: Any) -> None:
     turns = [{"from": speaker, "value": said} for speaker, said in (("human", "q"), ("gpt", "one"), ("gpt", "two"))]
-    rendered = render(convert({"conversations": turns}, "sharegpt", {}, "x:1"), ChatTemplate(tokenizers(name)), True, "x:1")
+    rendered = render(convert({"conversations": turns}, "sharegpt", {}, "x:1"), ChatTemplate(of_family(name)), True, "x:1")
     end = FAMILIES[name].end
     assert [rendered.text[start:stop] for start, stop in rendered.spans] == ["one" + end, "two" + end]
 
 
-def test_a_template_that_wants_arguments_as_text_gets_them(tokenizers: Any) -> None:
+def test_a_template_that_wants_arguments_as_text_gets_them(of_family: Any) -> None:
     call = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]}
-    rendered = render(convert(row, "messages", {}, "x:1"), ChatTemplate(tokenizers("deepseek")), True, "x:1")
+    rendered = render(convert(row, "messages", {}, "x:1"), ChatTemplate(of_family("deepseek")), True, "x:1")
     ((start, end),) = rendered.spans
     assert rendered.text[start:end] == '<｜tool▁call▁begin｜>weather\n{"city": "Köln"}<｜tool▁call▁end｜></s>'
 
@@ -151,8 +143,8 @@ def test_a_template_that_wants_arguments_as_text_gets_them(tokenizers: Any) -> N
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=30)
 @given(conversations, st.sets(st.integers(0, 6)))
-def test_answers_that_are_context_are_no_spans(name: str, tokenizers: Any, texts: list[str], context: set[int]) -> None:
-    template, asked = ChatTemplate(tokenizers(name)), chat(texts)
+def test_answers_that_are_context_are_no_spans(name: str, of_family: Any, texts: list[str], context: set[int]) -> None:
+    template, asked = ChatTemplate(of_family(name)), chat(*texts)
     some = Chat([{**one, "train": False} if index in context else one for index, one in enumerate(asked.messages)])
     whole, rendered = render(asked, template, True, "x:1"), render(some, template, True, "x:1")
     said = [index for index in range(1, len(texts), 2) if texts[index].strip()]
@@ -164,7 +156,7 @@ def test_eos_is_trained_also_where_it_is_the_pad_token(tmp_path: Path) -> None:
     """Masking by the id of the pad token would hide every EOS, and the model would never stop."""
     tokenizer = tokenizer_folder(tmp_path / "tokenizer", (FOLDER / "zephyr.jinja").read_text(), pad_token="</s>")
     rows = [{"instruction": f"ask {n}", "input": "", "output": "say" + " more" * (n % 5)} for n in range(40)]
-    data.prepare(request(tokenizer, path=str(write_rows(tmp_path / "rows.jsonl", rows))), tmp_path / "out")
+    prepared(tokenizer, rows, tmp_path / "out")
     eos = 2
     found = stored(tmp_path / "out", "train")
     for row in found:
@@ -174,23 +166,8 @@ def test_eos_is_trained_also_where_it_is_the_pad_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["The fox", "<s>The fox"])
-def test_bos_is_never_doubled(text: str, tmp_path: Path) -> None:
-    asked = request(tokenizer_folder(tmp_path / "tokenizer", adds_bos=True), path="unread")
-    tokenizer = load_tokenizer(asked.model, asked.data)
+def test_bos_is_never_doubled(text: str, tokenizers: Any) -> None:
+    tokenizer = tokenizers(CHATML, adds_bos=True)
     ids, labels = next(encode([render(Plain("", text), None, True, "x:1")], tokenizer))
     assert tokenizer.decode(ids) == "<s>The fox</s>"
     assert labels == [IGNORED, *ids[1:]]
-
-
-def test_an_empty_input_leaves_no_trace(tokenizers: Any) -> None:
-    """A template for instructions with an input, filled with nothing, would train on an empty field."""
-    texts = {
-        render(
-            convert({"instruction": "q", "output": "a", **more}, "instruction", {}, "x"),
-            ChatTemplate(tokenizers("chatml")),
-            True,
-            "x",
-        ).text
-        for more in ({}, {"input": ""}, {"input": None}, {"input": " \n"})
-    }
-    assert texts == {"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"}

@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from flytune import data
-from flytune.data import load_tokenizer
 from flytune.data.formats import Chat, Tokens, choose, convert
 from flytune.data.labels import IGNORED, encode, validated
+from flytune.data.readers import read
 from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
-from tests.support.chats import CHATML, CHATML_MARKED, LLAMA2, request, stored, tokenizer_folder, write_rows
+from flytune.recipe import Data
+from tests.support.chats import CHATML, prepared, stored
 from tests.support.paths import ROOT
 
 USER, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -28,15 +30,6 @@ WITH_TOOLS = (
     "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
 )
 """As Qwen's: the name of a role, then content or calls, each after a new line."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    def get(template: str) -> Any:
-        asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), template), path="unread")
-        return load_tokenizer(asked.model, asked.data)
-
-    return get
 
 
 def trained(chat: Chat, tokenizer: Any) -> tuple[str, str]:
@@ -61,11 +54,6 @@ def turns(*said: tuple[str, str]) -> list[dict[str, str]]:
         ({"conversations": turns(("user", "q"), ("chatgpt", "a"))}, {}, Chat([USER, SAID])),
         ({"talk": turns(("human", "q"), ("gpt", "a")), "messages": 1}, {"conversations": "talk"}, Chat([USER, SAID])),
         ({"conversations": [USER, SAID]}, {}, Chat([USER, SAID])),
-        (
-            {"conversations": turns(("human", "q"), ("gpt", "a"), ("gpt", "b"))},
-            {},
-            Chat([USER, SAID, {**SAID, "content": "b"}]),
-        ),
         (
             {"conversations": turns(("system", "s"), ("human", "q"), ("gpt", "a"))},
             {},
@@ -171,13 +159,7 @@ CONTEXT = {**SAID, "train": False}
         (
             {"conversations": [{"from": "function_call", "value": '{"name": "weather"}', "weight": 0}]},
             "sharegpt",
-            [
-                {
-                    **CALLING,
-                    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {}}}],
-                    "train": False,
-                }
-            ],
+            [{**CALLING, "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": {}}}], "train": False}],
         ),
     ],
 )
@@ -217,60 +199,41 @@ def test_content_may_be_parts_of_text_and_null_beside_tool_calls() -> None:
         assert convert(row, "messages", {}, "x:1") == Chat([{"role": "user", "content": "one two"}, CALLING])
 
 
-def test_the_recipes_system_prompt_stands_before_chats_that_have_none(tmp_path: Path) -> None:
+def test_the_recipes_system_prompt_stands_before_chats_that_have_none(tokenizer: Path, loaded: Any, tmp_path: Path) -> None:
     rows = [{"instruction": f"q{n}", "output": "a", "system": "mine" if n % 2 else None} for n in range(40)]
-    source = write_rows(tmp_path / "rows.jsonl", rows)
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    data.prepare(request(tokenizer, path=str(source), system_prompt="Be brief."), tmp_path / "out")
-    from transformers import AutoTokenizer
-
-    read = AutoTokenizer.from_pretrained(tokenizer)
-    texts = [read.decode(row["input_ids"]) for split in ("train", "heldout") for row in stored(tmp_path / "out", split)]
+    prepared(tokenizer, rows, tmp_path / "out", system_prompt="Be brief.")
+    texts = [loaded.decode(row["input_ids"]) for split in ("train", "heldout") for row in stored(tmp_path / "out", split)]
     for system in ("mine", "Be brief."):
         assert sum(text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nq") for text in texts) == 20
     with pytest.raises(DataError, match=r"data\.system_prompt: empty; remove it"):
-        data.prepare(request(tokenizer, path=str(source), system_prompt=" "), tmp_path / "empty")
+        prepared(tokenizer, rows, tmp_path / "empty", system_prompt=" ")
     with pytest.raises(DataError, match=r"data\.system_prompt: only chats \(.* can have one, .*format is prompt_completion"):
-        pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "p", "completion": "c"}])
-        data.prepare(request(tokenizer, path=str(pairs), system_prompt="Be brief."), tmp_path / "raw")
-
-
-def test_two_answers_in_a_row_are_both_trained(tokenizer_of: Any) -> None:
-    chat = convert({"conversations": turns(("human", "q"), ("gpt", "the fox"), ("gpt", "jumps"))}, "sharegpt", {}, "x:1")
-    for template in (CHATML, CHATML_MARKED):
-        text, answers = trained(chat, tokenizer_of(template))
-        assert answers == "the fox<|im_end|>jumps<|im_end|>"
-        assert text.count("<|im_start|>assistant") == 2
-    strict = checking("(m.role == 'user') != (loop.index0 % 2 == 0)", "in turn!")
-    with pytest.raises(
-        DataError, match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): in turn!"
-    ):
-        trained(chat, tokenizer_of(strict + LLAMA2))
+        prepared(tokenizer, [{"prompt": "p", "completion": "c"}], tmp_path / "raw", system_prompt="Be brief.")
 
 
 CALLED = Chat([USER, CALLING, {"role": "tool", "content": "8"}, SAID, USER, {**CALLING, "content": "let me see"}], [WEATHER])
 CALL_TEXT = '<call>weather {"city": "Köln", "days": null}</call><|im_end|>'
 
 
-def test_tool_calls_reach_the_template_and_are_trained(tokenizer_of: Any) -> None:
-    text, answers = trained(CALLED, tokenizer_of(WITH_TOOLS))
+def test_tool_calls_reach_the_template_and_are_trained(tokenizers: Any) -> None:
+    text, answers = trained(CALLED, tokenizers(WITH_TOOLS))
     assert text.startswith("<|im_start|>tools\n" + json.dumps([WEATHER]))
     # The new line belongs to the header where an answer follows it, and so is trained in no turn.
     assert answers == f"{CALL_TEXT}a<|im_end|>let me see\n{CALL_TEXT}"
     # Some templates take a tool's answer only after a call: the place of an answer is found without what follows.
     strict = checking("m.role == 'tool' and not messages[loop.index0 - 1].tool_calls", "no call")
-    assert trained(CALLED, tokenizer_of(strict + WITH_TOOLS)) == (text, answers)
+    assert trained(CALLED, tokenizers(strict + WITH_TOOLS)) == (text, answers)
     odd = WITH_TOOLS.replace("{{ '<|im_end|>\n' }}", "{{ '<|eot_id|>' if message.tool_calls else '<|im_end|>\n' }}")
     with pytest.raises(
         DataError, match=r"x:1: messages\[1\]: the characters of its tool calls cannot be identified; .* generation marks"
     ):
-        trained(CALLED, tokenizer_of(odd))
+        trained(CALLED, tokenizers(odd))
 
 
-def test_a_calling_turn_may_be_context(tokenizer_of: Any) -> None:
+def test_a_calling_turn_may_be_context(tokenizers: Any) -> None:
     messages = [{**message, "train": False} if "tool_calls" in message else message for message in CALLED.messages]
-    text, answers = trained(Chat(messages, CALLED.tools), tokenizer_of(WITH_TOOLS))
-    assert text == trained(CALLED, tokenizer_of(WITH_TOOLS))[0]
+    text, answers = trained(Chat(messages, CALLED.tools), tokenizers(WITH_TOOLS))
+    assert text == trained(CALLED, tokenizers(WITH_TOOLS))[0]
     assert answers == "a<|im_end|>"
     head, said = "{{ '<|im_start|>' + message['role'] }}", "message['role'] == 'assistant'"
     body = WITH_TOOLS.partition(head)[2].removesuffix("{% endfor %}")
@@ -279,52 +242,37 @@ def test_a_calling_turn_may_be_context(tokenizer_of: Any) -> None:
         + head
         + (f"{{% if {said} %}}{{% generation %}}{body}{{% endgeneration %}}{{% else %}}{body}{{% endif %}}{{% endfor %}}")
     )
-    assert trained(Chat(messages, CALLED.tools), tokenizer_of(marked)) == (text, "\na<|im_end|>\n")
+    assert trained(Chat(messages, CALLED.tools), tokenizers(marked)) == (text, "\na<|im_end|>\n")
 
 
-def test_data_whose_answers_are_all_context_are_dropped(tmp_path: Path) -> None:
+def test_data_whose_answers_are_all_context_are_dropped(tokenizer: Path, tmp_path: Path) -> None:
     rows = [{"messages": [USER, {"role": "assistant", "content": f"a{n}", "weight": n % 4 > 0}]} for n in range(80)]
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    source = str(write_rows(tmp_path / "rows.jsonl", rows))
-    manifest = data.prepare(request(tokenizer, path=source), tmp_path / "out")
-    assert manifest.dropped_untrained == 20
+    assert prepared(tokenizer, rows, tmp_path / "out").dropped_untrained == 20
     with pytest.raises(
         DataError, match=r"rows\.jsonl:1: a turn has train: false .*data\.completion_only_loss: false trains every"
     ):
-        data.prepare(request(tokenizer, path=source, completion_only_loss=False), tmp_path / "all")
+        prepared(tokenizer, rows, tmp_path / "all", completion_only_loss=False)
 
 
 def test_tools_of_parquet_have_no_keys_of_other_tools(tmp_path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     other = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "zone": "UTC"}}}
     rows = [{"messages": [USER, SAID], "tools": [WEATHER]}, {"messages": [USER, SAID], "tools": [other]}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    from flytune.data.readers import read
-    from flytune.recipe import Data
-
-    found = [row for row, _ in read(Data(path=str(tmp_path / "rows.parquet")))]
-    assert found == rows
+    assert [row for row, _ in read(Data(path=str(tmp_path / "rows.parquet")))] == rows
 
 
 TOKENS = [{"input_ids": [20 + n % 9, 30, 40 + n % 50], "labels": [IGNORED, 30, IGNORED]} for n in range(60)]
 
 
-def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "rows.jsonl", TOKENS)
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    manifest = data.prepare(request(tokenizer, path=str(source), contract="warn"), tmp_path / "out")
+def test_tokens_are_taken_as_they_are(tokenizer: Path, tmp_path: Path) -> None:
+    manifest = prepared(tokenizer, TOKENS, tmp_path / "out", contract="warn")
     assert (manifest.format, manifest.rows) == ("tokens", 60)
     heldout = [{**row, "source": 0} for row in TOKENS]
     rows = stored(tmp_path / "out", "train") + stored(tmp_path / "out", "heldout")
     assert all(row in TOKENS or row in heldout for row in rows)
-    assert len(rows) == len(TOKENS)
     assert sorted(str(row["input_ids"]) for row in rows) == sorted(str(row["input_ids"]) for row in TOKENS)
-    renamed = write_rows(tmp_path / "ids.jsonl", [{"ids": row["input_ids"]} for row in TOKENS])
-    manifest = data.prepare(
-        request(tokenizer, path=str(renamed), columns={"input_ids": "ids"}, contract="warn"), tmp_path / "all"
-    )
+    renamed = [{"ids": row["input_ids"]} for row in TOKENS]
+    manifest = prepared(tokenizer, renamed, tmp_path / "all", columns={"input_ids": "ids"}, contract="warn")
     assert manifest.train.trained_tokens == 2 * manifest.train.samples, "without labels all but the first are trained"
 
 
@@ -404,20 +352,16 @@ def test_masks_of_tokens_that_contradict_are_refused(more: dict[str, Any], messa
     ("row", "message"),
     [
         (
-            {"messages": [{"role": "user", "content": "q"}, {"role": "Assistant", "content": "a"}]},
+            {"messages": [USER, {"role": "Assistant", "content": "a"}]},
             r"messages\[1\]\.role is 'Assistant'.*; write assistant$",
         ),
         (
-            {"messages": [{"role": "user", "content": "q"}, {"role": "model", "content": "a"}]},
+            {"messages": [USER, {"role": "model", "content": "a"}]},
             r"messages\[1\]\.role is 'model'.*; write assistant$",
         ),
         (
             {"messages": [{"role": "critic", "content": "q"}]},
             r"messages\[0\]\.role is 'critic', which is not a known role: .*tion$",
-        ),
-        (
-            {"messages": [USER, SAID], "images": [b"png"]},
-            "column images has content, and images",
         ),
         ({"messages": [{**USER, "images": ["a.png"]}, SAID]}, r"messages\[0\]\.images has content"),
         ({"text": "t", "audio": {"bytes": b"x"}}, "column audio has content"),
@@ -455,11 +399,11 @@ LEFT_OUT: dict[str, tuple[str, Chat, str]] = {
 }
 
 
-def test_the_shipped_template_with_tools_writes_all_that_a_row_says(tokenizer_of: Any) -> None:
+def test_the_shipped_template_with_tools_writes_all_that_a_row_says(tokenizers: Any) -> None:
     result = {"role": "tool", "name": "weather", "content": "rain"}
     chat = Chat([{"role": "system", "content": "s"}, USER, {**CALLING, "content": "Let me look."}, result, SAID], [WEATHER])
     template = (ROOT / "chat_templates/chatml_tools.jinja").read_text()
-    made = render(chat, ChatTemplate(tokenizer_of(template)), True, "x:1")
+    made = render(chat, ChatTemplate(tokenizers(template)), True, "x:1")
     trained = [made.text[start:end] for start, end in made.spans]
     assert made.text.startswith("<|im_start|>system\ns\n\n# Tools")
     assert "<tool_response>\nrain\n</tool_response>" in made.text
@@ -470,10 +414,10 @@ def test_the_shipped_template_with_tools_writes_all_that_a_row_says(tokenizer_of
 
 @pytest.mark.parametrize("completion_only", [True, False])
 @pytest.mark.parametrize("case", LEFT_OUT)
-def test_what_a_template_leaves_out_is_refused(case: str, completion_only: bool, tokenizer_of: Any) -> None:
+def test_what_a_template_leaves_out_is_refused(case: str, completion_only: bool, tokenizers: Any) -> None:
     template, chat, what = LEFT_OUT[case]
     with pytest.raises(DataError, match=f"^x:1: {what}.* is not in the text that the chat template renders"):
-        render(chat, ChatTemplate(tokenizer_of(template)), completion_only, "x:1")
+        render(chat, ChatTemplate(tokenizers(template)), completion_only, "x:1")
 
 
 @pytest.mark.parametrize(
@@ -484,16 +428,16 @@ def test_what_a_template_leaves_out_is_refused(case: str, completion_only: bool,
         CHATML.replace("message['content']", "message['content'].split() | join(' ')"),
     ],
 )
-def test_templates_that_change_white_space_or_json_are_no_false_alarm(template: str, tokenizer_of: Any) -> None:
+def test_templates_that_change_white_space_or_json_are_no_false_alarm(template: str, tokenizers: Any) -> None:
     contents = ("  a  b\n\nc ", '{"x": "ö",\n "y": [1]}', "<think>hm</think>so", 'tab\tand "quotes" & <i>')
     chat = Chat([{"role": "user", "content": text} for text in contents])
-    assert render(chat, ChatTemplate(tokenizer_of(template)), False, "x:1").text
+    assert render(chat, ChatTemplate(tokenizers(template)), False, "x:1").text
 
 
-def test_calls_that_are_written_are_no_false_alarm(tokenizer_of: Any) -> None:
+def test_calls_that_are_written_are_no_false_alarm(tokenizers: Any) -> None:
     quoted = {"function": {"name": "f", "arguments": {"q": 'a "b" \\ c\nö', "n": [1, {"k": None}], "e": "", "on": True}}}
     chat = Chat([USER, {**CALLING, "tool_calls": [CALL, quoted]}, {"role": "tool", "content": "ok"}, SAID], [WEATHER])
-    assert render(chat, ChatTemplate(tokenizer_of(WITH_TOOLS)), True, "x:1").spans
+    assert render(chat, ChatTemplate(tokenizers(WITH_TOOLS)), True, "x:1").spans
 
 
 @pytest.mark.parametrize(
@@ -560,11 +504,10 @@ def test_prompt_and_completion_of_messages_are_a_chat_of_which_the_completion_is
     assert convert(row, choose(row, form, {}, "x"), {}, "x") == Chat(messages)
 
 
-def test_prompts_of_text_after_those_of_messages_are_refused(tokenizer_of, tmp_path):
+def test_prompts_of_text_after_those_of_messages_are_refused(tokenizer, tmp_path):
     rows = [{"prompt": [USER], "completion": [ANSWER]}, {"prompt": "q", "completion": "b"}]
-    asked = request(tokenizer_folder(tmp_path / "tokenizer", CHATML), path=str(write_rows(tmp_path / "rows.jsonl", rows)))
     with pytest.raises(DataError, match=r"rows.jsonl:2: the row is text, and the first one is messages"):
-        data.prepare(asked, tmp_path / "out")
+        prepared(tokenizer, rows, tmp_path / "out")
 
 
 def test_turns_of_sharegpt_in_messages_say_the_format():

@@ -1,6 +1,5 @@
 """Content of rows that no sample has: refused by name, or counted and said."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,23 +8,13 @@ import pytest
 
 from flytune import data
 from flytune.data import left_out
-from flytune.data.contract import CONTRACT, Contract
 from flytune.data.formats import convert
 from flytune.errors import DataError
-from tests.support.chats import CHATML, request, tokenizer_folder, write_rows
+from tests.support.chats import checks_of, request, write_rows
 from tests.support.preferences import prepare_rows, rows_of, write_labelled, write_preferences
 
 ASK, ANSWER = {"role": "user", "content": "Which fox?"}, {"role": "assistant", "content": "The quick one."}
 TURNS = [{"from": "human", "value": "Which fox?"}, {"from": "gpt", "value": "The quick one."}]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
-
-
-def checks_of(folder: Path) -> dict[str, Any]:
-    return {check.name: check for check in Contract.read(folder / CONTRACT).checks}
 
 
 def part(**more: Any) -> dict[str, Any]:
@@ -46,7 +35,6 @@ def part(**more: Any) -> dict[str, Any]:
         ({"messages": [ASK, ANSWER | {"loss_mask": 0}]}, "messages", r"messages\[1\].loss_mask is not read, and would change"),
         ({"messages": [ASK, ANSWER | {"train_detail": [{"begin": 0}]}]}, "messages", r"train_detail is not read, and would ch"),
         ({"messages": [ASK, ANSWER | {"loss_scale": 0.5}]}, "messages", r"messages\[1\].loss_scale is 0.5; a turn is either"),
-        ({"messages": [ASK, ANSWER | {"loss": False, "weight": 1}]}, "messages", r"has both weight: 1 and loss: False"),
         ({"conversations": [TURNS[0] | {"image": "x.png"}, TURNS[1]]}, "sharegpt", r"conversations\[0\].image has content"),
         ({"conversations": [TURNS[0], TURNS[1] | {"mask": True}]}, "sharegpt", r"conversations\[1\].mask is not read"),
         ({"conversations": [TURNS[0] | {"content": "Another."}, TURNS[1]]}, "sharegpt", r"has both value and content, which d"),
@@ -189,14 +177,3 @@ def test_pairs_in_both_orders_are_counted(deduplicate, base, tmp_path):
     check = checks_of(folder)["contradictions"]
     assert (check.verdict, check.count, check.of) == ("warning", 10, 65)
     assert "10 of 65 pairs equal one in the other order (a > b and b > a)" in check.found
-
-
-def test_a_manifest_without_these_counts_is_read(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", [TEXT | {"score": n} for n in range(20)])
-    made = data.prepare(request(tokenizer, path=str(path), contract="warn", heldout_path=str(path)), tmp_path / "a")
-    content = json.loads((tmp_path / "a" / "manifest.json").read_text())
-    for name in ("left_out", "truncated_tokens", "dropped_tokens"):
-        del content[name]
-    (tmp_path / "a" / "manifest.json").write_text(json.dumps(content))
-    assert data.read_manifest(tmp_path / "a").left_out == {}
-    assert made.left_out == {"score": 40}

@@ -1,6 +1,5 @@
 """Which tokens are trained: exactly the answers and their end markers, whatever the template."""
 
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.support.chats import (
     LLAMA3,
     SHOUTING,
     UNENDED,
+    chat,
     request,
     tokenizer_folder,
 )
@@ -44,23 +44,6 @@ STYLES = {
         "<|im_end|>",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A loaded tokenizer by template and options; kept, since hypothesis asks often."""
-
-    @cache
-    def get(template: str, **options: Any) -> Any:
-        asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), template, **options), path="unread")
-        return load_tokenizer(asked.model, asked.data)
-
-    return get
-
-
-def chat(*contents: str) -> Chat:
-    """user and assistant in turn."""
-    return Chat([{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)])
 
 
 def trained(sample: Chat | Plain, tokenizer: Any, completion_only: bool = True) -> tuple[list[int], list[int]]:
@@ -213,17 +196,6 @@ def test_every_token_is_trained_when_the_recipe_says_so(tokenizers: Any) -> None
     )
 
 
-@pytest.mark.parametrize("adds_bos", [False, True])
-def test_raw_text_has_one_bos_if_the_tokenizer_adds_one_and_one_eos(adds_bos: bool, tokenizers: Any) -> None:
-    tokenizer = tokenizers(CHATML, adds_bos=adds_bos)
-    for sample in (Plain("The fox:", " jumps over"), Plain("The fox:", " jumps over</s>")):
-        ids, labels = trained(sample, tokenizer)
-        assert tokenizer.decode(ids) == "<s>" * adds_bos + "The fox: jumps over</s>"
-        assert tokenizer.decode(labels) == " jumps over</s>"
-    ids, labels = trained(Plain("", "The fox"), tokenizer)
-    assert labels == ids[1:]
-
-
 def test_a_template_that_writes_bos_is_not_given_another(tokenizers: Any) -> None:
     ids, _ = trained(chat("ok", "yes"), tokenizers(LLAMA3, adds_bos=True))
     assert tokenizers(LLAMA3, adds_bos=True).decode(ids).count("<s>") == 1
@@ -261,8 +233,9 @@ def test_any_conversation_trains_its_answers_and_end_markers(tokenizers: Any, te
 @given(st.lists(contents, min_size=1, max_size=7))
 def test_generation_marks_and_sentinels_agree(tokenizers: Any, texts: list[str]) -> None:
     """Outer white space included: both templates render the same text."""
-    ours, theirs = trained(chat(*texts), tokenizers(CHATML)), trained(chat(*texts), tokenizers(CHATML_MARKED))
-    assert ours == theirs
+    # Where the texts are even in number, two answers in a row.
+    asked = Chat([*chat(*texts).messages, {"role": "assistant", "content": texts[0]}])
+    assert trained(asked, tokenizers(CHATML)) == trained(asked, tokenizers(CHATML_MARKED))
 
 
 @settings(max_examples=100)
@@ -284,8 +257,9 @@ def test_any_completion_is_trained_whole(tokenizers: Any, prompt: str, completio
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_raw_text_has_the_bos_and_eos_that_the_recipe_asks_for(adds_bos: bool, tokenizers: Any) -> None:
     tokenizer = tokenizers(CHATML, adds_bos=adds_bos)
-    rendered = [render(Plain("The fox:", " jumps"), None, True, "x:1")]
-    for add_bos, add_eos in product((None, True, False), (True, False)):
+    for add_bos, add_eos, ending in product((None, True, False), (True, False), ("", "</s>")):
+        # One that ends the text already is not doubled; without add_eos it stays.
+        rendered = [render(Plain("The fox:", f" jumps{ending * add_eos}"), None, True, "x:1")]
         ids, labels = next(encode(rendered, tokenizer, add_bos, add_eos))
         bos = adds_bos if add_bos is None else add_bos
         assert tokenizer.decode(ids) == "<s>" * bos + "The fox: jumps" + "</s>" * add_eos

@@ -17,7 +17,7 @@ from flytune.models import model_types
 from flytune.records import Manifest, Shard
 from flytune.report import model_card, page
 from tests.support import packed_samples, ranks
-from tests.support.chats import CHATML, request, stored, tokenizer_folder, write_rows
+from tests.support.chats import request, stored, write_rows
 from tests.support.model_types import MODEL_TYPES
 from tests.support.packed_samples import ATTENTIONS, LENGTH, alone, problem_of, row, tiny_model
 from tests.support.reports import metrics
@@ -71,11 +71,6 @@ def test_a_full_window_is_packed_before_more_is_read(monkeypatch: pytest.MonkeyP
 
 
 # What prepare writes.
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
 
 
 @pytest.fixture(scope="module")

@@ -80,22 +80,22 @@ def test_a_question_has_its_input_and_the_turns_before_it():
 
 
 @pytest.mark.parametrize(
-    ("row", "prompt", "chosen", "rejected"),
+    ("row", "columns", "prompt"),
     [
-        ({"prompt": "Q: ", "chosen": "a", "rejected": "b"}, "Q: ", "a", "b"),
-        ({"chosen": "Human: Q Assistant: yes", "rejected": "Human: Q Assistant: no"}, "Human: Q Assistant:", " yes", " no"),
-        ({"prompt": None, "chosen": "a", "rejected": "b"}, "", "a", "b"),
+        ({"prompt": "Q: ", "chosen": "a", "rejected": "b"}, {}, "Q: "),
+        ({"prompt": None, "chosen": "a", "rejected": "b"}, {}, ""),
+        ({"question": "q", "good": "a", "bad": "b"}, {"prompt": "question", "chosen": "good", "rejected": "bad"}, "q"),
     ],
 )
-def test_text_has_its_prompt_beside_or_inside_the_answers(row, prompt, chosen, rejected):
-    found = pair(row)
-    assert (found.chosen, found.rejected) == (Plain(prompt, chosen), Plain(prompt, rejected))
+def test_text_has_its_prompt_in_a_column(row, columns, prompt):
+    found = pair(row, **columns)
+    assert (found.chosen, found.rejected) == (Plain(prompt, "a"), Plain(prompt, "b"))
 
 
 def test_an_implicit_prompt_of_text_is_that_of_trl():
     from trl.data_utils import extract_prompt
 
-    for chosen, rejected in (("ab cd", "ab ce"), ("ab cd", "ab de"), ("x", "y")):
+    for chosen, rejected in (("ab cd", "ab ce"), ("ab cd", "ab de"), ("Q A: yes", "Q A: no"), ("x", "y")):
         theirs = extract_prompt({"chosen": chosen, "rejected": rejected})
         found = pair({"chosen": chosen, "rejected": rejected})
         assert (found.chosen.prompt, found.chosen.completion) == (theirs["prompt"], theirs["chosen"])
@@ -125,11 +125,6 @@ def test_answers_within_the_prompt_are_context():
 def test_rows_that_are_no_pairs_say_why(row, said):
     with pytest.raises(DataError, match=re.escape(said)):
         pair(row)
-
-
-def test_columns_may_have_other_names():
-    found = pair_of({"question": "q", "good": "a", "bad": "b"}, {"prompt": "question", "chosen": "good", "rejected": "bad"}, "")
-    assert found.chosen == Plain("q", "a")
 
 
 def test_a_pair_is_cut_as_two_sequences():
@@ -166,12 +161,16 @@ def test_pairs_are_stored_side_by_side_and_split_by_prompt(base, tmp_path):
     assert sorted(map(len, data.heldout_rows(folder, 3)[0].values()))[0] == 2
 
 
-def test_cut_dropped_and_duplicate_pairs_are_counted(base, tmp_path):
+def test_bad_cut_dropped_and_duplicate_pairs_are_counted(base, tmp_path):
     rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 60))
     long = {"prompt": "q " * 300, "chosen": "a", "rejected": "b"}
     cut_off = {"prompt": "Question: ", "chosen": "The sum is " * 100, "rejected": "No."}
-    manifest, _, _ = prepared(base, [*rows, long, cut_off, {**cut_off, "chosen": ""}], tmp_path / "a")
+    bad = [{"prompt": "q", "chosen": "a", "rejected": "a"}, {"prompt": "q", "chosen": "a"}]
+    made = [*rows, long, cut_off, {**cut_off, "chosen": ""}, *bad]
+    manifest, folder, _ = prepared(base, made, tmp_path / "a", {"data.max_bad_fraction": 0.1})
     assert (manifest.truncated, manifest.dropped_untrained, manifest.train.samples + manifest.heldout.samples) == (2, 2, 61)
+    assert (manifest.bad, manifest.rows) == (2, 65)
+    assert "nothing to prefer" in (folder / "bad_rows.jsonl").read_text(encoding="utf-8")
     manifest, _, _ = prepared(base, [*rows, long, cut_off], tmp_path / "b", {"data.too_long": "drop"})
     assert (manifest.dropped_too_long, manifest.train.samples + manifest.heldout.samples) == (2, 60)
     with pytest.raises(DataError, match=r"rows.jsonl:61: 6.. tokens, .* set data.too_long to truncate or drop"):
@@ -180,23 +179,9 @@ def test_cut_dropped_and_duplicate_pairs_are_counted(base, tmp_path):
     assert (manifest.duplicates, manifest.train.samples + manifest.heldout.samples) == (2, 60)
 
 
-def test_bad_pairs_are_set_aside(base, tmp_path):
-    rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 60))
-    bad = [{"prompt": "q", "chosen": "a", "rejected": "a"}, {"prompt": "q", "chosen": "a"}]
-    manifest, folder, _ = prepared(base, [*rows, *bad], tmp_path / "a", {"data.max_bad_fraction": 0.1})
-    assert (manifest.bad, manifest.rows) == (2, 62)
-    assert "nothing to prefer" in (folder / "bad_rows.jsonl").read_text(encoding="utf-8")
-
-
 def test_control_tokens_in_an_answer_stay_text(base, tmp_path):
-    rows = [
-        {"prompt": [{**ASKED, "content": f"Which {n}?"}], "chosen": [YES], "rejected": [NO]} for n in range(200)
-    ]  # fmt: skip
-    rows[0] = {
-        "prompt": [ASKED],
-        "chosen": [{**YES, "content": "a <|im_end|> b"}],
-        "rejected": [{**NO, "content": "<|im_end|>"}],
-    }
+    rows = [{"prompt": [{**ASKED, "content": f"Which {n}?"}], "chosen": [YES], "rejected": [NO]} for n in range(200)]
+    rows[0] |= {"chosen": [{**YES, "content": "a <|im_end|> b"}], "rejected": [{**NO, "content": "<|im_end|>"}]}
     manifest, folder, recipe = prepared(base, rows, tmp_path / "a", {"data.heldout_fraction": 0.1})
     assert manifest.control_tokens == 1
     mark = data.load_tokenizer(recipe.model, recipe.data).convert_tokens_to_ids("<|im_end|>")

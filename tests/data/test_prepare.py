@@ -16,14 +16,9 @@ from flytune import data
 from flytune.data import mixture, packing, preparation, progress, shards, workers
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
-from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.chats import request as data_request
+from tests.support.chats import write_rows
 from tests.support.waiting import LIMIT, until
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
 
 
 def chat(asked: str, said: str) -> dict[str, Any]:

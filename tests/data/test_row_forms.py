@@ -11,7 +11,6 @@ import pytest
 
 from flytune import data
 from flytune.data import row_kind
-from flytune.data.contract import CONTRACT, Contract
 from flytune.data.formats import Chat, Plain
 from flytune.data.messages import FLAGS, MEDIA, THOUGHT_KEYS
 from flytune.data.process import Sampler
@@ -19,7 +18,7 @@ from flytune.data.readers import read_path
 from flytune.data.unread_columns import ADVICE, PREFERENCES
 from flytune.errors import DataError
 from flytune.recipe import Source
-from tests.support.chats import CHATML_CALLING, request, stored, tokenizer_folder, write_rows
+from tests.support.chats import CHATML_CALLING, checks_of, prepared, request, stored, tokenizer_folder
 from tests.support.paths import ROOT
 
 ASK, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -106,20 +105,15 @@ def test_keys_of_other_tools_are_read(row: dict[str, Any], made: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "prompt"),
+    "row",
     [
-        (
-            {"input": {"messages": [ASK], "tools": []}, "preferred_output": [SAID], "non_preferred_output": [OTHER]},
-            [ASK],
-        ),
-        ({"messages": [ASK, SAID], "rejected_response": "b"}, [ASK]),
-        ({"messages": [ASK, SAID], "rejected_messages": [ASK, OTHER]}, [ASK]),
+        {"input": {"messages": [ASK], "tools": []}, "preferred_output": [SAID], "non_preferred_output": [OTHER]},
+        {"messages": [ASK, SAID], "rejected_response": "b"},
+        {"messages": [ASK, SAID], "rejected_messages": [ASK, OTHER]},
     ],
-)  # fmt: skip
-def test_pairs_of_openai_and_ms_swift_are_read(row, prompt):
-    chosen, rejected = samples(row, "pairs")
-    assert chosen.messages == [*prompt, SAID]
-    assert rejected.messages == [*prompt, OTHER]
+)
+def test_pairs_of_openai_and_ms_swift_are_read(row):
+    assert samples(row, "pairs") == [PLAIN, Chat([ASK, OTHER])]
 
 
 CHAT = {"messages": [ASK, SAID]}
@@ -168,9 +162,8 @@ def test_every_column_and_key_that_is_not_read_is_in_the_contract_with_its_rows(
     meta = {f"column_{n}": "x" for n in range(30)}
     rows = [{"messages": [{**ASK, "name": "Ann"} if n % 2 else ASK, {**SAID, "content": f"a{n}"}], **meta} for n in range(20)]
     rows = [row | {"margin": 0.5} for row in rows]
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    data.prepare(request(tokenizer, path=str(path), remove_columns=["margin"]), tmp_path / "a")
-    found = next(one for one in Contract.read(tmp_path / "a" / CONTRACT).checks if one.name == "left out").found
+    prepared(tokenizer, rows, tmp_path / "a", remove_columns=["margin"])
+    found = checks_of(tmp_path / "a")["left out"].found
     assert "name of messages (10 rows)" in found
     assert "margin (data.remove_columns) (20 rows)" in found
     assert all(f"{name} (20 rows)" in found for name in meta)

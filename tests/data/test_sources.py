@@ -18,17 +18,11 @@ from flytune.data.readers import read
 from flytune.data.rows.answers import split
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Data
-from flytune.records import Manifest
-from tests.support.chats import CHATML, request, stored, tokenizer_folder, write_rows
+from tests.support.chats import prepared, request, stored, write_rows
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(200)]
 TEXTS = [{"body": f"text {n}"} for n in range(100)]
 CHATS = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(40)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), CHATML)
 
 
 @pytest.fixture
@@ -42,14 +36,7 @@ def three(tmp_path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def texts_of(out: Path, tokenizer: Path) -> dict[str, list[str]]:
-    from transformers import AutoTokenizer
-
-    read = AutoTokenizer.from_pretrained(tokenizer)
-    return {split: [read.decode(row["input_ids"]) for row in stored(out, split)] for split in ("train", "heldout")}
-
-
-def test_sources_are_drawn_by_weight(tokenizer: Path, three: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_sources_are_drawn_by_weight(tokenizer: Path, loaded: Any, three: list[dict[str, Any]], tmp_path: Path) -> None:
     asked = request(tokenizer, sources=three, system_prompt="Be brief.")
     manifest = data.prepare(asked, tmp_path / "out")
     pairs, texts, chats = manifest.sources
@@ -60,7 +47,9 @@ def test_sources_are_drawn_by_weight(tokenizer: Path, three: list[dict[str, Any]
     assert texts.rows == texts.samples
     assert 30 < texts.rows < 70
     assert chats.rows == 40, "each row is counted once, however often its weight repeats it"
-    found = texts_of(tmp_path / "out", tokenizer)
+    found = {
+        split: [loaded.decode(row["input_ids"]) for row in stored(tmp_path / "out", split)] for split in ("train", "heldout")
+    }
     copies = {split: Counter(text for text in found[split] if "<|im_start|>" in text) for split in found}
     assert set(copies["heldout"].values()) == {1}, "held-out samples are stored once"
     assert len(copies["train"]) + len(copies["heldout"]) == 40
@@ -109,6 +98,10 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
             {"sources": [{"path": "a"}], "max_samples": 5, "revision": "x"},
             "data: revision, max_samples: no effect beside sources",
         ),
+        (
+            {"sources": [{"path": "a", "weight": 2}], "deduplicate": True},
+            "deduplicate removes the samples that a weight above 1 repeats",
+        ),
     ],
 )
 def test_sources_that_contradict_the_rest_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -140,12 +133,13 @@ def test_sources_are_named_in_messages(tokenizer: Path, three: list[dict[str, An
 
 
 def test_manifests_of_before_are_still_read(tokenizer: Path, tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "pairs.jsonl", PAIRS)
-    data.prepare(request(tokenizer, path=str(source)), tmp_path / "out")
+    prepared(tokenizer, PAIRS, tmp_path / "out")
     content = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    old = {key: value for key, value in content.items() if key not in ("sources", "split", "bad")}
-    manifest = Manifest.model_validate_json(json.dumps(old))
-    assert (manifest.sources, manifest.split, manifest.bad) == ([], 0, 0)
+    for name in ("sources", "split", "bad", "left_out", "truncated_tokens", "dropped_tokens"):
+        del content[name]
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(content))
+    manifest = data.read_manifest(tmp_path / "out")
+    assert (manifest.sources, manifest.split, manifest.bad, manifest.left_out) == ([], 0, 0, {})
 
 
 labels_of = st.lists(st.booleans(), min_size=1, max_size=60)
@@ -166,28 +160,23 @@ def test_pieces_train_each_trained_token_once(flags: list[bool], max_length: int
             assert part[1][-1] != IGNORED or labels[part[0][0] - 100] != IGNORED, "it ends behind an answer"
 
 
-def test_long_samples_are_split(tokenizer: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
+def test_long_samples_are_split(tokenizer: Path, loaded: Any, tmp_path: Path) -> None:
     long = " fox" * 100
     talk = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n} of this talk"} for n in range(12)]
     rows = {"text": [{"text": f"text {n}"} for n in range(40)] + [{"text": long}], "messages": [*CHATS, {"messages": talk}]}
-    read = AutoTokenizer.from_pretrained(tokenizer)
     for form, content in rows.items():
-        source = write_rows(tmp_path / f"{form}.jsonl", content)
-        asked = request(tokenizer, path=str(source), max_length=64, too_long="split")
-        manifest = data.prepare(asked, tmp_path / form)
+        manifest = prepared(tokenizer, content, tmp_path / form, max_length=64, too_long="split")
         assert (manifest.rows, manifest.split, manifest.truncated) == (41, 1, 0)
         assert manifest.train.samples + manifest.heldout.samples > 41
         found = stored(tmp_path / form, "train") + stored(tmp_path / form, "heldout")
         assert max(len(row["input_ids"]) for row in found) <= 64
-        trained = "".join(read.decode([label for label in row["labels"] if label != IGNORED]) for row in found)
+        trained = "".join(loaded.decode([label for label in row["labels"] if label != IGNORED]) for row in found)
         if form == "text":
             assert trained.count(" fox") >= 99
         for turn in talk[1::2] if form == "messages" else ():
             assert trained.count(turn["content"] + "<|im_end|>") == 1
     sides = [
-        any("of this talk" in read.decode(row["input_ids"]) for row in stored(tmp_path / "messages", side))
+        any("of this talk" in loaded.decode(row["input_ids"]) for row in stored(tmp_path / "messages", side))
         for side in ("train", "heldout")
     ]
     assert sorted(sides) == [False, True], "pieces of one row are all on one side"
@@ -200,12 +189,11 @@ def test_bad_rows_are_set_aside_when_the_recipe_says_so(tokenizer: Path, tmp_pat
         lines.insert(at, line)
     source = tmp_path / "rows.jsonl"
     source.write_text("\n".join(lines))
-    good = write_rows(tmp_path / "good.jsonl", PAIRS)
     manifest = data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.02), tmp_path / "out")
     assert (manifest.rows, manifest.bad, manifest.sources[0].bad) == (204, 4, 4)
-    whole = data.prepare(request(tokenizer, path=str(good)), tmp_path / "good")
+    whole = prepared(tokenizer, PAIRS, tmp_path / "of the good" / "good")
     assert manifest.content_sha256 == whole.content_sha256, "the good rows' samples are what they would be without the bad"
-    assert not (tmp_path / "good" / "bad_rows.jsonl").exists()
+    assert not (tmp_path / "of the good" / "good" / "bad_rows.jsonl").exists()
     told = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
     assert told == [
         {"file": str(source), "line": 1, "reason": "not JSON: Expecting value at column 1: nope"},
@@ -253,30 +241,15 @@ def test_bad_rows_of_other_files(name: str, place: str, tokenizer: Path, tmp_pat
     assert (told["file"], told["line"]) == (str(tmp_path / name), int(place.strip(":,item ")))
 
 
-def test_duplicates_are_left_out_when_asked(tmp_path: Path) -> None:
+def test_duplicates_are_left_out_when_asked(tokenizer: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"Question {index % 10}?", "completion": f" Answer {index % 10}."} for index in range(30)]
     source = write_rows(tmp_path / "rows.jsonl", rows)
     heldout = write_rows(tmp_path / "heldout.jsonl", [*rows[:3], {"prompt": "New?", "completion": " Yes."}])
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     paths = {"path": str(source), "heldout_path": str(heldout)}
     manifest = data.prepare(request(tokenizer, **paths, deduplicate=True), tmp_path / "once")
     assert (manifest.train.samples, manifest.heldout.samples, manifest.duplicates) == (10, 1, 23)
     kept = data.prepare(request(tokenizer, **paths, contract="warn"), tmp_path / "all")
     assert (kept.train.samples, kept.heldout.samples, kept.duplicates) == (30, 4, 0)
-
-
-def test_deduplicate_and_repeating_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="deduplicate removes the samples that a weight above 1 repeats"):
-        Data.model_validate({"sources": [{"path": "a.jsonl", "weight": 2}], "deduplicate": True})
-
-
-def test_linked_files_of_a_folder_are_read(tmp_path: Path) -> None:
-    """Hub caches, ConfigMaps and DVC have folders of links."""
-    folder = tmp_path / "folder"
-    write_rows(tmp_path / "blob", TEXTS)
-    write_rows(folder / "a.jsonl", PAIRS)
-    (folder / "b.jsonl").symlink_to(tmp_path / "blob")
-    assert [Path(file).name for file in sources.locate(str(folder), "data.path").files] == ["a.jsonl", "b.jsonl"]
 
 
 def test_all_that_lies_in_a_folder_is_read_or_named(tmp_path: Path) -> None:
@@ -285,14 +258,16 @@ def test_all_that_lies_in_a_folder_is_read_or_named(tmp_path: Path) -> None:
     write_rows(folder / "more" / "b.jsonl", PAIRS[10:20])
     write_rows(other / "c.jsonl", PAIRS[20:30])
     before = sources.fingerprint(Data(path=str(folder)))
+    # Hub caches, ConfigMaps and DVC have folders of links.
     (folder / "linked").symlink_to(other)
+    (folder / "link.jsonl").symlink_to(write_rows(tmp_path / "blob", PAIRS[30:32]))
     for name in ("README.md", "LICENSE.txt", ".gitattributes", "_SUCCESS", "dataset_infos.json", "a.jsonl.dvc", ".x/y.parquet"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no data")
     rows = [row for row, _ in read(Data(path=str(folder)))]
-    assert rows == [*PAIRS[:10], *PAIRS[20:30], *PAIRS[10:20]]
+    assert rows == [*PAIRS[:10], *PAIRS[30:32], *PAIRS[20:30], *PAIRS[10:20]]
     assert sources.size(str(folder), "data.path") == sum(
-        file.stat().st_size for file in [*folder.glob("*/*.jsonl"), folder / "a.jsonl"]
+        file.stat().st_size for file in [*folder.glob("*/*.jsonl"), folder / "a.jsonl", folder / "link.jsonl"]
     )
     linked = sources.fingerprint(Data(path=str(folder)))
     write_rows(other / "c.jsonl", PAIRS[20:31])

@@ -1,18 +1,14 @@
 """Thoughts of answers: trained as the answer is, or context where the recipe says so, whatever their spelling."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flytune import data
-from flytune.data import load_tokenizer
-from flytune.data.contract import CONTRACT, Contract
 from flytune.data.formats import Chat, convert
 from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
 from flytune.recipe import Data
-from tests.support.chats import CHATML, CHATML_MARKED, request, tokenizer_folder, write_rows
+from tests.support.chats import CHATML, CHATML_MARKED, checks_of, prepared, tokenizer_folder
 
 _HEAD = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -53,19 +49,16 @@ SPELLINGS = {
 TAGGED = "<think>\nwhy\n</think>\n\nyes<|im_end|>"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
+@pytest.fixture
+def trained(tokenizers: Any) -> Any:
+    """A function from messages to their trained texts, and the numbers of thoughts trained, as context and left out."""
 
+    def get(messages: list[Any], source: str, trains: bool = True) -> tuple[list[str], tuple[int, ...]]:
+        chat = convert({"messages": messages}, "messages", {}, "x:1")
+        made = render(chat, ChatTemplate(tokenizers(source), trains), True, "x:1")
+        return [made.text[start:end].replace("</s>", "") for start, end in made.spans], tuple(made.thoughts)
 
-def trained(messages: list[Any], source: str, folder: Path, trains: bool = True) -> tuple[list[str], tuple[int, ...]]:
-    """The trained texts of messages, and the numbers of thoughts that are trained, context and left out."""
-    asked = request(folder, path="unread")
-    tokenizer = load_tokenizer(asked.model, asked.data)
-    tokenizer.chat_template = source
-    chat = convert({"messages": messages}, "messages", {}, "x:1")
-    made = render(chat, ChatTemplate(tokenizer, trains), True, "x:1")
-    return [made.text[start:end].replace("</s>", "") for start, end in made.spans], tuple(made.thoughts)
+    return get
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -81,54 +74,54 @@ def trained(messages: list[Any], source: str, folder: Path, trains: bool = True)
     ],
     ids=["chatml", "chatml, marked", "qwen3", "qwen3, marked", "opened by the prompt", "channels"],
 )
-def test_both_spellings_are_one_thing_and_trained_as_the_recipe_says(source, whole, spelling, folder):
+def test_both_spellings_are_one_thing_and_trained_as_the_recipe_says(source, whole, spelling, trained):
     messages = [USER, {"role": "assistant", **SPELLINGS[spelling]}]
     if source in (CHATML, CHATML_MARKED) and spelling == "content without an opening tag":
         whole = whole.removeprefix("<think>\n")
-    assert trained(messages, source, folder) == ([whole], (1, 0, 0))
-    assert trained(messages, source, folder, trains=False) == (["yes<|im_end|>"], (0, 1, 0))
+    assert trained(messages, source) == ([whole], (1, 0, 0))
+    assert trained(messages, source, trains=False) == (["yes<|im_end|>"], (0, 1, 0))
 
 
 @pytest.mark.parametrize("source", [QWEN3, MARKED])
-def test_earlier_thoughts_are_as_the_template_has_them(source, folder):
+def test_earlier_thoughts_are_as_the_template_has_them(source, trained):
     first, last = ({"role": "assistant", "content": f"<think>why{n}</think>yes{n}"} for n in (1, 2))
-    said, counts = trained([USER, first, USER, last], source, folder)
+    said, counts = trained([USER, first, USER, last], source)
     assert said == ["yes1<|im_end|>", "<think>\nwhy2\n</think>\n\nyes2<|im_end|>"]
     assert counts == (1, 0, 1)
-    said, counts = trained([USER, first, USER, last], CHATML, folder)
+    said, counts = trained([USER, first, USER, last], CHATML)
     assert said == ["<think>why1</think>yes1<|im_end|>", "<think>why2</think>yes2<|im_end|>"]
     assert counts == (2, 0, 0)
-    assert trained([USER, last | {"train": False}], QWEN3, folder) == ([], (0, 1, 0))
+    assert trained([USER, last | {"train": False}], QWEN3) == ([], (0, 1, 0))
 
 
 @pytest.mark.parametrize("source", [CHATML, QWEN3, MARKED])
-def test_tags_without_a_thought_and_thoughts_without_an_answer_are_trained(source, folder):
+def test_tags_without_a_thought_and_thoughts_without_an_answer_are_trained(source, trained):
     empty = {"role": "assistant", "content": "<think>\n\n</think>\n\nyes"}
-    assert trained([USER, empty], source, folder) == (["<think>\n\n</think>\n\nyes<|im_end|>"], (0, 0, 0))
-    assert trained([USER, empty], source, folder, trains=False)[0] == ["yes<|im_end|>"]
+    assert trained([USER, empty], source) == (["<think>\n\n</think>\n\nyes<|im_end|>"], (0, 0, 0))
+    assert trained([USER, empty], source, trains=False)[0] == ["yes<|im_end|>"]
     alone = {"role": "assistant", "content": "", "reasoning_content": "why"}
-    assert trained([USER, alone], source, folder) == (["<think>\nwhy\n</think>\n\n<|im_end|>"], (1, 0, 0))
-    assert trained([USER, alone], source, folder, trains=False) == ([], (0, 1, 0))
+    assert trained([USER, alone], source) == (["<think>\nwhy\n</think>\n\n<|im_end|>"], (1, 0, 0))
+    assert trained([USER, alone], source, trains=False) == ([], (0, 1, 0))
 
 
 @pytest.mark.parametrize("source", [R1, R1_MARKED])
 @pytest.mark.parametrize("spelling", ["reasoning_content", "content"])
-def test_a_template_that_cuts_thoughts_is_refused_unless_answers_alone_are_trained(source, spelling, folder):
+def test_a_template_that_cuts_thoughts_is_refused_unless_answers_alone_are_trained(source, spelling, trained):
     messages = [USER, {"role": "assistant", **SPELLINGS[spelling]}]
     with pytest.raises(DataError, match=r"^x:1: the thoughts of the last answer are not in the text .*data.train_on: answers"):
-        trained(messages, source, folder)
-    said, counts = trained(messages, source, folder, trains=False)
+        trained(messages, source)
+    said, counts = trained(messages, source, trains=False)
     assert ([text.strip() for text in said], counts) == (["yes<|im_end|>"], (0, 0, 1))
 
 
-def test_text_that_is_taken_for_thoughts_is_not_lost(folder):
+def test_text_that_is_taken_for_thoughts_is_not_lost(trained):
     before, twice = "Sure. <think>why</think> yes", "<think>a</think>b<think>c</think>d"
     with pytest.raises(DataError, match=r"messages\[1\] \(assistant\) is not in the text that the chat template renders"):
-        trained([USER, {"role": "assistant", "content": before}], MARKED, folder)
-    said, _ = trained([USER, {"role": "assistant", "content": twice}], MARKED, folder)
+        trained([USER, {"role": "assistant", "content": before}], MARKED)
+    said, _ = trained([USER, {"role": "assistant", "content": twice}], MARKED)
     assert said == ["<think>\na\n</think>\n\nb<think>c</think>d<|im_end|>"]
     for content in (before, twice):
-        assert trained([USER, {"role": "assistant", "content": content}], CHATML, folder)[0] == [f"{content}<|im_end|>"]
+        assert trained([USER, {"role": "assistant", "content": content}], CHATML)[0] == [f"{content}<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -156,18 +149,16 @@ def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     spellings = list(SPELLINGS.values())[:4]
     asked = [USER | {"content": f"q{n}"} | ({"id": n} if n < 12 else {}) for n in range(24)]
     rows = [{"messages": [asked[n], {"role": "assistant", **spellings[n % 4]}]} for n in range(24)]
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    made = data.prepare(request(folder, path=str(path), train_on=train_on), tmp_path / "a")
+    made = prepared(folder, rows, tmp_path / "a", train_on=train_on)
     assert made.control_tokens == 0, "the tags are not text of the row, though these are special tokens"
-    check = next(one for one in Contract.read(tmp_path / "a" / CONTRACT).checks if one.name == "thoughts")
+    check = checks_of(tmp_path / "a")["thoughts"]
     assert said in check.found
     assert check.verdict == "ok"
 
 
-def test_raw_text_has_no_thoughts_to_leave_out(folder, tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", "completion": "<think>why</think>yes"}])
+def test_raw_text_has_no_thoughts_to_leave_out(tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"^data.train_on: thoughts are found in chats .* data's format is prompt_completion; "):
-        data.prepare(request(folder, path=str(path), train_on="answers"), tmp_path / "a")
+        prepared(tokenizer, [{"prompt": "q", "completion": "<think>why</think>yes"}], tmp_path / "a", train_on="answers")
 
 
 def test_all_tokens_and_answers_alone_contradict_each_other():
@@ -175,15 +166,15 @@ def test_all_tokens_and_answers_alone_contradict_each_other():
         Data(path="x", train_on="answers", completion_only_loss=False)
 
 
-def test_thoughts_beside_calls_are_trained(folder):
+def test_thoughts_beside_calls_are_trained(trained):
     calls = QWEN3.replace(
         "{{ content.lstrip() }}", "{{ content.lstrip() ~ (message.tool_calls | tojson if message.tool_calls else '') }}"
     )
     function = {"name": "f", "arguments": {}}
     call = {"role": "assistant", "content": "", "thinking": "why", "tool_calls": [{"function": function}]}
     written = '[{"function": {"name": "f", "arguments": {}}}]<|im_end|>'
-    assert trained([USER, call], calls, folder) == ([f"<think>\nwhy\n</think>\n\n{written}"], (1, 0, 0))
-    assert trained([USER, call], calls, folder, trains=False) == ([written], (0, 1, 0))
+    assert trained([USER, call], calls) == ([f"<think>\nwhy\n</think>\n\n{written}"], (1, 0, 0))
+    assert trained([USER, call], calls, trains=False) == ([written], (0, 1, 0))
 
 
 def test_a_chat_of_messages_keeps_its_own_spelling():

@@ -8,12 +8,12 @@ import hypothesis.strategies as st
 import pytest
 
 from flytune import data
-from flytune.data.contract import CONTRACT, Contract
 from flytune.data.formats import Chat, Plain
 from flytune.data.rows.labelled import labelled_of, weight_advice
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Recipe
 from flytune.report import xray
+from tests.support.chats import checks_of
 from tests.support.preferences import prepare_rows, rows_of, write_labelled, write_preferences
 from tests.support.tiny import tiny_recipe
 
@@ -159,7 +159,7 @@ def test_bad_cut_and_duplicate_answers_are_counted(base, tmp_path):
 def test_the_contract_has_the_labels_and_stops_where_all_are_equal(base, tmp_path):
     rows = rows_of(write_labelled(tmp_path / "rows.jsonl", 80))
     manifest, folder, _ = prepared(base, rows, tmp_path / "a")
-    checks = {check.name: check for check in Contract.read(folder / CONTRACT).checks}
+    checks = checks_of(folder)
     train = manifest.train
     said = f"{train.desirable} of {train.samples} train answers are desirable; KTO's paper takes objective.desirable_weight"
     assert checks["labels, train"].found.startswith(said)

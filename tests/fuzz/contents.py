@@ -1,5 +1,6 @@
 """Inputs from elsewhere: rows, prompts, tokenizers, models' configurations, prepared data, artifacts."""
 
+import csv
 import io
 import json
 import math
@@ -30,7 +31,7 @@ from tests.fuzz.kinds import Samples, kind
 from tests.fuzz.mutations import damaged, documents, json_bytes, with_equal_keys
 from tests.fuzz.oracles import plain_json, refuse_shown, shape_row
 from tests.fuzz.plans import check_plan
-from tests.support.damaged_rows import GOOD, expected_of_line, outcomes, sample_of
+from tests.support.damaged_rows import FLAT, GOOD, expected_of_line, fits, outcomes, plain_rows, sample_of
 
 _TOKENIZER = "tokenizer"
 
@@ -45,8 +46,17 @@ def _table(rows: list[Any], write: Callable[[Any, Any], None]) -> bytes:
     return out.getvalue()
 
 
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
 def _to_parquet(table: Any, out: Any) -> None:
-    parquet.write_table(table, out, write_page_checksum=True)
+    # Damage to pages that are not compressed is found by their checksums alone.
+    parquet.write_table(table, out, write_page_checksum=True, compression="none")
 
 
 def _to_arrow(table: Any, out: Any) -> None:
@@ -86,8 +96,11 @@ def _rows(samples: Samples) -> st.SearchStrategy[tuple[str, str, bytes]]:
     tables = st.tuples(forms, st.sampled_from(["parquet", "arrow"])).map(
         lambda one: (*one, _table(GOOD[one[0]], _to_parquet if one[1] == "parquet" else _to_arrow))
     )
-    whole = forms.map(lambda form: (form, "json", json.dumps(GOOD[form]).encode()))
-    spoiled = st.one_of(lines, tables, whole).flatmap(
+    whole = st.tuples(forms, st.sampled_from([None, 1])).map(
+        lambda one: (one[0], "json", json.dumps(GOOD[one[0]], indent=one[1]).encode())
+    )
+    cells = st.sampled_from(FLAT).map(lambda form: (form, "csv", _csv(GOOD[form])))
+    spoiled = st.one_of(lines, tables, whole, cells).flatmap(
         lambda one: st.tuples(st.just(one[0]), st.just(one[1]), damaged(one[2], often=0.8))
     )
     long = st.sampled_from(["jsonl", "csv", "parquet"]).map(lambda suffix: ("text", suffix, _LONG))
@@ -120,6 +133,11 @@ def check_rows(samples: Samples, given: tuple[str, str, bytes], folder: Path) ->
             raise Wrong("a damaged page is read as if it were complete")
         if not errors and len(read) < len(good):
             raise Wrong(f"{len(good) - len(read)} rows are lost")
+    else:
+        read = [sample for _, sample in found if not isinstance(sample, DataError)]
+        there = [sample_of(row, form, tokenizer) for row in plain_rows(content, suffix) if fits(row, form, tokenizer)]
+        if read != there[: len(read)] or (not errors and len(read) < len(there)):
+            raise Wrong(f"{read!r:.300}, and the rows of the file are {there!r:.300}")
     if errors:
         raise errors[0]
 

@@ -9,11 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.support import tiny
-from tests.support.chats import CHATML, tokenizer_folder
-from tests.support.paths import ROOT
+from tests.support.chats import CHATML_CALLING, tokenizer_folder
+from tests.support.spoiled import RELEASE
 
-RELEASE = ROOT / "tests" / "support" / "releases" / "0.1.0"
-"""Artifact, data set and checkpoint that 0.1.0 wrote."""
+__all__ = ["KINDS", "RELEASE", "Kind", "Samples", "kind"]
 Check = Callable[[Any, Path], None]
 
 
@@ -51,7 +50,7 @@ class Samples:
         folder.mkdir(parents=True, exist_ok=True)
         self.base = tiny.tiny_base(folder)
         self.rows = tiny.write_pairs(folder / "rows.jsonl", 20)
-        self.tokenizer = tokenizer_folder(folder / "tokenizer", CHATML)
+        self.tokenizer = tokenizer_folder(folder / "tokenizer", CHATML_CALLING)
         (folder / "sentinel").mkdir()
         (folder / "sentinel" / "keep.txt").write_text("keep", encoding="utf-8")
         (folder / "sentinel" / "own.html").write_text("", encoding="utf-8")

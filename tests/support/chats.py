@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flytune import data
+from flytune.data.check import Check
+from flytune.data.contract import CONTRACT, Contract
+from flytune.data.formats import Chat
 from flytune.recipe import Data, DataRequest, Model
+from flytune.records import Manifest
 
 SPECIAL = [
     "<unk>",
@@ -91,11 +96,15 @@ def tokenizer_folder(
     return folder
 
 
-def request(tokenizer: Path, **data: Any) -> DataRequest:
+def chat(*contents: str) -> Chat:
+    """Return messages of user and assistant in turn."""
+    return Chat([{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)])
+
+
+def request(tokenizer: Path, **options: Any) -> DataRequest:
     """Return a data request, by default with heldout_fraction 0.3."""
-    return DataRequest(
-        model=Model(name_or_path=str(tokenizer)), data=Data(**{"heldout_fraction": 0.3, **data}), fingerprint="0" * 64
-    )
+    section = Data(**{"heldout_fraction": 0.3, **options})
+    return DataRequest(model=Model(name_or_path=str(tokenizer)), data=section, fingerprint="0" * 64)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -103,6 +112,17 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def prepared(tokenizer: Path, rows: list[Any], folder: Path, **options: Any) -> Manifest:
+    """Write rows as rows.jsonl beside a folder, and prepare them in it."""
+    path = write_rows(folder.with_name("rows.jsonl"), rows)
+    return data.prepare(request(tokenizer, path=str(path), **options), folder)
+
+
+def checks_of(folder: Path) -> dict[str, Check]:
+    """Return the lines of the contract of prepared data, by their names."""
+    return {check.name: check for check in Contract.read(folder / CONTRACT).checks}
 
 
 def stored(folder: Path, split: str) -> list[dict[str, list[int]]]:

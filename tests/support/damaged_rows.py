@@ -1,5 +1,7 @@
 """Rows of each format, and what damaged ones must give, by the standard library alone."""
 
+import csv
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -91,3 +93,37 @@ def expected_of_line(line: bytes, form: str, tokenizer: Any) -> Any:
         return sample_of(row, form, tokenizer) if isinstance(row, dict) and depth(row) <= DEEPEST else DataError
     except (ValueError, RecursionError, DataError):
         return DataError
+
+
+def plain_rows(content: bytes, kind: str) -> Iterator[Any]:
+    """Yield the rows of a file of CSV or JSON as the standard library reads them, as far as it can."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text = content[: content.rfind(b"\n", 0, error.start) + 1].decode("utf-8-sig")
+    if kind == "csv":
+        yield from (row for row in csv.DictReader(io.StringIO(text, newline="")) if None not in row)
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = [json.loads(line) for line in text.split("\n") if is_json(line)]
+    if isinstance(value, dict):
+        value = next((item for item in value.values() if isinstance(item, list)), [])
+    yield from (row for row in value if isinstance(row, dict))
+
+
+def is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def fits(row: Any, form: str, tokenizer: Any) -> bool:
+    try:
+        sample_of(row, form, tokenizer)
+    except DataError:
+        return False
+    return True

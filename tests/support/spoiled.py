@@ -11,8 +11,11 @@ from typing import Any
 import yaml
 
 from flytune.records.contents import stored_file
+from tests.support.paths import ROOT
 from tests.support.stages import seal
 
+RELEASE = ROOT / "tests" / "support" / "releases" / "0.1.0"
+"""Artifact, base model and data set that 0.1.0 wrote."""
 MISSING = object()
 """Placeholder for a value whose key is removed."""
 VALUES = (MISSING, None, "x", -1, 10**12, 1.5, True, [], {}, [5], {"a": 5})
@@ -37,6 +40,18 @@ def spoil(artifact: Path, folder: Path, name: str, content: bytes | None) -> Pat
         export["files"] = [stored_file(made / one, one).model_dump() for one in listed]
         (made / "export.json").write_text(json.dumps(export), encoding="utf-8")
     return seal(made)
+
+
+def flip(file: Path, at: float = 0.5) -> None:
+    """Change one bit of a file, at a share of its length."""
+    content = bytearray(file.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 1
+    file.write_bytes(content)
+
+
+def change(file: Path, **values: Any) -> None:
+    """Set keys of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | values), encoding="utf-8")
 
 
 def with_values(content: bytes, changes: dict[str, Any], is_yaml: bool = False) -> bytes:
