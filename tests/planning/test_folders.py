@@ -9,10 +9,8 @@ from rich.console import Console
 from flytune.cli import main
 from flytune.errors import RecipeError
 from flytune.estimates import config_sizes
-from flytune.hardware import Cluster, load_cluster
+from flytune.hardware import Cluster
 from flytune.planning import folders, planner
-from flytune.recipe import Recipe
-from tests.support.paths import ROOT
 from tests.support.plans import LLAMA_8B, recipe_of
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -109,9 +107,3 @@ def test_the_plan_on_a_laptop_says_that_a_cluster_would_refuse(tmp_path, monkeyp
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
     assert f"on a cluster this is refused: checkpoints.folder: {tmp_path}/checkpoints: no volume" in out.getvalue()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_recipes_need_no_volume(path):
-    recipe = Recipe.from_yaml(path)
-    assert folders.problems(recipe, load_cluster(), recipe.hardware.shape, uploaded=False) == []

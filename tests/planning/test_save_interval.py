@@ -77,14 +77,10 @@ def test_a_plan_says_what_saving_and_interruptions_cost():
     )
 
 
-def test_a_save_an_epoch_is_counted_where_the_number_of_samples_is_known():
-    assert lost("epoch") is None
-    assert lost("epoch", samples=8 * 100) == lost(100)
-
-
-def test_a_share_of_all_steps_is_counted_where_the_number_of_samples_is_known():
-    assert lost(0.5) is None
-    assert lost(0.5, samples=8 * 100) == lost(50)
+@pytest.mark.parametrize(("steps", "same"), [("epoch", 100), (0.5, 50)])
+def test_epochs_and_shares_are_counted_where_the_number_of_samples_is_known(steps, same):
+    assert lost(steps) is None
+    assert lost(steps, samples=8 * 100) == lost(same)
 
 
 def test_a_plan_without_checkpoints_says_what_an_interruption_loses():

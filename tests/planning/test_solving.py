@@ -107,6 +107,13 @@ def test_a_tight_answer_names_the_largest_value_that_leaves_a_tenth():
     assert f"{answer.well:,} leaves a tenth of each free" in solving.described(answer)[-1]
 
 
+def test_a_length_ends_with_the_positions_of_a_base_that_has_no_further_ones():
+    few, shapes = GEOMETRY.model_copy(update={"positions": 4000}), [shape_named("l4-1")]
+    bound = solving.solve(asked(), MAX_LENGTH, few.model_copy(update={"bounds_positions": True}), shapes=shapes)
+    assert (bound.value, bound.next_value, bound.beyond) == (4000, None, "the base has no further positions")
+    assert solving.solve(asked(), MAX_LENGTH, few, shapes=shapes).value > 4000
+
+
 def all_ways(recipe):
     for layout in ranking.layouts(recipe, GEOMETRY):
         for shape in candidates.wished(layout, load_shapes()):
@@ -152,6 +159,7 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
         ("price", {}, RecipeError, "Set hardware.max_hours, or --max-hours"),
         ("hours", {}, RecipeError, "Set hardware.max_price, or --max-price"),
         ("max_length", {"method": "full"}, DoesNotFit, "l4-1: data.max_length 1: "),
+        ("gpus", {"method": "full"}, DoesNotFit, "no shape can hold it"),
         ("micro_batch", {"batch": 63, "sharding": "ddp"}, DoesNotFit, "global_batch_size 63 is no multiple"),
     ],
 )
