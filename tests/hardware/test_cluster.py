@@ -31,8 +31,8 @@ HOST = {"name": "disk", "host_path": "/data", "mount_path": "/mnt/disk"}
         ([CLAIM | {"name": "My_Disk"}], r"volumes\[0\].name: must be 1 to 63 lower-case letters"),
         ([CLAIM | {"persistent_volume_clam": "x"}], "did you mean persistent_volume_claim?"),
         ([CLAIM | {"total_read_gbs": 2}], "add read_gbs"),
-        ([CLAIM, CLAIM | {"mount_path": "/mnt/b"}], "team and team have the same name"),
-        ([CLAIM, CLAIM | {"name": "b"}], "team and b have the same mount_path, /mnt/team; give each its own"),
+        ([CLAIM, CLAIM | {"mount_path": "/mnt/b"}], "team and team have the same name, team; give each its own$"),
+        ([CLAIM, CLAIM | {"name": "b"}], "the same mount_path, /mnt/team; give each its own, or other shapes and light_tasks"),
         (
             [CLAIM | {"shapes": ["cpu-1"]}, CLAIM | {"name": "b", "shapes": ["cpu-2"]}],
             "same mount_path",

@@ -80,30 +80,15 @@ def test_a_row_without_gpus_asks_nothing_and_may_see_some(cuda):
 @pytest.mark.parametrize(
     ("driver", "failure", "said"),
     [
-        (
-            None,
-            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
-            [
-                "shape l4-1: its row promises 1 x L4 with 22.0 GiB and bfloat16, but Found no NVIDIA driver",
-                "CUDA 13.0, driver none, NVIDIA_VISIBLE_DEVICES=void); nothing was loaded",
-                "kubectl describe node",
-            ],
-        ),
-        (
-            "535.104.05",
-            "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver",
-            [
-                "driver 535.104.05, ",
-                "the node's driver: CUDA 13 needs 580 or newer; or build the image with an older CUDA",
-            ],
-        ),
-        (
-            "580.65.06",
-            None,
-            ["torch finds no GPU", "driver 580.65.06, NVIDIA_VISIBLE_DEVICES=void", "the node's device plugin"],
-        ),
+        (None, "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+         ["shape l4-1: its row promises 1 x L4 with 22.0 GiB and bfloat16, but Found no NVIDIA driver", "kubectl describe node",
+          "CUDA 13.0, driver none, NVIDIA_VISIBLE_DEVICES=void); nothing was loaded"]),
+        ("535.104.05", "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver",
+         ["driver 535.104.05, ", "the node's driver: CUDA 13 needs 580 or newer; or build the image with an older CUDA"]),
+        ("580.65.06", None,
+         ["torch finds no GPU", "driver 580.65.06, NVIDIA_VISIBLE_DEVICES=void", "the node's device plugin"]),
     ],
-)
+)  # fmt: skip
 def test_cuda_that_does_not_start_is_told_with_what_the_node_has_and_another_may_do(driver, failure, said, cuda, monkeypatch):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
     cuda.driver.unlink() if driver is None else cuda.has_driver(driver)

@@ -34,18 +34,12 @@ POSITIONS = "data.max_length: 128 tokens, but {folder} ({kind}) has 64 positions
 @pytest.mark.parametrize(
     ("kind", "config", "wrong", "right", "said"),
     [
-        (
-            "ctrl", {}, {}, {CHECKPOINTS: False},
-            f"{CHECKPOINTS}: transformers has no activation checkpointing for ctrl; set {CHECKPOINTS}: false",
-        ),
-        (
-            "gemma2", {}, {}, {"model.attn_implementation": "eager"},
-            "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or flash_attention_2",
-        ),
-        (
-            "dbrx", {}, {"model.dtype": "bfloat16"}, {},
-            "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and source",
-        ),
+        ("ctrl", {}, {}, {CHECKPOINTS: False},
+         f"{CHECKPOINTS}: transformers has no activation checkpointing for ctrl; set {CHECKPOINTS}: false"),
+        ("gemma2", {}, {}, {"model.attn_implementation": "eager"},
+         "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or flash_attention_2"),
+        ("dbrx", {}, {"model.dtype": "bfloat16"}, {},
+         "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and source"),
         ("gpt2", FEW, {}, {"data.max_length": 64}, POSITIONS),
         ("opt", FEW, {}, {"data.max_length": 64}, POSITIONS),
     ],

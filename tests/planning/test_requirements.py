@@ -6,14 +6,14 @@ from importlib import metadata
 import pytest
 
 from flytune.errors import DoesNotFit
-from flytune.estimates import config_sizes, model_states
+from flytune.estimates import model_states
 from flytune.hardware import shape_named
 from flytune.hardware.shapes import GIB
 from flytune.planning import planner, requirements
 from flytune.records import Need
 from flytune.records.plan import DRAW, EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, verdict
 from tests.support.paths import ROOT
-from tests.support.plans import LLAMA_8B, recipe_of, shape_of, workload_of
+from tests.support.plans import GEOMETRY, recipe_of, shape_of, workload_of
 
 EIGHT = 8_030_261_248
 
@@ -122,6 +122,7 @@ def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():
         on_disk["disk"].phases[STEP]["offloaded"] == 16 * EIGHT
     )  # 16-bit weights and gradients, float32 master weights and moments
     assert "offloaded" not in on_disk["host memory"].components
+    assert not {"weights", "optimizer"} & set(on_disk["GPU memory"].components)
 
 
 def test_checkpoints_and_the_export_count_on_the_disk():
@@ -148,7 +149,7 @@ def test_host_memory_that_is_short_is_named():
         match=r"s: \d+\.\d GiB of host memory missing: needs \d+\.\d \(.*most of it offloaded[^\n]*\n.*\n"
         r" +offloaded: 16.0 bytes x 8.03 billion trained parameters \(weights, gradients, states\), on 2 nodes",
     ):
-        planner.make(recipe, [small], config_sizes.geometry(LLAMA_8B, "a/b"))
+        planner.make(recipe, [small], GEOMETRY)
 
 
 SAVED = {"save_steps": 10, "folder": "s3://bucket/runs"}

@@ -9,15 +9,11 @@ from flytune.planning.save_interval import best_interval, expected_loss, interru
 from tests.support.plans import recipe_of
 
 
-def test_young_s_formula():
-    assert young(30, 1) == pytest.approx(math.sqrt(2 * 30 * 3600))
-    assert young(30, 0) == math.inf
-
-
 def test_daly_s_is_young_s_less_the_save_where_saves_are_short_and_ends_at_the_mean_time():
+    assert young(30, 1) == pytest.approx(math.sqrt(2 * 30 * 3600))
+    assert young(30, 0) == best_interval(10, 0) == math.inf
     assert best_interval(1, 0.01) == pytest.approx(young(1, 0.01) - 1, rel=1e-2)
     assert best_interval(10_000, 1) == 3600
-    assert best_interval(10, 0) == math.inf
 
 
 def simulated(interval, save, per_hour, restart, hours=4000):

@@ -129,6 +129,7 @@ def test_no_shape_with_fewer_gpus_fits():
         assert answer.value == min(fit.shape.world_size for fit in all_ways(recipe))
         assert answer.fit.shape.world_size == answer.value
         assert f"hardware.shape: {answer.fit.shape.name}" in answer.changes
+        assert solving.described(answer)[0].startswith(f"fewest GPUs: {answer.value} on {answer.fit.shape.name} with ")
 
 
 def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
@@ -141,10 +142,12 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
         limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_hours": limit})})
         answer = solving.solve(limited, PRICE, GEOMETRY, 100_000)
         assert answer.value == pytest.approx(min(plan.price[1] for plan in timed if plan.hours[2] <= limit))
+        assert solving.described(answer)[0].startswith(f"least price: ${answer.value:,.2f} on ")
         limit = prices[place] * 1.0001
         limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_price": limit})})
         answer = solving.solve(limited, HOURS, GEOMETRY, 100_000)
         assert answer.value == pytest.approx(min(plan.hours[1] for plan in timed if plan.price[2] <= limit))
+        assert solving.described(answer)[0].startswith(f"least time: {answer.value:.3g} hours on ")
     limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_hours": hours[0] * 0.9})})
     with pytest.raises(DoesNotFit, match=r"no shape keeps hardware.max_hours .*; the nearest is h100-8x8"):
         solving.solve(limited, PRICE, GEOMETRY, 100_000)

@@ -163,51 +163,33 @@ def test_values_in_pods_and_on_this_machine_keep_their_paths(base, tmp_path):
     assert TypeEngine.to_python_value(context, literal, Recipe) == recipe
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        (
-            {
-                "model.name_or_path": "./none",
-                "data.path": "none.jsonl",
-                "data.heldout_path": "~/none-here",
-                "data.heldout_fraction": 0.02,
-                "data.chat_template": "none.jinja",
-                "method": {"name": "lora", "adapter": "none"},
-                "evaluation": {"tasks": ["a"], "include_path": "none"},
-            },
-            [
-                "model.name_or_path: ./none: no such folder",
-                "data.path: none.jsonl: no such file or folder",
-                "data.chat_template: none.jinja: no such file",
-                "data.heldout_path: ~/none-here: no such file or folder",
-                "method.adapter: none: no adapter_config.json and no adapter_model",
-                "evaluation.include_path: none: no such folder",
-            ],
-        ),
-        (
-            {
-                "model.name_or_path": "empty",
-                "data.path": "%Y-%m-%d.jsonl",
-                "evaluation": {"tasks": ["lost"], "include_path": "tasks"},
-            },
-            [
-                "model.name_or_path: empty: no config.json there; it holds nothing",
-                "data.path: %Y-%m-%d.jsonl: a file for each day is looked for by pods, at an address (s3://",
-                "evaluation.include_path: tasks: lost.yaml: data_files: no.jsonl: no such file in tasks/",
-            ],
-        ),
-    ],
-)
-def test_all_that_is_missing_is_told_at_once_before_anything_is_sent(changes, told, remote, base, cluster, tmp_path):
+MISSING = {
+    "model.name_or_path": ("./none", "no such folder"),
+    "data.path": ("none.jsonl", "no such file or folder"),
+    "data.chat_template": ("none.jinja", "no such file"),
+    "data.heldout_path": ("~/none-here", "no such file or folder"),
+    "method.adapter": ("none", "no adapter_config.json and no adapter_model"),
+    "evaluation.include_path": ("none", "no such folder"),
+}
+UNFIT = {
+    "model.name_or_path": ("empty", "no config.json there; it holds nothing"),
+    "data.path": ("%Y-%m-%d.jsonl", "a file for each day is looked for by pods, at an address (s3://"),
+    "evaluation.include_path": ("tasks", "lost.yaml: data_files: no.jsonl: no such file in tasks/"),
+}
+
+
+@pytest.mark.parametrize("wrong", [MISSING, UNFIT])
+def test_all_that_pods_would_lack_is_told_at_once_before_anything_is_sent(wrong, remote, base, cluster, tmp_path):
     (tmp_path / "work" / "empty").mkdir()
     write_tasks(tmp_path / "work" / "tasks", lost="no.jsonl")
-    before = list(cluster[0].uploads)
+    before, given = list(cluster[0].uploads), {field: path for field, (path, _) in wrong.items()}
+    given = {"method": {"name": "lora"}, "data.heldout_fraction": 0.02, "evaluation.tasks": ["lost"]} | given
     with pytest.raises(RecipeError) as caught:
-        submitted(remote, cluster_recipe(base, "unused", changes))
+        submitted(remote, cluster_recipe(base, "unused", given))
     first, *problems = str(caught.value).splitlines()
-    assert first == f"local files that pods would not have: {len(told)} mistakes"
-    assert all(problem.strip().startswith(start) for problem, start in zip(problems, told, strict=True)), problems
+    assert first == f"local files that pods would not have: {len(wrong)} mistakes"
+    for problem, (field, (path, said)) in zip(problems, wrong.items(), strict=True):
+        assert problem.startswith(f"  {field}: {path}: {said}")
     assert cluster[0].uploads == before
 
 

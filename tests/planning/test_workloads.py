@@ -1,14 +1,11 @@
 """Workloads of recipes, and the estimated time of their steps."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from benchmarks.frameworks import LAYOUTS
 from flytune.estimates import model_states
 from flytune.hardware import shape_named
-from flytune.planning import base_sizes, planner, table, workloads
+from flytune.planning import base_sizes, planner, workloads
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
 
@@ -20,20 +17,16 @@ def recipe_named(name):
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        (
-            "llama-3.1-8b-qlora",
-            {"precision": "autocast", "quantization": "nf4_double", "kbit_float32": True, "layout": LAYOUTS["device_map"]},
-        ),
+        ("llama-3.1-8b-qlora",
+         {"precision": "autocast", "quantization": "nf4_double", "kbit_float32": True, "layout": LAYOUTS["device_map"]}),
         ("llama-3.3-70b-qlora-fsdp", {"precision": "policy", "quantization": "nf4_double", "kbit_float32": False}),
         ("qwen3-1.7b-full", {"precision": "autocast", "weight_dtype": "float32", "compute_dtype": "bfloat16"}),
         ("qwen2.5-7b-full-zero3", {"precision": "pure", "weight_dtype": "bfloat16", "layout": LAYOUTS["zero3"]}),
-        (
-            "llama-3.1-405b-full-fsdp-cpu",
-            {"layout": LAYOUTS["fsdp2"], "offload": "cpu", "weight_dtype": "bfloat16", "gpus": 64},
-        ),
+        ("llama-3.1-405b-full-fsdp-cpu",
+         {"layout": LAYOUTS["fsdp2"], "offload": "cpu", "weight_dtype": "bfloat16", "gpus": 64}),
         ("llama-2-70b-lora-fsdp", {"lora_r": 8, "lora_targets": ("q", "k", "v", "o", "gate", "up", "down"), "method": "lora"}),
     ],
-)
+)  # fmt: skip
 def test_a_recipe_is_the_workload_that_training_makes_of_it(name, fields):
     recipe = recipe_named(name)
     plan = planner.make(recipe)
@@ -49,14 +42,6 @@ def test_the_published_405b_step_is_forecast():
     assert sum(plan.step_seconds.values()) == pytest.approx(30, rel=0.12)
     # 4 s of the published step are the update, in bfloat16 on the host.
     assert plan.step_seconds["optimizer"] == pytest.approx(4, rel=0.15)
-
-
-def test_the_command_line_shows_time_and_price():
-    shown = io.StringIO()
-    table.show(planner.make(recipe_named("qwen3-1.7b-full")), Console(file=shown, width=200))
-    assert "forecast of one step" in shown.getvalue()
-    assert "tokens per second on all GPUs (likely" in shown.getvalue()
-    assert "a billion tokens take" in " ".join(shown.getvalue().split())
 
 
 def test_a_cpu_and_an_unknown_gpu_have_none():

@@ -47,11 +47,8 @@ def test_a_schedule_takes_what_its_function_in_transformers_takes(name):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        (
-            "cosine_with_min_lr",
-            {"min_lr_rat": 0.1},
-            "min_lr_rat is no argument of cosine_with_min_lr; did you mean min_lr_rate?",
-        ),
+        ("cosine_with_min_lr", {"min_lr_rat": 0.1},
+         "min_lr_rat is no argument of cosine_with_min_lr; did you mean min_lr_rate?"),
         ("linear", {"num_cycles": 2}, "num_cycles is no argument of linear; it takes none"),
         ("inverse_sqrt", {"x": 2}, "x is no argument of inverse_sqrt; it takes timescale"),
         ("cosine_with_min_lr", {}, "needs one of min_lr (a learning rate) and min_lr_rate (a share of learning_rate)"),
@@ -62,13 +59,10 @@ def test_a_schedule_takes_what_its_function_in_transformers_takes(name):
         ("cosine_with_restarts", {"num_cycles": 1.5}, "num_cycles should be an integer at least 1; found 1.5"),
         ("polynomial", {"power": "two"}, "power should be a number greater than 0; found 'two'"),
         ("warmup_stable_decay", {}, "needs num_decay_steps, the steps of its last phase"),
-        (
-            "warmup_stable_decay",
-            {"num_decay_steps": 1, "decay_type": "cos"},
-            "decay_type should be one of linear, cosine, 1-sqrt",
-        ),
+        ("warmup_stable_decay", {"num_decay_steps": 1, "decay_type": "cos"},
+         "decay_type should be one of linear, cosine, 1-sqrt"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_mistakes_of_the_recipe(name, arguments, said):
     assert f"training: lr_scheduler_kwargs: {said}" in mistakes_of(content(training=training(name, arguments))).replace(
         f"lr_scheduler_kwargs: {name} ", "lr_scheduler_kwargs: "

@@ -109,45 +109,32 @@ def test_offload_follows_the_configuration_and_may_not_contradict_it():
         (ZERO3 | {"gradient_clipping": 0.5}, "gradient_clipping: 0.5, but the recipe has training.max_grad_norm: 1"),
         (ZERO3 | {"train_batch_size": 16}, "train_batch_size: 16, but the recipe has training.global_batch_size: 8"),
         (optimizer(lr=1e-3), "optimizer.params.lr: 0.001, but the recipe has training.learning_rate: 0.0002"),
-        (
-            optimizer(betas=[0.9, 0.95]),
-            "[0.9, 0.95], but the recipe has training.adam_beta1 and training.adam_beta2: [0.9",
-        ),
+        (optimizer(betas=[0.9, 0.95]), "[0.9, 0.95], but the recipe has training.adam_beta1 and training.adam_beta2: [0.9"),
         (optimizer("Lamb"), "optimizer.type: Lamb, but the recipe's training.optim is adamw_torch_fused"),
         (optimizer(amsgrad=True), "optimizer.params.amsgrad: unknown"),
         (scheduler("WarmupLR", **LINEAR), "scheduler.type: WarmupLR, but the recipe has training.lr_scheduler_type: cosine"),
         (scheduler("OneCycle"), "scheduler.type: OneCycle, but the recipe has training.lr_scheduler_type"),
-        (
-            scheduler("WarmupCosineLR", cos_min_ratio=0),
-            "scheduler.params.warmup_type: log (log is DeepSpeed's default), but the recipe has training.warmup_steps: 0.03",
-        ),
-        (
-            scheduler("WarmupCosineLR", **LINEAR),
-            "cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write",
-        ),
+        (scheduler("WarmupCosineLR", cos_min_ratio=0),
+         "scheduler.params.warmup_type: log (log is DeepSpeed's default), but the recipe has training.warmup_steps: 0.03"),
+        (scheduler("WarmupCosineLR", **LINEAR),
+         "cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write"),
         (ZERO3 | {"train_bath_size": 8}, "train_bath_size: unknown key; did you mean train_batch_size?"),
         (ZERO3 | {"amp": {"enabled": "auto"}}, "amp: unknown key; DeepSpeed 0.19 has removed it"),
         (ZERO3 | {"activation_checkpointing": {}}, "write training.activation_checkpointing"),
-        (
-            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
-            "zero_quantized_weights: unknown key; the plan does not count what it changes; remove it",
-        ),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+         "zero_quantized_weights: unknown key; the plan does not count what it changes; remove it"),
         ({"zero_optimization": {"stage": 3, "overlap_comm": "auto"}}, "zero_optimization.overlap_comm: "),
-        (
-            {"zero_optimization": {"stage": 3, "round_robin_gradients": 1}},
-            "zero_optimization.round_robin_gradients: must be true or false; found 1",
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "round_robin_gradient": True}},
-            "unknown key; did you mean round_robin_gradients?",
-        ),
+        ({"zero_optimization": {"stage": 3, "round_robin_gradients": 1}},
+         "zero_optimization.round_robin_gradients: must be true or false; found 1"),
+        ({"zero_optimization": {"stage": 3, "round_robin_gradient": True}},
+         "unknown key; did you mean round_robin_gradients?"),
         (ZERO3 | {"aio": {"queue_depth": -1}}, "aio.queue_depth: must be 0 or greater; found -1"),
         ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "zero_optimization.sub_group_size: "),
         ({"zero_optimization": {"stage": 3, "reduce_bucket_size": True}}, "must be an integer or 'auto'; found true"),
         ({"zero_optimization": {"stage": 3, "reduce_bucket_size": 1.5}}, "zero_optimization.reduce_bucket_size: "),
         ({"bf16": {"enabled": True}}, "zero_optimization: missing"),
     ],
-)
+)  # fmt: skip
 def test_what_contradicts_the_recipe_or_would_be_ignored_is_refused(config, said):
     found = problems(config)
     assert len([line for line in found if said in line]) >= 1, found
