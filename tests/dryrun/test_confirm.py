@@ -1,4 +1,4 @@
-"""Plans of models that the closed form does not know: the dry run decides."""
+"""Plans that the dry run confirms, and those of models that the closed form does not know: it decides about them."""
 
 import json
 from pathlib import Path
@@ -9,22 +9,21 @@ from flytune.cli import main, plan
 from flytune.dryrun import DryRun, confirm
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware.shapes import GIB
+from flytune.models import config_files
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Method, Sharding
+from flytune.records.plan import STEP
 from tests.support.plans import SMALL, recipe_of
 
 UNKNOWN = "multi-head latent attention (new_type)"
 
 
 @pytest.fixture
-def recipe(tmp_path, monkeypatch):
+def known(tmp_path):
+    """The recipe of a model that the closed form knows."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}))
     (data := tmp_path / "rows.jsonl").write_text("")
-    for module in (planner, plan):
-        monkeypatch.setattr(
-            module, "read_geometry", lambda model: read_geometry(model).model_copy(update={"unsupported": UNKNOWN})
-        )
     return recipe_of(
         model={"name_or_path": str(tmp_path)},
         sharding="fsdp",
@@ -34,8 +33,26 @@ def recipe(tmp_path, monkeypatch):
     )
 
 
-def stand_in(monkeypatch, each, base=GIB):
-    """Let a dry run need `base` bytes, and `each` for each sample; return the micro batches that are traced."""
+@pytest.fixture
+def recipe(known, monkeypatch):
+    for module in (planner, plan):
+        monkeypatch.setattr(
+            module, "read_geometry", lambda model: read_geometry(model).model_copy(update={"unsupported": UNKNOWN})
+        )
+    return known
+
+
+def changed(recipe, **sections):
+    """Return the recipe with some fields of some sections changed."""
+    content = recipe.model_dump(exclude_defaults=True)
+    return recipe_of(**content | {name: content.get(name, {}) | fields for name, fields in sections.items()})
+
+
+def stand_in(monkeypatch, each, base=GIB, spare=0):
+    """Let a dry run need `base` bytes, and `each` for each sample; return the micro batches that are traced.
+
+    torch's allocator reserves `spare` bytes more where there is room, and a quarter of them at the least.
+    """
     traced = []
 
     def run(recipe, folder, degrees, micro_batch):
@@ -45,6 +62,7 @@ def stand_in(monkeypatch, each, base=GIB):
         return DryRun(
             phases=phases, kinds={"activations": size}, peak_bytes=size, peak_phase="steady step, backward",
             peak_module="layers.0", largest=[], host_bytes=0, seconds=1.0,
+            reserved_bytes=spare and size + spare, least_bytes=spare and size + spare // 4,
         )  # fmt: skip
 
     monkeypatch.setattr(confirm.dryrun, "run", run)
@@ -112,3 +130,60 @@ def test_the_command_shows_the_dry_runs_plan(recipe, tmp_path, monkeypatch, caps
 def test_the_planner_decides_nothing_about_such_a_model_by_itself(recipe):
     with pytest.raises(RecipeError, match=r"does not know multi-head .*; `flytune plan` asks the dry run"):
         planner.make(recipe)
+
+
+@pytest.mark.slow
+def test_the_dry_run_confirms_a_plan(known):
+    recipe = changed(known, training={"global_batch_size": 8, "torch_compile": True})
+    found = confirm.confirmed(recipe, planner.make(recipe))
+    assert found.reasons[-1].startswith("dry run: ")
+    assert found.reasons[-1].endswith("; torch_compile is left out: the trace has the layers as written")
+    assert [need.engine for need in found.needs] == ["dry run", *["closed form"] * 3]
+    assert {"CUDA context", "NCCL", "parameters", "optimizer states"} <= set(found.memory.phases[STEP])
+    assert found.verdict == "fits"
+
+
+def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeypatch):
+    name, configs = "meta-llama/Llama-3.1-405B", []
+    recipe = recipe_of(
+        model={"name_or_path": name, "revision": config_files.shipped()[name]["revision"]},
+        sharding={"name": "fsdp", "offload": "cpu"},
+        training={"learning_rate": 1e-4, "global_batch_size": 64},
+        hardware={"shape": "h100-8x8"},
+    )
+
+    class Asked(Exception):
+        """The end of the stand-in for the dry run."""
+
+    def run(recipe, folder, degrees, micro_batch):
+        configs.append(json.loads((folder / "config.json").read_text()))
+        raise Asked
+
+    monkeypatch.setattr(confirm.dryrun, "run", run)
+    monkeypatch.delattr(confirm, "config_file")
+    with pytest.raises(Asked):
+        confirm.confirmed(recipe, planner.make(recipe))
+    assert configs == [config_files.shipped()[name]["config"]]
+
+
+def test_what_has_no_dry_run_says_why(known, tmp_path, capsys):
+    recipe = changed(known, method={"name": "qlora"}, sharding={"name": "device_map"})
+    with pytest.raises(RecipeError, match="no dry run: sharding device_map does not run on fake tensors"):
+        confirm.confirmed(recipe, planner.make(recipe))
+    on_cpu = changed(known, sharding={"name": "none"}, hardware={"shape": "cpu-1"})
+    with pytest.raises(RecipeError, match="--dry-run: cpu-1 has no GPU"):
+        confirm.confirmed(on_cpu, planner.make(on_cpu))
+    (tmp_path / "r.yaml").write_text(recipe.to_yaml())
+    assert main(["plan", str(tmp_path / "r.yaml"), "--dry-run"]) == 1
+    assert "no dry run" in capsys.readouterr().err
+
+
+def test_a_plan_that_the_dry_run_refuses_takes_fewer_samples(known, monkeypatch):
+    traced = stand_in(monkeypatch, 15 * GIB, spare=GIB)
+    recipe = changed(known, training={"global_batch_size": 32})
+    found = confirm.confirmed(recipe, planner.make(recipe))
+    assert traced == [4, 2, 1]
+    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == (1, 4)
+    # The simulated allocator has more than the closed form.
+    assert found.memory.phases[STEP]["fragmentation"] == GIB // 4
+    assert "17.00 reserved where there is room, 16.25 at the least" in found.reasons[-1]

@@ -5,17 +5,15 @@ import pytest
 from flytune.artifacts.comparison import compare
 from flytune.cli import main
 from flytune.errors import RecipeError
-from flytune.estimates import config_sizes
 from flytune.hardware import shape_named
 from flytune.planning import calibration, candidates, planner
 from flytune.planning.calibration import Factor
 from flytune.records import Calibration, Comparison
 from tests.support import stages
-from tests.support.plans import LLAMA_8B, recipe_of
+from tests.support.plans import GEOMETRY, recipe_of
 
 MANIFEST = stages.manifest([{"input_ids": [1] * 9, "labels": [1] * 9}], {"train": [], "heldout": []})
 TRAINING = stages.training_result(12)
-GEOMETRY = config_sizes.geometry(LLAMA_8B, "a/b")
 
 
 def comparison(**changes):

@@ -26,34 +26,27 @@ def refusal(folder, model_type, config=None, **changes):
     return str(raised.value)
 
 
-def test_a_type_without_activation_checkpointing_is_refused_with_the_default(tmp_path):
-    assert (
-        "training.activation_checkpointing: transformers has no activation checkpointing for ctrl; set "
-        "training.activation_checkpointing: false"
-    ) in refusal(tmp_path, "ctrl")
-    plan(tmp_path, "ctrl", **{"training.activation_checkpointing": False})
+CHECKPOINTS = "training.activation_checkpointing"
+FEW = {"n_positions": 64, "max_position_embeddings": 64}
+POSITIONS = "data.max_length: 128 tokens, but {folder} ({kind}) has 64 positions, and fails on a longer sample"
 
 
-def test_a_type_without_sdpa_is_refused_with_the_default(tmp_path):
-    assert (
-        "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or flash_attention_2"
-    ) in refusal(tmp_path, "gemma2")
-    plan(tmp_path, "gemma2", **{"model.attn_implementation": "eager"})
-
-
-def test_a_type_that_does_not_compute_in_16_bits_is_refused(tmp_path):
-    said = refusal(tmp_path, "dbrx", **{"model.dtype": "bfloat16"})
-    assert "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and source" in said
-    assert "; set float32" in said
-    plan(tmp_path, "dbrx")
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "opt"])
-def test_more_tokens_than_learned_positions_are_refused_and_solved(kind, tmp_path):
-    few = {"n_positions": 64, "max_position_embeddings": 64}
-    said = refusal(tmp_path, kind, few)
-    assert f"data.max_length: 128 tokens, but {tmp_path} ({kind}) has 64 positions, and fails on a longer sample" in said
-    plan(tmp_path, kind, few, **{"data.max_length": 64})
+@pytest.mark.parametrize(
+    ("kind", "config", "wrong", "right", "said"),
+    [
+        ("ctrl", {}, {}, {CHECKPOINTS: False},
+         f"{CHECKPOINTS}: transformers has no activation checkpointing for ctrl; set {CHECKPOINTS}: false"),
+        ("gemma2", {}, {}, {"model.attn_implementation": "eager"},
+         "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or flash_attention_2"),
+        ("dbrx", {}, {"model.dtype": "bfloat16"}, {},
+         "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and source"),
+        ("gpt2", FEW, {}, {"data.max_length": 64}, POSITIONS),
+        ("opt", FEW, {}, {"data.max_length": 64}, POSITIONS),
+    ],
+)  # fmt: skip
+def test_what_a_type_cannot_do_is_refused_by_its_key_and_planned_without_it(kind, config, wrong, right, said, tmp_path):
+    assert said.replace("{folder}", str(tmp_path)).replace("{kind}", kind) in refusal(tmp_path, kind, config, **wrong)
+    plan(tmp_path, kind, config, **right)
 
 
 def test_more_tokens_than_a_base_was_made_for_are_a_line_of_the_plan(tmp_path):

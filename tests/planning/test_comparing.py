@@ -70,7 +70,7 @@ def test_the_command_shows_both(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "data.max_length: 2048 -> 4096" in shown
     assert "planned micro batch x accumulation: " in shown
-    assert re.search(r"peak \(GiB\)", shown)
+    assert re.search(r"before .* after .* change (.*\n)*.*peak \(GiB\)", shown)
     assert "the run ($)" in shown
     assert main([*asked, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from flytune.errors import RecipeError
-from flytune.estimates import config_sizes, decoding
+from flytune.estimates import decoding
 from flytune.hardware import accelerator_named, shape_named
 from flytune.planning import candidates, drawn, planner
 from flytune.records.plan import DRAW, EVALUATE, STEP
-from tests.support.plans import GEOMETRY, LLAMA_8B, recipe_of
+from tests.support.plans import GEOMETRY, recipe_of
 
 GRPO = {"name": "grpo", "group_size": 8, "max_completion_length": 512}
 
@@ -79,7 +79,7 @@ def test_answers_that_do_not_fit_the_memory_are_refused_although_their_training_
 
 
 def test_what_is_not_modelled_is_refused_by_name(tmp_path):
-    unknown = config_sizes.geometry(LLAMA_8B, "a/b").model_copy(update={"unsupported": "linear attention"})
+    unknown = GEOMETRY.model_copy(update={"unsupported": "linear attention"})
     with pytest.raises(RecipeError, match="caches keys and values, .* are not modelled for linear attention"):
         planner.make(recipe(), geometry=unknown, trace=lambda *_: "never asked")
     with pytest.raises(RecipeError, match="are drawn by the model, and their lengths are not in the data"):

@@ -8,12 +8,9 @@ from rich.console import Console
 
 from flytune.cli import main
 from flytune.errors import RecipeError
-from flytune.estimates import config_sizes
-from flytune.hardware import Cluster, load_cluster
+from flytune.hardware import Cluster
 from flytune.planning import folders, planner
-from flytune.recipe import Recipe
-from tests.support.paths import ROOT
-from tests.support.plans import LLAMA_8B, recipe_of
+from tests.support.plans import GEOMETRY, recipe_of
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
@@ -91,15 +88,14 @@ def test_each_field_is_compared_with_the_pods_that_use_it(tmp_path):
 
 
 def test_the_planner_takes_a_shape_with_the_volume_and_refuses_where_there_is_none():
-    geometry = config_sizes.geometry(LLAMA_8B, "a/b")
     recipe = recipe_of(method="lora", sharding="fsdp", hardware={"accelerator": "H100"}, **kept())
-    assert planner.make(recipe, geometry=geometry).shape == "h100-8-spot"
+    assert planner.make(recipe, geometry=GEOMETRY).shape == "h100-8-spot"
     team = Cluster(volumes=[TEAM | {"shapes": ["h100-8"]}])
-    assert planner.make(recipe, geometry=geometry, cluster=team).shape == "h100-8"
+    assert planner.make(recipe, geometry=GEOMETRY, cluster=team).shape == "h100-8"
     with pytest.raises(
         RecipeError, match=r"(?s)folders of a cluster's pods: 1 mistake.*checkpoints.folder: /mnt/team/runs: no"
     ):
-        planner.make(recipe, geometry=geometry, cluster=Cluster())
+        planner.make(recipe, geometry=GEOMETRY, cluster=Cluster())
 
 
 def test_the_plan_on_a_laptop_says_that_a_cluster_would_refuse(tmp_path, monkeypatch):
@@ -109,9 +105,3 @@ def test_the_plan_on_a_laptop_says_that_a_cluster_would_refuse(tmp_path, monkeyp
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
     assert f"on a cluster this is refused: checkpoints.folder: {tmp_path}/checkpoints: no volume" in out.getvalue()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_recipes_need_no_volume(path):
-    recipe = Recipe.from_yaml(path)
-    assert folders.problems(recipe, load_cluster(), recipe.hardware.shape, uploaded=False) == []

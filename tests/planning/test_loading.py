@@ -11,9 +11,8 @@ from flytune.planning import base_sizes, loading, planner, requirements, table
 from flytune.planning.candidates import best_fit
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
-from tests.support.plans import LLAMA_8B, recipe_of
+from tests.support.plans import GEOMETRY, LLAMA_8B, recipe_of
 
-GEOMETRY = config_sizes.geometry(LLAMA_8B, "a/b")
 SIZE = 2.0 * GEOMETRY.parameters
 TRAINING = {"learning_rate": 1e-4, "global_batch_size": 64}
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
@@ -82,6 +81,8 @@ def test_time_and_price_are_shown_with_those_of_the_run():
     assert plan.loading_price == pytest.approx(plan.loading.seconds / 3600 * 55.04)
     shown = io.StringIO()
     table.show(plan, Console(file=shown, width=400))
+    for said in ("forecast of one step", "tokens per second on all GPUs (likely", "; a billion tokens take "):
+        assert said in shown.getvalue()
     (line,) = [line for line in shown.getvalue().splitlines() if line.startswith("loading ")]
     assert line.startswith("loading 16.1 GB of weights on a cluster takes 36 seconds and costs $0.55 in each attempt: ")
     assert "32 seconds from the cluster's storage (0.5 GB/s a node, assumed)" in line

@@ -1,8 +1,6 @@
-import http.server
 import json
 import re
 import socket
-import threading
 
 import pytest
 from hypothesis import given
@@ -10,35 +8,33 @@ from hypothesis import strategies as st
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import config_sizes, model_states
-from flytune.hardware import load_shapes, shape_named
+from flytune.estimates import config_sizes
+from flytune.hardware import load_cluster, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
 from flytune.models import config_files
-from flytune.planning import base_sizes, candidates, planner, requirements
+from flytune.planning import base_sizes, candidates, folders, planner, requirements
 from flytune.recipe import Recipe
 from flytune.records.plan import STEP
 from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, sharding_of
 from tests.support.paths import ROOT
-from tests.support.plans import LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
+from tests.support.plans import GEOMETRY, LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
+
+BATCH = {"learning_rate": 1e-4, "global_batch_size": 8}
 
 
 def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
     # The ancestor divided by the micro batch alone, and so trained on 24 times the batch under 3 nodes of 8 GPUs.
-    plan = plan_of(
-        model={"name_or_path": "a/b", "dtype": "float32"},
-        sharding="zero3",
-        training={"learning_rate": 1e-4, "global_batch_size": 48},
-        hardware={"shape": "t4-8x3"},
-    )
+    model, training = {"name_or_path": "a/b", "dtype": "float32"}, BATCH | {"global_batch_size": 48}
+    plan = plan_of(model=model, sharding="zero3", training=training, hardware={"shape": "t4-8x3"})
     assert plan.world_size == 24
     assert plan.per_device_train_batch_size * plan.gradient_accumulation_steps == 2
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4096), st.sampled_from(["ddp", "zero1", "zero2", "zero3"]))
 def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
-    recipe = recipe_of(sharding=sharding, training={"learning_rate": 1e-4, "global_batch_size": batch})
+    recipe = recipe_of(sharding=sharding, training=BATCH | {"global_batch_size": batch})
     shape = shape_of(nodes=nodes, processes=processes)
     found = candidates.best_fit(recipe, shape, config_sizes.geometry(SMALL, "a/b"))
     world = nodes * processes
@@ -72,11 +68,6 @@ def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_wo
     assert nearest.startswith("  it would fit with ")
 
 
-def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
-    with pytest.raises(DoesNotFit, match=r"global_batch_size 12 is not a multiple of its 8 processes; 8 or 16 would be"):
-        plan_of(sharding="ddp", training={"learning_rate": 1e-4, "global_batch_size": 12}, hardware={"shape": "h100-8"})
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_shipped_recipe_is_planned_where_there_is_no_network(path, connections, tmp_path, monkeypatch):
     recipe = Recipe.from_yaml(path)
@@ -88,22 +79,58 @@ def test_every_shipped_recipe_is_planned_where_there_is_no_network(path, connect
     assert not connections
     assert plan.verdict in ("fits", "tight")
     assert all(need.margin_bytes >= 0 for need in plan.needs)
+    assert folders.problems(recipe, load_cluster(), recipe.hardware.shape, uploaded=False) == []
+    if plan.tokens_per_second:
+        low, rate, high = plan.tokens_per_second
+        assert 0 < low < rate < high
+        tokens = recipe.training.global_batch_size * recipe.data.max_length
+        assert sum(plan.step_seconds.values()) == pytest.approx(tokens / rate, rel=1e-6)
+    assert bool(plan.tokens_per_second) == (plan.accelerator != "cpu")
     header = path.read_text().partition("\nname:")[0]
     assert re.search(rf"# Hardware:.*\b{plan.shape}(?![\w-])", header), "the header names the planned shape"
     assert f"\n# Planned:  {plan.headline}.\n" in header, "the header says the planned peak and price"
 
 
+FALCON = config_sizes.geometry(SMALL, "a/b").model_copy(update={"model_type": "falcon"})
+QUANTIZED = SMALL | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+MASTERS = BATCH | {"master_dtype": "bfloat16"}
+TWO_NODES = {"shape": "a100-80gb-8x2"}
+
+
 @pytest.mark.parametrize(
-    ("method", "sharding", "said"),
+    ("geometry", "changes", "said"),
     [
-        ("full", "device_map", "method full with sharding device_map: .*nearest that works: fsdp"),
-        ("lora", "device_map", "method lora with sharding device_map: .*nearest that works: fsdp"),
-        ("full", {"name": "zero2", "offload": "nvme"}, "sharding.offload nvme with zero2: .*nearest that does: zero3"),
+        (SMALL, {"sharding": "device_map"}, "method full with sharding device_map: .*nearest that works: fsdp"),
+        (SMALL, {"method": "lora", "sharding": "device_map"}, "lora with sharding device_map: .*nearest that works: fsdp"),
+        (SMALL, {"sharding": {"name": "zero2", "offload": "nvme"}}, "offload nvme with zero2: .*nearest that does: zero3"),
+        (SMALL, {"method": "qlora", "sharding": "device_map", "hardware": TWO_NODES},
+         "device_map is one process on one node, and the shape has 2 nodes"),
+        (SMALL, {"sharding": "fsdp", "hardware": TWO_NODES, "training": BATCH | {"global_batch_size": 16},
+                 "checkpoints": {"save_steps": 10, "folder": ".checkpoints"}},
+         "checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"),
+        (SMALL, {"training": BATCH | {"router_aux_loss_coef": 0.01}}, "router_aux_loss_coef: llama has no experts"),
+        (QUANTIZED, {}, r"method: full, but the weights of .* are quantized \(bitsandbytes\)"),
+        (FALCON, {"data": {"path": "x", "packing": True}}, "data.packing: falcon with sdpa: packed samples see each other"),
+        (LLAMA_8B, {"model": {"name_or_path": "a/b", "dtype": "float16"}}, "model.dtype: float16, but a/b was trained in bfl"),
+        (SMALL, {"hardware": {"shape": "t4-1"}}, "T4 does not compute in bfloat16"),
+        (SMALL, {"model": {"name_or_path": "a/b", "dtype": "float32", "attn_implementation": "flash_attention_2"}},
+         "FlashAttention computes in 16 bits"),
+        (SMALL, {"hardware": {"shape": "tpu"}}, "hardware.shape: tpu: no such row in shapes.yaml; there are cpu-1"),
+        (SMALL, {"hardware": {"accelerator": "H100", "max_price_per_hour": 1}},
+         "no row of shapes.yaml has accelerator H100, max_price_per_hour 1"),
+        (SMALL, {"sharding": "ddp", "training": BATCH | {"global_batch_size": 12}, "hardware": {"shape": "h100-8"}},
+         "global_batch_size 12 is not a multiple of its 8 processes; 8 or 16 would be"),
+        (SMALL, {"sharding": "zero2", "training": MASTERS},
+         "training.master_dtype: bfloat16: DeepSpeed keeps float32 master copies of 16-bit weights; leave it out"),
+        (SMALL, {"method": "lora", "training": MASTERS}, "bfloat16: the adapters of lora are float32, and take little memory"),
+        (SMALL, {"training": MASTERS, "model": {"name_or_path": "a/b", "dtype": "float32"}},
+         r"weights that compute in float32 \(model.dtype\) would be rounded to another dtype"),
     ],
-)
-def test_pairs_that_cannot_work_are_refused_with_the_nearest_that_can(method, sharding, said):
-    with pytest.raises(RecipeError, match=said):
-        plan_of(method=method, sharding=sharding)
+)  # fmt: skip
+def test_what_no_machine_can_do_is_refused_with_the_nearest_that_can(geometry, changes, said):
+    geometry = config_sizes.geometry(geometry, "a/b") if isinstance(geometry, dict) else geometry
+    with pytest.raises((RecipeError, DoesNotFit), match=said):
+        planner.make(recipe_of(**changes), geometry=geometry)
 
 
 def test_each_method_has_the_shardings_that_were_promised():
@@ -129,16 +156,14 @@ def test_each_method_has_the_shardings_that_were_promised():
     ],
 )
 def test_optimizers_are_refused_where_they_do_not_work(sharding, optim, said):
-    training = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": optim}
     name, _, offload = sharding.partition(" ")
     with pytest.raises(RecipeError, match=f"training.optim: {optim} with sharding {name}: {said}.*; use auto"):
-        plan_of(sharding={"name": name, "offload": offload or "none"}, training=training)
+        plan_of(sharding={"name": name, "offload": offload or "none"}, training=BATCH | {"optim": optim})
 
 
-@pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
-def test_qlora_pages_its_states_where_they_are_not_sharded(sharding):
-    assert sharding_of(recipe_of(method="qlora", sharding=sharding)).optimizer == "adamw_torch_fused"
-    assert sharding_of(recipe_of(method="qlora", sharding="ddp")).optimizer == "paged_adamw_8bit"
+def test_qlora_pages_its_states_where_they_are_not_sharded():
+    chosen = [sharding_of(recipe_of(method="qlora", sharding=name)).optimizer for name in ("ddp", "zero2", "fsdp")]
+    assert chosen == ["paged_adamw_8bit", "adamw_torch_fused", "adamw_torch_fused"]
 
 
 def test_8_bit_bases_are_refused_where_they_are_not_sharded():
@@ -153,58 +178,28 @@ def test_8_bit_bases_are_refused_where_they_are_not_sharded():
     assert works == {"none", "ddp", "zero1", "zero2", "device_map"}
 
 
-def test_a_full_fine_tune_of_quantized_weights_is_refused():
-    config = SMALL | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
-    with pytest.raises(RecipeError, match=r"method: full, but the weights of .* are quantized \(bitsandbytes\)"):
-        planner.make(recipe_of(), geometry=config_sizes.geometry(config, "a/b"))
-
-
-def test_packing_is_refused_for_models_whose_samples_would_see_each_other():
-    data = {"path": "x.jsonl", "packing": True}
-    with pytest.raises(RecipeError, match="data.packing: falcon with sdpa: packed samples see each other"):
-        planner.make(
-            recipe_of(data=data), geometry=config_sizes.geometry(SMALL, "a/b").model_copy(update={"model_type": "falcon"})
-        )
-
-
-def test_checkpoints_of_several_nodes_need_a_folder_that_all_see():
-    hardware = {"shape": "a100-80gb-8x2"}
-    training = {"learning_rate": 1e-4, "global_batch_size": 16}
-    with pytest.raises(DoesNotFit, match="checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"):
-        plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints={"save_steps": 10, "folder": ".checkpoints"})
-    for folder in (None, "/mnt/checkpoints", "s3://bucket/checkpoints"):
-        seen = {"save_steps": 10, "folder": folder}
-        assert plan_of(sharding="fsdp", hardware=hardware, training=training, checkpoints=seen).nodes == 2
-
-
 def test_checkpoints_on_the_disk():
     def copies(folder, save_steps=10, **changes):
-        return recipe_of(
-            checkpoints={"save_steps": save_steps, "folder": folder} | changes, **scored
-        ).checkpoints.copies_on_disk
-
-    scored = {"evaluation": {"eval_steps": 10}}
+        kept = {"save_steps": save_steps, "folder": folder} | changes
+        return recipe_of(checkpoints=kept, evaluation={"eval_steps": 10}).checkpoints.copies_on_disk
 
     assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None), copies(None)] == [3, 0, 1, 0, 1]
     assert [copies(folder, export="best") for folder in (".checkpoints", "/mnt/x", "s3://x")] == [4, 0, 1]
+    for folder in (None, "/mnt/checkpoints", "s3://bucket/checkpoints"):
+        seen = {"save_steps": 10, "folder": folder}
+        assert (
+            plan_of(sharding="fsdp", hardware=TWO_NODES, training=BATCH | {"global_batch_size": 16}, checkpoints=seen).nodes
+            == 2
+        )
 
 
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
     recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
     shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=256)
-    said = candidates.best_fit(recipe, shape, config_sizes.geometry(LLAMA_8B, "a/b"))
+    said = candidates.best_fit(recipe, shape.model_copy(update={"nvme": False}), GEOMETRY)
+    assert said == "zero3 offloads to NVMe, and the shape's disk is none"
+    said = candidates.best_fit(recipe, shape, GEOMETRY)
     assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
-
-
-def test_a_4_bit_base_is_planned_in_4_bits_under_zero():
-    lasting = model_states.of(workload_of(recipe_of(method="qlora", sharding="zero2")))
-    assert lasting.resident["weights"] < 0.6 * config_sizes.geometry(LLAMA_8B, "a/b").parameters * 2
-
-
-def test_the_micro_batch_may_be_bounded():
-    training = {"learning_rate": 1e-4, "global_batch_size": 64, "per_device_train_batch_size": 4}
-    plan = plan_of(training=training, hardware={"shape": "a100-80gb-8"}, sharding="fsdp")
-    assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (4, 2)
 
 
 def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
@@ -222,9 +217,7 @@ def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
     assert longer.per_device_train_batch_size == 1
 
 
-def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus():
-    with pytest.raises(DoesNotFit, match="device_map is one process on one node, and the shape has 2 nodes"):
-        plan_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8x2"})
+def test_device_map_takes_one_process_on_eight_gpus():
     recipe = recipe_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8"})
     plan = planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
@@ -234,15 +227,6 @@ def test_device_map_is_refused_on_two_nodes_and_takes_one_process_on_eight_gpus(
     table = plan.memory.phases[plan.memory.peak_phase]
     # What is not weights stays free, and a tenth of the GPU.
     assert arguments["max_memory"][0] + sum(table.values()) - table["weights"] == round(0.9 * plan.memory.available_bytes)
-
-
-def test_dtypes_that_cannot_work_are_refused():
-    with pytest.raises(RecipeError, match="model.dtype: float16, but owner/name was trained in bfloat16"):
-        plan_of(LLAMA_8B, model={"name_or_path": "owner/name", "dtype": "float16"})
-    with pytest.raises(DoesNotFit, match="T4 does not compute in bfloat16"):
-        plan_of(hardware={"shape": "t4-1"})
-    with pytest.raises(RecipeError, match="FlashAttention computes in 16 bits"):
-        plan_of(model={"name_or_path": "a/b", "dtype": "float32", "attn_implementation": "flash_attention_2"})
 
 
 def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
@@ -256,41 +240,10 @@ def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
     assert "  it would fit with sharding: fsdp (on a10g-8, $16.29 an hour)" in text
 
 
-def test_offload_needs_what_it_offloads_to():
-    zero3_nvme = {"name": "zero3", "offload": "nvme"}
-    slow_disk = candidates.best_fit(recipe_of(sharding=zero3_nvme), shape_of(processes=8), config_sizes.geometry(LLAMA_8B, "x"))
-    assert slow_disk == "zero3 offloads to NVMe, and the shape's disk is none"
-    on_gpu = plan_of(LLAMA_8B, sharding="zero3", hardware={"shape": "h100-8"})
-    offloaded = plan_of(LLAMA_8B, sharding=zero3_nvme, hardware={"shape": "h100-8"})
-    assert on_gpu.memory.phases["steady step"]["optimizer"] == pytest.approx(8 * on_gpu.total_parameters / 8, rel=1e-6)
-    assert "optimizer" not in offloaded.memory.components
-    assert "weights" not in offloaded.memory.components
-
-
-def test_wishes_that_no_row_has_name_the_rows():
-    with pytest.raises(RecipeError, match="hardware.shape: tpu: no such row in shapes.yaml; there are cpu-1"):
-        plan_of(hardware={"shape": "tpu"})
-    with pytest.raises(RecipeError, match="no row of shapes.yaml has accelerator H100, max_price_per_hour 1"):
-        plan_of(hardware={"accelerator": "H100", "max_price_per_hour": 1})
-
-
 def test_auto_takes_the_cheapest_gpu_and_cpus_only_when_asked():
-    assert plan_of(sharding="none").shape == "l4-1"
+    assert plan_of(sharding="none").shape == plan_of(sharding="none", hardware={"max_price_per_hour": 0.81}).shape == "l4-1"
     assert plan_of(sharding="none", hardware={"accelerator": "cpu"}).shape == "cpu-1"
     assert plan_of(sharding="zero2", hardware={"accelerator": "cpu"}).shape == "cpu-2"
-
-
-# 1,711,376,384 and 8,030,261,248 and 7,615,616,512 are the sizes that the hub shows for the published safetensors.
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
-        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
-        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
-    ],
-)
-def test_published_models_are_counted_exactly(name, parameters):
-    assert config_sizes.geometry(config_files.shipped()[name]["config"], name).parameters == parameters
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
@@ -386,6 +339,8 @@ def test_a_shipped_config_holds_for_its_revision_alone(connections):
     ("name", "parameters"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
         ("NousResearch/Llama-3.2-1B", 1_235_814_400),
         ("Qwen/Qwen2.5-0.5B", 494_032_768),
         ("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096),
@@ -395,9 +350,9 @@ def test_a_shipped_config_holds_for_its_revision_alone(connections):
         ("TinyLlama/TinyLlama_v1.1", 1_100_048_384),
     ],
 )
-def test_a_known_name_is_planned_while_the_hub_does_not_answer(name, parameters, connections, caplog):
+def test_a_known_name_is_counted_as_published_while_the_hub_does_not_answer(name, parameters, connections, caplog):
     found = base_sizes.read_geometry(recipe_of(model={"name_or_path": name}).model)
-    assert found.parameters == parameters, "as published"
+    assert found.parameters == parameters, "the size that the hub shows"
     assert connections
     assert "the hub did not answer; its sizes are those that Flytune knows of this name" in caplog.text
 
@@ -428,41 +383,16 @@ def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
     assert all(entry["source"] for entry in config_files.shipped().values())
 
 
-class RefusingHub(http.server.BaseHTTPRequestHandler):
-    """A stand-in for the hub: it answers as the hub does for gated and for unknown repositories."""
-
-    def do_HEAD(self):
-        self.send_response(403 if "gated" in self.path else 401)
-        self.send_header("X-Error-Code", "GatedRepo" if "gated" in self.path else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_GET = do_HEAD
-
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.fixture
-def refusing_hub(monkeypatch, tmp_path):
+def test_a_gated_and_an_unknown_model_say_what_to_do(answering_hub, monkeypatch, tmp_path):
     from huggingface_hub import constants
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RefusingHub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "ENDPOINT", answering_hub)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", answering_hub + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    yield
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_gated_and_an_unknown_model_say_what_to_do(refusing_hub, monkeypatch):
     for token, name, said in (
-        ("", "owner/gated", "gated on the hub, and no HF_TOKEN is set; ask for access"),
-        ("hf_x", "owner/gated", "the token's account has not been granted access"),
+        ("", "owner/closed", "gated on the hub, and no HF_TOKEN is set; ask for access"),
+        ("hf_x", "owner/closed", "the token's account has not been granted access"),
         ("", "owner/unknown", "no such repository on the hub"),
     ):
         monkeypatch.setenv("HF_TOKEN", token)
@@ -471,56 +401,11 @@ def test_a_gated_and_an_unknown_model_say_what_to_do(refusing_hub, monkeypatch):
         assert "hf_x" not in str(caught.value)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_memory_follows_the_zero_paper(stage):
-    work = workload_of(recipe_of(sharding=f"zero{stage}"), shape=shape_named("h100-8x8"))
-    lasting, count = model_states.of(work), work.geometry.parameters
-    assert lasting.optimizer["optimizer"] + lasting.resident["master copies"] == 12 * count / 64
-    assert lasting.gradients == 2 * count / (64 if stage >= 2 else 1)
-    assert lasting.resident["weights"] == 2 * count / (64 if stage == 3 else 1)
-
-
-def test_more_context_needs_more_memory_and_checkpointing_less():
-    def activations(length, checkpointing):
-        recipe = recipe_of(
-            sharding="zero3",
-            data={"path": "x", "max_length": length},
-            training={"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": checkpointing},
-        )
-        work = workload_of(recipe)
-        return requirements.of(recipe, shape_named("h100-8"), work, model_states.of(work))[0].phases["steady step"][
-            "activations"
-        ]
-
-    assert activations(65536, True) == pytest.approx(2 * activations(32768, True))
-    assert activations(32768, True) < activations(32768, False) / 5
-
-
-def test_shapes_are_read_strictly(tmp_path):
-    (tmp_path / "shapes.yaml").write_text("- {name: a, accelerator: cpu, procesess: 1}")
-    with pytest.raises(RecipeError, match=r"shapes\[0\].procesess: unknown key; did you mean processes\?"):
-        load_shapes(tmp_path / "shapes.yaml")
-    row = "- {name: a, accelerator: cpu, processes: 1, cpu: 1, memory_gib: 4"
-    row += ", shared_memory_gib: 1, disk_gib: 9, price_per_hour: 0}"
-    (tmp_path / "twice.yaml").write_text(f"{row}\n{row}\n")
-    with pytest.raises(RecipeError, match="a: each name must be unique"):
-        load_shapes(tmp_path / "twice.yaml")
-    with pytest.raises(RecipeError, match="no row x; there are cpu-1"):
-        shape_named("x")
-
-
-def test_the_command_line_plans_and_refuses(capsys, hub, tmp_path):
-    path = str(next(path for path in RECIPES if path.stem == "qwen2.5-7b-full-zero3"))
-    assert main(["plan", path]) == 0
-    shown = capsys.readouterr().out
-    assert "a100-80gb-8" in shown
-    assert "optimizer" in shown
-    assert main(["plan", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["world_size"] == 8
-    assert main(["plan", str(tmp_path / "none.yaml")]) == 1
-    assert "RecipeError: " in capsys.readouterr().err
+def test_the_command_line_shows_the_schema_and_refuses_what_is_not_there(capsys, tmp_path):
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "Flytune recipe"
+    assert main(["plan", str(tmp_path / "none.yaml")]) == 1
+    assert "RecipeError: " in capsys.readouterr().err
 
 
 def test_the_machine_that_evaluates_must_hold_the_model(caplog):
@@ -546,25 +431,9 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text)
 
 
-@pytest.mark.parametrize(
-    ("method", "sharding", "dtype", "said"),
-    [
-        ("full", "zero2", "bfloat16", "DeepSpeed keeps float32 master copies of 16-bit weights"),
-        ("lora", "none", "bfloat16", "the adapters of lora are float32, and take little memory"),
-        ("full", "none", "float32", r"weights that compute in float32 \(model.dtype\) would be rounded to another dtype"),
-    ],
-)
-def test_bfloat16_masters_are_refused_where_there_are_none(method, sharding, dtype, said):
-    training = {"learning_rate": 1e-4, "global_batch_size": 8, "master_dtype": "bfloat16"}
-    recipe = recipe_of(method=method, sharding=sharding, training=training, model={"name_or_path": "a/b", "dtype": dtype})
-    with pytest.raises(RecipeError, match=f"training.master_dtype: bfloat16: {said}; leave it out"):
-        planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"))
-
-
 def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_are_known():
-    training = {"learning_rate": 1e-4, "global_batch_size": 8, "lr_scheduler_type": "warmup_stable_decay"}
-    training |= {"lr_scheduler_kwargs": {"num_decay_steps": 100}, "warmup_steps": 0}
-    recipe = recipe_of(sharding="none", training=training)
+    training = BATCH | {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 0}
+    recipe = recipe_of(training=training | {"lr_scheduler_kwargs": {"num_decay_steps": 100}})
     assert planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b")).steps is None
     with pytest.raises(
         RecipeError, match=r"training.lr_scheduler_kwargs: 0 steps of warm-up \+ 100 of decay, and the run has 10"

@@ -30,6 +30,8 @@ def test_each_pair_is_run_once_before_training_and_once_in_each_epoch():
     batch = recipe.training.global_batch_size
     task, before, once, in_steps, each, cheaper = prices(recipe, 1000 * batch, 3000)
     assert cheaper == "before training"
+    # A pass forward alone.
+    assert in_steps < 3000 / 3600 * candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1].time.seconds / 4
     # One GPU at a time, against eight in each of three epochs.
     assert before / in_steps == pytest.approx(8 / 3, rel=0.05)
     assert task == "a100-80gb-1"

@@ -1,23 +1,19 @@
-"""Requirements of a run by resource and phase, and the verdict that follows; and the dry run that confirms it."""
+"""Requirements of a run by resource and phase, and the verdict that follows."""
 
-import json
 import sys
 from importlib import metadata
 
 import pytest
 
-from flytune.cli import main
-from flytune.dryrun import confirm
-from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import config_sizes, model_states
+from flytune.errors import DoesNotFit
+from flytune.estimates import model_states
 from flytune.hardware import shape_named
 from flytune.hardware.shapes import GIB
-from flytune.models import config_files
 from flytune.planning import planner, requirements
 from flytune.records import Need
 from flytune.records.plan import DRAW, EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, verdict
 from tests.support.paths import ROOT
-from tests.support.plans import LLAMA_8B, SMALL, recipe_of, shape_of, workload_of
+from tests.support.plans import GEOMETRY, recipe_of, shape_of, workload_of
 
 EIGHT = 8_030_261_248
 
@@ -116,6 +112,8 @@ def test_the_train_image_has_the_build_that_a_lock_without_one_names():
 def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():
     whole = 16 * EIGHT  # float32 weights, gradients and two moments
     on_gpu = needs_of(recipe_of(sharding="fsdp"))
+    assert on_gpu["host memory"].phases[SAVE]["checkpoint"] == 12 * EIGHT, "copies that are written while training goes on"
+    assert "checkpoint" not in needs_of(recipe_of(sharding="fsdp", method="lora"))["host memory"].phases[SAVE]
     on_host = needs_of(recipe_of(sharding={"name": "fsdp", "offload": "cpu"}))
     assert on_host["host memory"].phases[STEP]["offloaded"] == pytest.approx(whole, rel=1e-6)
     assert on_gpu["GPU memory"].peak_bytes - on_host["GPU memory"].peak_bytes > 0.8 * whole / 8
@@ -124,6 +122,7 @@ def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():
         on_disk["disk"].phases[STEP]["offloaded"] == 16 * EIGHT
     )  # 16-bit weights and gradients, float32 master weights and moments
     assert "offloaded" not in on_disk["host memory"].components
+    assert not {"weights", "optimizer"} & set(on_disk["GPU memory"].components)
 
 
 def test_checkpoints_and_the_export_count_on_the_disk():
@@ -143,111 +142,14 @@ def test_a_need_names_its_peak():
 
 
 def test_host_memory_that_is_short_is_named():
-    recipe = recipe_of(sharding={"name": "fsdp", "offload": "cpu"})
-    small = shape_of(processes=8, memory_gib=64, disk_gib=4000)
-    with pytest.raises(DoesNotFit, match=r"s: 9\d\.\d GiB of host memory missing: needs 1\d\d\.\d \(.*most of it offloaded"):
-        planner.make(recipe, [small], config_sizes.geometry(LLAMA_8B, "a/b"))
-
-
-@pytest.fixture
-def small_model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}))
-    return {"name_or_path": str(tmp_path)}
-
-
-@pytest.mark.slow
-def test_the_dry_run_confirms_a_plan(small_model):
-    recipe = recipe_of(
-        model=small_model,
-        sharding="fsdp",
-        hardware={"shape": "a10g-8"},
-        data={"path": "x", "max_length": 256},
-        training={"learning_rate": 1e-4, "global_batch_size": 8, "torch_compile": True},
-    )
-    plan = planner.make(recipe)
-    found = confirm.confirmed(recipe, plan)
-    assert found.reasons[-1].endswith("; torch_compile is left out: the trace has the layers as written")
-    assert found.memory.engine == "dry run"
-    assert [need.engine for need in found.needs[1:]] == ["closed form"] * 3
-    assert any(reason.startswith("dry run: ") for reason in found.reasons)
-    step = found.memory.phases[STEP]
-    assert {"CUDA context", "NCCL", "parameters", "optimizer states"} <= set(step)
-    assert found.verdict == "fits"
-
-
-def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeypatch):
-    name, configs = "meta-llama/Llama-3.1-405B", []
-    recipe = recipe_of(
-        model={"name_or_path": name, "revision": config_files.shipped()[name]["revision"]},
-        sharding={"name": "fsdp", "offload": "cpu"},
-        training={"learning_rate": 1e-4, "global_batch_size": 64},
-        hardware={"shape": "h100-8x8"},
-    )
-
-    class Asked(Exception):
-        """The end of the stand-in for the dry run."""
-
-    def run(recipe, folder, degrees, micro_batch):
-        configs.append(json.loads((folder / "config.json").read_text()))
-        raise Asked
-
-    monkeypatch.setattr(confirm.dryrun, "run", run)
-    monkeypatch.delattr(confirm, "config_file")
-    with pytest.raises(Asked):
-        confirm.confirmed(recipe, planner.make(recipe))
-    assert configs == [config_files.shipped()[name]["config"]]
-
-
-def test_what_has_no_dry_run_says_why(small_model, tmp_path, capsys):
-    recipe = recipe_of(
-        model=small_model,
-        method="qlora",
-        sharding="device_map",
-        hardware={"shape": "a10g-8"},
-        data={"path": str(small_model["name_or_path"]) + "/rows.jsonl", "max_length": 256},
-    )
-    with pytest.raises(RecipeError, match="no dry run: sharding device_map does not run on fake tensors"):
-        confirm.confirmed(recipe, planner.make(recipe))
-    on_cpu = recipe_of(model=small_model, sharding="none", hardware={"shape": "cpu-1"}, data={"path": "x", "max_length": 256})
-    with pytest.raises(RecipeError, match="--dry-run: cpu-1 has no GPU"):
-        confirm.confirmed(on_cpu, planner.make(on_cpu))
-    file = tmp_path / "r.yaml"
-    (tmp_path / "rows.jsonl").write_text("")
-    file.write_text(recipe.to_yaml())
-    assert main(["plan", str(file), "--dry-run"]) == 1
-    assert "no dry run" in capsys.readouterr().err
-
-
-def test_a_plan_that_the_dry_run_refuses_takes_fewer_samples(small_model, monkeypatch):
-    recipe = recipe_of(model=small_model, sharding="fsdp", hardware={"shape": "a10g-8"}, data={"path": "x", "max_length": 256})
-    plan, traced = planner.make(recipe), []
-
-    def run(recipe, folder, degrees, micro_batch):
-        """A stand-in for the dry run, by which two samples and more do not fit."""
-        traced.append(micro_batch)
-        size = 30 * GIB if micro_batch > 1 else GIB
-        return confirm.DryRun(
-            phases={"load": GIB, "first step, backward": size, "steady step, backward": size},
-            kinds={"activations": size},
-            peak_bytes=size,
-            peak_phase="steady step, backward",
-            peak_module="layers.0",
-            largest=[],
-            reserved_bytes=size + GIB,
-            least_bytes=size + GIB // 4,
-            host_bytes=0,
-            seconds=1.0,
-        )
-
-    monkeypatch.setattr(confirm.dryrun, "run", run)
-    recipe16 = recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": 32})})
-    plan = planner.make(recipe16)
-    found = confirm.confirmed(recipe16, plan)
-    assert traced == [4, 2, 1]
-    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == (1, 4)
-    # The simulated allocator has more than the closed form.
-    assert found.memory.phases["steady step"]["fragmentation"] == GIB // 4
-    assert "2.00 reserved where there is room, 1.25 at the least" in found.reasons[-1]
+    recipe = recipe_of(sharding={"name": "fsdp", "offload": "cpu"}, hardware={"shape": "s"})
+    small = shape_of(nodes=2, processes=4, memory_gib=64, disk_gib=4000)
+    with pytest.raises(
+        DoesNotFit,
+        match=r"s: \d+\.\d GiB of host memory missing: needs \d+\.\d \(.*most of it offloaded[^\n]*\n.*\n"
+        r" +offloaded: 16.0 bytes x 8.03 billion trained parameters \(weights, gradients, states\), on 2 nodes",
+    ):
+        planner.make(recipe, [small], GEOMETRY)
 
 
 SAVED = {"save_steps": 10, "folder": "s3://bucket/runs"}

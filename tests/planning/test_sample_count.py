@@ -148,24 +148,19 @@ def test_the_command_counts_and_says_so(planned, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "said", "options"),
     [
-        ({"data.path": "no/rows.jsonl"}, "data.path: no/rows.jsonl: no such file or folder"),
-        (
-            {"data.path": None, "data.sources": [{"path": "no/a"}, {"path": "no/b.csv"}]},
-            "data.sources[1].path: no/b.csv: no such",
-        ),
-        (
-            {"data.heldout_path": "no/rows.jsonl", "data.heldout_fraction": 0.02},
-            "data.heldout_path: no/rows.jsonl: no such file",
-        ),
-        ({"data.chat_template": "no/chat.jinja"}, "data.chat_template: no/chat.jinja: no such file"),
-        ({"model.name_or_path": "./no/model"}, "model.name_or_path: ./no/model: no such folder"),
-        ({"evaluation.include_path": "no/tasks", "evaluation.tasks": ["own"]}, "evaluation.include_path: no/tasks"),
-        ({"method": {"name": "lora", "adapter": "./no/adapter"}}, "method.adapter: ./no/adapter: no adapter_config.json"),
+        ({"data.path": "no/rows.jsonl"}, "data.path: no/rows.jsonl: no such file or folder", ()),
+        ({"data.path": None, "data.sources": [{"path": "no/a"}, {"path": "no/b.csv"}]},
+         "data.sources[1].path: no/b.csv: no such", ("--samples", "10")),
+        ({"data.heldout_path": "no/rows.jsonl", "data.heldout_fraction": 0.02},
+         "data.heldout_path: no/rows.jsonl: no such file", ("--shape", "auto")),
+        ({"data.chat_template": "no/chat.jinja"}, "data.chat_template: no/chat.jinja: no such file", ()),
+        ({"model.name_or_path": "./no/model"}, "model.name_or_path: ./no/model: no such folder", ()),
+        ({"evaluation.include_path": "no/tasks", "evaluation.tasks": ["own"]}, "evaluation.include_path: no/tasks", ()),
+        ({"method": {"name": "lora", "adapter": "./no/adapter"}}, "method.adapter: ./no/adapter: no adapter_config.json", ()),
     ],
-)
-@pytest.mark.parametrize("options", [(), ("--shape", "auto"), ("--samples", "10")])
+)  # fmt: skip
 def test_what_is_not_on_this_machine_is_refused_by_name(changes, said, options, planned):
     code, text = planned(changes, *options)
     assert code == 1

@@ -9,15 +9,11 @@ from flytune.planning.save_interval import best_interval, expected_loss, interru
 from tests.support.plans import recipe_of
 
 
-def test_young_s_formula():
-    assert young(30, 1) == pytest.approx(math.sqrt(2 * 30 * 3600))
-    assert young(30, 0) == math.inf
-
-
 def test_daly_s_is_young_s_less_the_save_where_saves_are_short_and_ends_at_the_mean_time():
+    assert young(30, 1) == pytest.approx(math.sqrt(2 * 30 * 3600))
+    assert young(30, 0) == best_interval(10, 0) == math.inf
     assert best_interval(1, 0.01) == pytest.approx(young(1, 0.01) - 1, rel=1e-2)
     assert best_interval(10_000, 1) == 3600
-    assert best_interval(10, 0) == math.inf
 
 
 def simulated(interval, save, per_hour, restart, hours=4000):
@@ -77,14 +73,10 @@ def test_a_plan_says_what_saving_and_interruptions_cost():
     )
 
 
-def test_a_save_an_epoch_is_counted_where_the_number_of_samples_is_known():
-    assert lost("epoch") is None
-    assert lost("epoch", samples=8 * 100) == lost(100)
-
-
-def test_a_share_of_all_steps_is_counted_where_the_number_of_samples_is_known():
-    assert lost(0.5) is None
-    assert lost(0.5, samples=8 * 100) == lost(50)
+@pytest.mark.parametrize(("steps", "same"), [("epoch", 100), (0.5, 50)])
+def test_epochs_and_shares_are_counted_where_the_number_of_samples_is_known(steps, same):
+    assert lost(steps) is None
+    assert lost(steps, samples=8 * 100) == lost(same)
 
 
 def test_a_plan_without_checkpoints_says_what_an_interruption_loses():

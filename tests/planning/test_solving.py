@@ -107,6 +107,13 @@ def test_a_tight_answer_names_the_largest_value_that_leaves_a_tenth():
     assert f"{answer.well:,} leaves a tenth of each free" in solving.described(answer)[-1]
 
 
+def test_a_length_ends_with_the_positions_of_a_base_that_has_no_further_ones():
+    few, shapes = GEOMETRY.model_copy(update={"positions": 4000}), [shape_named("l4-1")]
+    bound = solving.solve(asked(), MAX_LENGTH, few.model_copy(update={"bounds_positions": True}), shapes=shapes)
+    assert (bound.value, bound.next_value, bound.beyond) == (4000, None, "the base has no further positions")
+    assert solving.solve(asked(), MAX_LENGTH, few, shapes=shapes).value > 4000
+
+
 def all_ways(recipe):
     for layout in ranking.layouts(recipe, GEOMETRY):
         for shape in candidates.wished(layout, load_shapes()):
@@ -122,6 +129,7 @@ def test_no_shape_with_fewer_gpus_fits():
         assert answer.value == min(fit.shape.world_size for fit in all_ways(recipe))
         assert answer.fit.shape.world_size == answer.value
         assert f"hardware.shape: {answer.fit.shape.name}" in answer.changes
+        assert solving.described(answer)[0].startswith(f"fewest GPUs: {answer.value} on {answer.fit.shape.name} with ")
 
 
 def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
@@ -134,10 +142,12 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
         limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_hours": limit})})
         answer = solving.solve(limited, PRICE, GEOMETRY, 100_000)
         assert answer.value == pytest.approx(min(plan.price[1] for plan in timed if plan.hours[2] <= limit))
+        assert solving.described(answer)[0].startswith(f"least price: ${answer.value:,.2f} on ")
         limit = prices[place] * 1.0001
         limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_price": limit})})
         answer = solving.solve(limited, HOURS, GEOMETRY, 100_000)
         assert answer.value == pytest.approx(min(plan.hours[1] for plan in timed if plan.price[2] <= limit))
+        assert solving.described(answer)[0].startswith(f"least time: {answer.value:.3g} hours on ")
     limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_hours": hours[0] * 0.9})})
     with pytest.raises(DoesNotFit, match=r"no shape keeps hardware.max_hours .*; the nearest is h100-8x8"):
         solving.solve(limited, PRICE, GEOMETRY, 100_000)
@@ -152,6 +162,7 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
         ("price", {}, RecipeError, "Set hardware.max_hours, or --max-hours"),
         ("hours", {}, RecipeError, "Set hardware.max_price, or --max-price"),
         ("max_length", {"method": "full"}, DoesNotFit, "l4-1: data.max_length 1: "),
+        ("gpus", {"method": "full"}, DoesNotFit, "no shape can hold it"),
         ("micro_batch", {"batch": 63, "sharding": "ddp"}, DoesNotFit, "global_batch_size 63 is not a multiple"),
     ],
 )

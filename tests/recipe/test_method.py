@@ -3,7 +3,7 @@
 import pytest
 
 from flytune.errors import RecipeError
-from tests.support.plans import plan_of, recipe_of
+from tests.support.plans import recipe_of
 
 
 def test_experts_have_no_dropout_unless_it_is_written():
@@ -34,9 +34,3 @@ def test_a_recipe_without_experts_keeps_its_key():
     assert recipe_of(method={"name": "lora", "lora_dropout": 0, "experts": True}).key() != old.key()
     trained = {"learning_rate": 1e-4, "global_batch_size": 64}
     assert recipe_of(training=trained | {"router_aux_loss_coef": None}).key() == recipe_of(training=trained).key()
-
-
-def test_a_balance_loss_without_experts_is_refused():
-    trained = {"learning_rate": 1e-4, "global_batch_size": 64, "router_aux_loss_coef": 0.01}
-    with pytest.raises(RecipeError, match=r"router_aux_loss_coef: llama has no experts"):
-        plan_of(training=trained)

@@ -5,9 +5,8 @@ import typing
 
 import pytest
 
-from flytune.errors import RecipeError
 from flytune.recipe import Recipe, Training, schedules
-from tests.support.recipes import content
+from tests.support.recipes import content, mistakes_of
 
 NAMES = typing.get_args(Training.model_fields["lr_scheduler_type"].annotation)
 EXAMPLES = {
@@ -19,12 +18,6 @@ EXAMPLES = {
     "cosine_warmup_with_min_lr": {"min_lr": 1e-6, "warmup_lr_rate": 0.1},
     "warmup_stable_decay": {"num_decay_steps": 4, "decay_type": "1-sqrt", "min_lr_ratio": 0.1},
 }
-
-
-def mistakes_in(recipe):
-    with pytest.raises(RecipeError) as caught:
-        Recipe.model_validate(recipe)
-    return str(caught.value)
 
 
 def training(name, arguments, **changes):
@@ -54,11 +47,8 @@ def test_a_schedule_takes_what_its_function_in_transformers_takes(name):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        (
-            "cosine_with_min_lr",
-            {"min_lr_rat": 0.1},
-            "min_lr_rat is not an argument of cosine_with_min_lr; did you mean min_lr_rate?",
-        ),
+        ("cosine_with_min_lr", {"min_lr_rat": 0.1},
+         "min_lr_rat is not an argument of cosine_with_min_lr; did you mean min_lr_rate?"),
         ("linear", {"num_cycles": 2}, "num_cycles is not an argument of linear; it takes none"),
         ("inverse_sqrt", {"x": 2}, "x is not an argument of inverse_sqrt; it takes timescale"),
         ("cosine_with_min_lr", {}, "needs one of min_lr (a learning rate) and min_lr_rate (a share of learning_rate)"),
@@ -69,15 +59,12 @@ def test_a_schedule_takes_what_its_function_in_transformers_takes(name):
         ("cosine_with_restarts", {"num_cycles": 1.5}, "num_cycles should be an integer at least 1; found 1.5"),
         ("polynomial", {"power": "two"}, "power should be a number greater than 0; found 'two'"),
         ("warmup_stable_decay", {}, "needs num_decay_steps, the steps of its last phase"),
-        (
-            "warmup_stable_decay",
-            {"num_decay_steps": 1, "decay_type": "cos"},
-            "decay_type should be one of linear, cosine, 1-sqrt",
-        ),
+        ("warmup_stable_decay", {"num_decay_steps": 1, "decay_type": "cos"},
+         "decay_type should be one of linear, cosine, 1-sqrt"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_mistakes_of_the_recipe(name, arguments, said):
-    assert f"training: lr_scheduler_kwargs: {said}" in mistakes_in(content(training=training(name, arguments))).replace(
+    assert f"training: lr_scheduler_kwargs: {said}" in mistakes_of(content(training=training(name, arguments))).replace(
         f"lr_scheduler_kwargs: {name} ", "lr_scheduler_kwargs: "
     )
 
@@ -95,7 +82,7 @@ def test_the_phases_of_warmup_stable_decay_make_up_the_run(arguments, steps, fit
     section = training("warmup_stable_decay", arguments, warmup_steps=2)
     assert (Training.model_validate(section).schedule_problem(steps) is None) == fits
     if not fits:
-        assert "of decay, and the run has 10 steps; change num_decay_steps" in mistakes_in(
+        assert "of decay, and the run has 10 steps; change num_decay_steps" in mistakes_of(
             content(training=section | {"max_steps": steps})
         )
 

@@ -2,8 +2,11 @@
 
 import typing
 
+import pytest
 from pydantic import BaseModel
 
+from flytune.errors import RecipeError
+from flytune.recipe import Recipe
 from tests.support.paths import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -19,6 +22,13 @@ def content(**changes):
         "training": {"learning_rate": "2e-4", "global_batch_size": 8},
     }
     return recipe | changes
+
+
+def mistakes_of(recipe):
+    """Return the refusal of a recipe's content."""
+    with pytest.raises(RecipeError) as caught:
+        Recipe.model_validate(recipe)
+    return str(caught.value)
 
 
 def models_of(annotation):
