@@ -116,7 +116,7 @@ def test_never_stores_into_a_used_folder(recipe, dataset, trained, tmp_path):
         ("adapter/training_args.bin", "a pickle; weights are stored as safetensors alone"),
         ("adapter/adapter_model.pt", "a pickle"),
         ("adapter/extra.pkl", "a pickle"),
-        ("optimizer.safetensors", "training state, which is no part of a model"),
+        ("optimizer.safetensors", "training state, which is not part of a model"),
         ("checkpoint-12/model.safetensors", "training state, which"),
         ("adapter/trainer_state.json", "training state, which"),
         ("adapter/.cache/x.json", "a cache"),

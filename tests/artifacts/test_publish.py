@@ -229,7 +229,9 @@ def test_addresses_that_are_none(address, base):
     with pytest.raises(ExportError, match=rf"^{address}: not a model repository of the hub") as error:
         fetch.local_folder(address)
     assert error.value.__cause__ is None
-    with pytest.raises(RecipeError, match=f"publish: address: {address} is no model repository of the hub; write hf://owner/"):
+    with pytest.raises(
+        RecipeError, match=f"publish: address: {address} is not a model repository of the hub; write hf://owner/"
+    ):
         recipe_for(base, "lora", **{"publish.address": address})
 
 
