@@ -20,8 +20,8 @@ from tests.support import packed_samples, ranks
 from tests.support.chats import request, stored, write_rows
 from tests.support.model_types import MODEL_TYPES
 from tests.support.packed_samples import ATTENTIONS, LENGTH, alone, problem_of, row, tiny_model
-from tests.support.reports import metrics
-from tests.support.stages import manifest, plan_for, recipe_for, training_result
+from tests.support.reports import run_of
+from tests.support.stages import manifest, recipe_for
 from tests.support.tiny import tiny_base
 
 FAST = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "gpt2", "deepseek_v3", "falcon_mamba", "lfm2"]
@@ -316,7 +316,7 @@ def test_report_and_card_say_what_the_samples_were_packed_into() -> None:
     plain = manifest([{"input_ids": [0] * 20}], parts)
     packed = plain.model_copy(update={"train": plain.train.model_copy(update={"blocks": 1000})})
     for found, is_packed in ((plain, False), (packed, True)):
-        made = recipe, plan_for(recipe), found, training_result(2), metrics()
+        made = run_of(recipe, found)
         assert ("1,000 blocks, 99 % of them samples" in page.render(*made, broken=[])) is is_packed
         shown = model_card.render(*made, broken=[])
         assert ("1,300 for training (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed
