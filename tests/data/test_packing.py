@@ -96,6 +96,8 @@ def test_prepare_packs_train_and_leaves_heldout_alone(
 ) -> None:
     asked: dict[str, Any] = {"path": str(pairs), "max_length": LENGTH, "too_long": "drop"}
     plain = data.prepare(request(tokenizer, **asked), tmp_path / "plain")
+    assert "blocks" not in (tmp_path / "plain" / "manifest.json").read_text()
+    assert plain.useful_share == 1
     monkeypatch.setattr(shards, "SAMPLES_A_SHARD", 20)
     monkeypatch.setattr(packing, "WINDOW_TOKENS", 2000)
     monkeypatch.setattr(packing, "WINDOW_BLOCKS", 2)
@@ -127,12 +129,6 @@ def test_prepare_packs_train_and_leaves_heldout_alone(
         plain.longest,
         plain.dropped_too_long,
     )
-
-
-def test_without_packing_the_manifest_does_not_speak_of_it(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
-    manifest = data.prepare(request(tokenizer, path=str(pairs)), tmp_path / "out")
-    assert "blocks" not in (tmp_path / "out" / "manifest.json").read_text()
-    assert manifest.useful_share == 1
 
 
 def test_blocks_that_are_missing_are_named(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
