@@ -87,6 +87,8 @@ def test_folders_of_sweeps_and_answers_are_no_artifacts(store, tmp_path):
             (place / kind).mkdir(parents=True)
             (place / kind / "a.json").write_text("{}")
             seal(place / kind, kind)
+    (store / "notes").mkdir()
+    (store / "notes" / "a.txt").write_text("no list and no recipe")
     assert {entry.name for entry in catalog.list_artifacts(str(store))} == {"adds", "whole"}
     with pytest.raises(ExportError, match="only the folders of sweeps, answers or data sets"):
         catalog.list_artifacts(str(tmp_path / "others"))

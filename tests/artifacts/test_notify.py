@@ -107,6 +107,8 @@ def test_what_is_told_of_an_artifact():
     assert "not significantly better" in unclear
     refused = notify.success_message(recipe_of(), metrics, "s3://bucket/x", ["arc_easy fell"])
     assert refused.endswith("Artifact: s3://bucket/x\nNot published or promoted: arc_easy fell")
+    unmeasured = notify.success_message(recipe_of(), metrics.model_copy(update={"figures": []}), "s3://bucket/x", [])
+    assert "done. No samples were held out, so nothing was measured.\nArtifact: s3://bucket/x" in unmeasured
 
 
 def test_a_server_that_answers_byte_by_byte_is_left_at_the_limit_of_the_whole_exchange(monkeypatch, caplog):

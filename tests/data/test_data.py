@@ -261,37 +261,25 @@ def test_importing_it_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_an_address_on_s3(tokenizer: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import boto3
-    import s3fs
-    from moto.server import ThreadedMotoServer
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_an_address_on_s3(tokenizer: Path, bucket: str, tmp_path: Path) -> None:
+    import fsspec
 
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        bucket = boto3.resource("s3").create_bucket(Bucket="bucket")
-        for half in (0, 1):
-            part = write_rows(tmp_path / f"{half}.jsonl", PAIRS[half::2])
-            bucket.upload_file(str(part), f"pairs/{half}.jsonl")
-        asked = request(tokenizer, path="s3://bucket/pairs")
-        before = data.fingerprint(asked.data)
-        assert before == data.fingerprint(asked.data)
-        manifest = data.prepare(asked, tmp_path / "out")
-        assert (manifest.rows, manifest.source) == (300, "s3://bucket/pairs")
-        bucket.put_object(Key="pairs/1.jsonl", Body=b'{"text": "other"}\nnope\n')
-        assert data.fingerprint(asked.data) != before
-        message = refused(asked, tmp_path / "bad")
-        assert message.startswith("s3://bucket/pairs/1.jsonl:1: column prompt is missing; the columns are text")
-        with pytest.raises(DataError, match="s3://bucket/gone: no such file or folder at this address, or these"):
-            data.fingerprint(Data(path="s3://bucket/gone"))
-    finally:
-        s3fs.S3FileSystem.clear_instance_cache()
-        server.stop()
+    files = fsspec.filesystem("s3")
+    for half in (0, 1):
+        rows = "".join(json.dumps(row) + "\n" for row in PAIRS[half::2])
+        files.pipe_file(f"{bucket}/pairs/{half}.jsonl", rows.encode())
+    asked = request(tokenizer, path=f"{bucket}/pairs")
+    before = data.fingerprint(asked.data)
+    assert before == data.fingerprint(asked.data)
+    manifest = data.prepare(asked, tmp_path / "out")
+    assert (manifest.rows, manifest.source) == (300, "s3://models/pairs")
+    files.pipe_file(f"{bucket}/pairs/1.jsonl", b'{"text": "other"}\nnope\n')
+    assert data.fingerprint(asked.data) != before
+    message = refused(asked, tmp_path / "bad")
+    assert message.startswith("s3://models/pairs/1.jsonl:1: column prompt is missing; the columns are text")
+    with pytest.raises(DataError, match="s3://models/gone: no such file or folder at this address, or these"):
+        data.fingerprint(Data(path=f"{bucket}/gone"))
 
 
 def test_bos_and_eos_of_raw_text_are_in_the_contract_and_refused_for_chats(

@@ -473,7 +473,7 @@ def test_turns_may_have_other_keys() -> None:
         ({"instruction": "q", "chosen": "a", "rejected": "b"}, "(data.columns: {output: chosen})"),
         ({"prompt": "q", "chosen_response": "a", "rejected_response": "b"}, "(data.columns: {completion: chosen_response})"),
         ({"instruction": "q", "output": "a", "kto_tag": False}, "the column kto_tag says which answers are undesirable"),
-        ({"messages": [USER, SAID], "label": True}, "objective: kto, or data.format: messages to train all of them"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "which objective: sft does not train; write objective"),
     ],
 )
 def test_compared_answers_are_not_trained_by_mistake(row: dict[str, Any], said: str) -> None:

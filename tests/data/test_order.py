@@ -97,16 +97,12 @@ def test_a_batch_of_more_than_there_is_is_told(caplog):
     assert "training.global_batch_size: 8, but there are 3 samples: a step repeats some" in caplog.text
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-@pytest.mark.parametrize("micro_batch", [1, 2, 4, 8])
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 1), (1, 8), (2, 2), (4, 1), (4, 2), (8, 1)])
 def test_a_step_trains_the_same_rows_however_it_is_cut(world_size, micro_batch):
-    accumulation, left = divmod(BATCH, world_size * micro_batch)
-    if left or not accumulation:
-        pytest.skip("no such cut")
     from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
     from torch.utils.data import BatchSampler, SequentialSampler
 
-    made, skipped = stream(ROWS, num_train_epochs=3), 5
+    made, skipped, accumulation = stream(ROWS, num_train_epochs=3), 5, BATCH // (world_size * micro_batch)
     trained = [[] for _ in range(made.steps)]
     for rank in range(world_size):
         batches = BatchSampler(SequentialSampler(made), micro_batch, drop_last=False)

@@ -20,8 +20,8 @@ from tests.support import packed_samples, ranks
 from tests.support.chats import request, stored, write_rows
 from tests.support.model_types import MODEL_TYPES
 from tests.support.packed_samples import ATTENTIONS, LENGTH, alone, problem_of, row, tiny_model
-from tests.support.reports import metrics
-from tests.support.stages import manifest, plan_for, recipe_for, training_result
+from tests.support.reports import run_of
+from tests.support.stages import manifest, recipe_for
 from tests.support.tiny import tiny_base
 
 FAST = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "gpt2", "deepseek_v3", "falcon_mamba", "lfm2"]
@@ -96,6 +96,8 @@ def test_prepare_packs_train_and_leaves_heldout_alone(
 ) -> None:
     asked: dict[str, Any] = {"path": str(pairs), "max_length": LENGTH, "too_long": "drop"}
     plain = data.prepare(request(tokenizer, **asked), tmp_path / "plain")
+    assert "blocks" not in (tmp_path / "plain" / "manifest.json").read_text()
+    assert plain.useful_share == 1
     monkeypatch.setattr(shards, "SAMPLES_A_SHARD", 20)
     monkeypatch.setattr(packing, "WINDOW_TOKENS", 2000)
     monkeypatch.setattr(packing, "WINDOW_BLOCKS", 2)
@@ -127,12 +129,6 @@ def test_prepare_packs_train_and_leaves_heldout_alone(
         plain.longest,
         plain.dropped_too_long,
     )
-
-
-def test_without_packing_the_manifest_does_not_speak_of_it(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
-    manifest = data.prepare(request(tokenizer, path=str(pairs)), tmp_path / "out")
-    assert "blocks" not in (tmp_path / "out" / "manifest.json").read_text()
-    assert manifest.useful_share == 1
 
 
 def test_blocks_that_are_missing_are_named(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
@@ -316,7 +312,7 @@ def test_report_and_card_say_what_the_samples_were_packed_into() -> None:
     plain = manifest([{"input_ids": [0] * 20}], parts)
     packed = plain.model_copy(update={"train": plain.train.model_copy(update={"blocks": 1000})})
     for found, is_packed in ((plain, False), (packed, True)):
-        made = recipe, plan_for(recipe), found, training_result(2), metrics()
+        made = run_of(recipe, found)
         assert ("1,000 blocks, 99 % of them samples" in page.render(*made, broken=[])) is is_packed
         shown = model_card.render(*made, broken=[])
         assert ("1,300 for training (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed

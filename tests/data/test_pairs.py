@@ -9,7 +9,7 @@ from flytune import data
 from flytune.data.formats import Chat, Plain
 from flytune.data.rows.pairs import Pairs, pair_of
 from flytune.errors import DataError, RecipeError
-from flytune.recipe import Data, DataRequest, Recipe
+from flytune.recipe import Data, Recipe
 from tests.support.preferences import prepare_rows, rows_of, write_preferences
 from tests.support.tiny import tiny_recipe
 
@@ -197,15 +197,6 @@ def test_the_longest_pairs_are_trained_first(base, tmp_path):
     stream = data.Stream(train, recipe.training, data.row_kind("pairs"))
     longest = sorted((max(row["seq_lengths"]) for row in train), reverse=True)[:4]
     assert sorted((max(stream[place]["seq_lengths"]) for place in range(4)), reverse=True) == longest
-
-
-def test_sft_says_that_preferences_are_another_objective(base, tmp_path):
-    rows = write_preferences(tmp_path / "pairs.jsonl", 8)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows))
-    with pytest.raises(
-        DataError, match="chosen and rejected are preferences, which objective: sft does not train; write objective"
-    ):
-        data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
 
 
 @pytest.mark.parametrize(

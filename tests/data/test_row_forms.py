@@ -143,7 +143,10 @@ def test_columns_that_would_be_dropped_are_refused_by_name_unless_they_are_remov
             r"segments \(axolotl's input_output\) is not read; write prompt",
         ),
         ({"prompt": str([ASK]), "completion": str([SAID])}, r"prompt is the text of a Python list .*json.dumps"),
-        *[({"messages": [ASK, SAID], "label": one}, "label says which answers are undes.*kto") for one in (True, 0, "false")],
+        *[
+            ({"messages": [ASK, SAID], "label": one}, "label says which .* kto, or data.format: messages to train all")
+            for one in (True, 0, "false")
+        ],
         ({"messages": str([ASK, SAID])}, r"messages is the text of a Python list"),
         ({"messages": [ASK, {**CALLING, "function_call": CALL}]}, "has both function_call and tool_calls; remove one of them"),
     ],

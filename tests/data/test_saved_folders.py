@@ -1,23 +1,18 @@
 """Folders of save_to_disk that somebody else made: no file but their own is read, and nothing is decoded."""
 
-import json
-
 import datasets
 import pytest
 
 from flytune.data import readers
 from flytune.errors import DataError
 from flytune.recipe import Source
+from tests.support.spoiled import change
 
 _STRUCT = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
 
 
 def rows(path):
     return [row for row, _ in readers.strict(readers.read(Source(path=str(path))))]
-
-
-def change(file, **values):
-    file.write_text(json.dumps(json.loads(file.read_bytes()) | values))
 
 
 @pytest.fixture

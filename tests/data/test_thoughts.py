@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flytune.data.formats import Chat, convert
+from flytune.data.formats import convert
 from flytune.data.render import ChatTemplate, render
 from flytune.errors import DataError
 from flytune.recipe import Data
@@ -175,8 +175,3 @@ def test_thoughts_beside_calls_are_trained(trained):
     written = '[{"function": {"name": "f", "arguments": {}}}]<|im_end|>'
     assert trained([USER, call], calls) == ([f"<think>\nwhy\n</think>\n\n{written}"], (1, 0, 0))
     assert trained([USER, call], calls, trains=False) == ([written], (0, 1, 0))
-
-
-def test_a_chat_of_messages_keeps_its_own_spelling():
-    made = convert({"messages": [USER, {"role": "assistant", **SPELLINGS["thinking"]}]}, "messages", {}, "x:1")
-    assert made == Chat([USER, {"role": "assistant", "content": "yes", "thinking": "why"}])

@@ -4,11 +4,11 @@ import pytest
 
 from flytune.errors import RecipeError
 from flytune.evaluation import guards
-from flytune.records import Shard, TaskScore
+from flytune.records import TaskScore
 from flytune.report import model_card
 from flytune.report import page as report_page
-from tests.support.reports import Tags, metrics
-from tests.support.stages import manifest, plan_for, recipe_for, training_result
+from tests.support.reports import Tags, metrics, run_of
+from tests.support.stages import recipe_for
 
 
 def score(base, tuned, task="choose", metric="acc,none", **changes) -> TaskScore:
@@ -81,12 +81,9 @@ def test_a_guard_without_tasks_is_a_mistake_of_the_recipe():
 def pages(*scores, guard=None):
     """The report and the card have the sentence."""
     asked = recipe(*([guard] if guard else []))
-    shards = {split: [Shard(file=f"{split}/0.parquet", samples=9, tokens=540, sha256="a")] for split in ("train", "heldout")}
-    data = manifest([{"input_ids": [0] * 60}] * 18, shards)
     measured = metrics().model_copy(update={"tasks": list(scores)})
-    arguments = (asked, plan_for(asked), data, training_result(20), measured)
-    broken = guards.broken(asked, measured)
-    return report_page.render(*arguments, broken=broken), model_card.render(*arguments, broken=broken)
+    broken, made = guards.broken(asked, measured), run_of(asked, measured=measured)
+    return report_page.render(*made, broken=broken), model_card.render(*made, broken=broken)
 
 
 def test_report_and_card_show_the_tasks():

@@ -34,6 +34,19 @@ def scored(request, base, dataset, tmp_path_factory):
     return recipe, trained, evaluation_score.score(recipe, trained, dataset)
 
 
+def exported(base, dataset, folder, method, change, steps=1):
+    """Train, and change the tensors of the export, whose manifest fits; return the recipe."""
+    from safetensors.torch import load_file, save_file
+
+    recipe = recipe_for(base, method)
+    (file,) = write_trained(folder, recipe, dataset, steps=steps).glob("*/*model.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    manifest.write_manifest(recipe, file.parent, None)
+    return recipe
+
+
 def by_hand(model, row) -> list[float]:
     """Return the loss of each labelled token, in float64, from a separate forward pass."""
     with torch.no_grad():
@@ -74,33 +87,33 @@ def test_padding_and_batches_change_nothing(base, rows):
         assert numpy.abs(alone - together).max() < 1e-3
 
 
+class Wrapped(torch.nn.Module):
+    """A model in another one, which has a forward of its own."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.inner = AutoModelForCausalLM.from_pretrained(base)
+
+
 def test_indexes_of_the_last_layers_are_not_on_the_device_of_the_tokens(base, rows):
     """For a model over several GPUs, transformers' forward indexes the last GPU's states with logits_to_keep."""
     given = []
 
-    class Watched(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = AutoModelForCausalLM.from_pretrained(base)
-
+    class Watched(Wrapped):
         def forward(self, input_ids, attention_mask, use_cache, logits_to_keep):
             given.append(logits_to_keep)
             return self.inner(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
 
-    scoring.heldout_loss(Watched(), rows[:4], pad_token_id=3, batch_size=2)
+    scoring.heldout_loss(Watched(base), rows[:4], pad_token_id=3, batch_size=2)
     assert {type(kept) for kept in given} == {list}
 
 
 def test_models_that_cannot_slice_logits_give_the_same(base, rows):
-    class Plain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = AutoModelForCausalLM.from_pretrained(base)
-
+    class Plain(Wrapped):
         def forward(self, input_ids, attention_mask, use_cache):
             return self.inner(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
 
-    model = Plain()
+    model = Plain(base)
     plain, _ = scoring.heldout_loss(model, rows, 3, 4)
     sliced, _ = scoring.heldout_loss(model.inner, rows, 3, 4)
     assert numpy.allclose(plain, sliced, atol=1e-3)
@@ -276,37 +289,29 @@ def test_a_base_that_is_gone(base, dataset, tmp_path):
 
 
 def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):
-    from safetensors.torch import load_file, save_file
+    def change(tensors):
+        for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
+            tensors.pop(name)
 
-    recipe = recipe_for(base, "lora")
-    file = write_trained(tmp_path, recipe, dataset, steps=1) / "adapter" / "adapter_model.safetensors"
-    tensors = load_file(file)
-    for name in [name for name in tensors if "layers.0.self_attn.q_proj" in name]:
-        tensors.pop(name)
-    save_file(tensors, file, metadata={"format": "pt"})
-    manifest.write_manifest(recipe, file.parent, None)
+    recipe = exported(base, dataset, tmp_path, "lora", change)
     with pytest.raises(ExportError, match="cannot be loaded: Found missing adapter keys"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
 
 def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_path, monkeypatch):
-    from safetensors.torch import load_file, save_file
+    def change(tensors):
+        first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
+        tensors[first], tensors[second] = tensors[second], tensors[first]
 
-    recipe = recipe_for(base, "full")
-    file = write_trained(tmp_path, recipe, dataset, steps=12) / "model" / "model.safetensors"
-    tensors = load_file(file)
-    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
-    tensors[first], tensors[second] = tensors[second], tensors[first]
-    save_file(tensors, file, metadata={"format": "pt"})
-    manifest.write_manifest(recipe, file.parent, None)
-    exported = loading.exported_model(recipe, tmp_path)
+    recipe = exported(base, dataset, tmp_path, "full", change, steps=12)
+    model = loading.exported_model(recipe, tmp_path)
     with (
         monkeypatch.context() as patch,
         pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"),
     ):
         # The prompts alone would refuse it already.
         patch.setattr(gate, "_check_answers", lambda recipe, trained, model: None)
-        gate.check(recipe, tmp_path, dataset, heldout_rows(dataset, scoring.GATE_SAMPLES), lambda: exported)
+        gate.check(recipe, tmp_path, dataset, heldout_rows(dataset, scoring.GATE_SAMPLES), lambda: model)
     (tmp_path / probe.PROBE).unlink()
     with pytest.raises(ExportError, match="probe.safetensors: missing, cut short or damaged"):
         evaluation_score.score(recipe, tmp_path, dataset)
@@ -330,21 +335,15 @@ def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base,
 
 
 def test_weights_that_diverged(base, dataset, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    recipe = recipe_for(base, "full")
-    file = write_trained(tmp_path, recipe, dataset, steps=1) / "model" / "model.safetensors"
-    save_file({name: tensor * 1e20 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    manifest.write_manifest(recipe, file.parent, None)
+    recipe = exported(base, dataset, tmp_path, "full", lambda tensors: [tensor.mul_(1e20) for tensor in tensors.values()])
     with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
         evaluation_score.score(recipe, tmp_path, dataset)
 
 
 def test_a_process_that_has_trained_does_not_evaluate(monkeypatch):
     monkeypatch.setattr(evaluation_score, "score", in_which_process)
-    monkeypatch.setattr(clean_process._State, "has_trained", False)
-    monkeypatch.setattr(clean_process._State, "has_computed", False)
-    monkeypatch.setattr(clean_process._State, "pool", None)
+    for name, value in {"has_trained": False, "has_computed": False, "pool": None}.items():
+        monkeypatch.setattr(clean_process._State, name, value)
     assert evaluation_score.score_in_subprocess(None, None, None) == os.getpid()
     clean_process.note_training()
     assert evaluation_score.score_in_subprocess(None, None, None) != os.getpid()

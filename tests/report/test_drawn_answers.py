@@ -6,8 +6,8 @@ from flytune.artifacts import build
 from flytune.records.rollouts import Group, Rollout
 from flytune.report import drawn_answers, figure_charts
 from flytune.report import page as report_page
-from tests.support.reports import EVIL, Tags, metrics
-from tests.support.stages import manifest, plan_for, recipe_for, training_result
+from tests.support.reports import EVIL, Tags, run_of
+from tests.support.stages import recipe_for, training_result
 
 REWARDS = ["exact_answer", {"name": "regular_expression", "pattern": "[0-9]+", "weight": 0.5}]
 RECIPE = recipe_for(Path("models/base"), "lora", objective={"name": "grpo", "rewards": REWARDS, "group_size": 2})
@@ -37,9 +37,7 @@ def test_the_page_has_them_escaped_and_a_chart_of_each_reward():
     training = training_result(4)
     values = {"exact_answer": 0.1, "regular_expression": 0.9}
     training = training.model_copy(update={"steps": [one.model_copy(update={"rewards": values}) for one in training.steps]})
-    sft = recipe_for(Path("models/base"), "lora")
-    made = (plan_for(sft), manifest([{"input_ids": [0] * 20}] * 4, {"train": [], "heldout": []}), training, metrics())
-    text = report_page.render(RECIPE, *made, broken=[], rollouts=[group(1), group(7)])
+    text = report_page.render(*run_of(RECIPE, training=training), broken=[], rollouts=[group(1), group(7)])
     tags = Tags(text)
     assert tags.open == []
     assert tags.all("script") == []
@@ -48,7 +46,7 @@ def test_the_page_has_them_escaped_and_a_chart_of_each_reward():
     assert "Reward 0.500 (exact_answer 0, regular_expression 1), cut off answer 0 of 7" in said
     assert "at the last one exact_answer 0.1, regular_expression 0.9" in text
     assert figure_charts.of_rewards(training_result(4)) is None
-    assert "drawn in training" not in report_page.render(sft, *made, broken=[])
+    assert "drawn in training" not in report_page.render(*run_of(recipe_for(Path("models/base"), "lora")), broken=[])
 
 
 def test_a_damaged_record_costs_the_section_and_not_the_model(tmp_path, caplog):

@@ -10,7 +10,7 @@ from flytune.objectives import objective_of
 from flytune.records import Answer, Attempt, GpuUse, Metrics, Shard, SourceCounts
 from flytune.report import charts, figure_charts, model_card
 from flytune.report import page as report_page
-from tests.support.reports import EVIL, Tags, metrics
+from tests.support.reports import EVIL, Tags, metrics, run_of
 from tests.support.stages import manifest, plan_for, recipe_for, training_result
 
 
@@ -23,7 +23,7 @@ def page(steps=40, method="qlora", **changes) -> str:
     }
     rows = [{"input_ids": [0] * (20 + number % 130)} for number in range(400)]
     data = manifest(rows, shards).model_copy(update={"source": EVIL, "sources": []})
-    return report_page.render(recipe, plan_for(recipe), data, training_result(steps), metrics(), broken=[])
+    return report_page.render(*run_of(recipe, data, steps), broken=[])
 
 
 def test_is_one_whole_page_without_anything_outside():
@@ -81,17 +81,8 @@ def test_pictures_are_xml_in_the_pages_colours():
 
 def test_figures_and_reasons_are_there():
     text = Tags(page()).text
-    for shown in (
-        "39.6",
-        "21.3",
-        "36.6 to 43.4",
-        "−0.620",
-        "6,512",
-        "2 x 2 accumulated",
-        "1.06 GiB",
-        "under $ 0.01",
-        "(nothing)",
-    ):
+    figures = ("39.6", "21.3", "36.6 to 43.4", "−0.620", "6,512", "2 x 2 accumulated", "1.06 GiB", "under $ 0.01")
+    for shown in (*figures, "(nothing)"):
         assert shown in text
 
 
@@ -103,7 +94,7 @@ def with_sources(count: int) -> tuple[str, str]:
     recipe = recipe_for(Path("models/base"), "lora")
     shard = {split: [Shard(file="a", samples=9, tokens=60, sha256="a")] for split in ("train", "heldout")}
     data = manifest([{"input_ids": [0] * 9}], shard).model_copy(update={"sources": sources, "source": EVIL, "split": 4321})
-    made = recipe, plan_for(recipe), data, training_result(4), metrics()
+    made = run_of(recipe, data)
     return report_page.render(*made, broken=[]), model_card.render(*made, broken=[])
 
 
@@ -225,7 +216,7 @@ def test_only_attempts_as_planned_are_compared_with_the_plan():
     training = training.model_copy(update={"attempts": [first, last], "steps": steps, "peaks": {"load": 7 * 2**30}})
     assert training.as_planned(plan).peaks == {"load": 2**30}
     assert training.as_planned(plan.model_copy(update={"shape": "another"})) is training
-    made = recipe, plan, manifest([{"input_ids": [1], "labels": [1]}], {"train": [], "heldout": []}), training, metrics()
+    made = run_of(recipe, training=training)
     text = report_page.render(*made, broken=[])
     assert "load 957 MiB and 1 GiB" in text
     assert "those beside the plan's are of the attempts with its machines and batches" in text
@@ -237,10 +228,7 @@ def test_only_attempts_as_planned_are_compared_with_the_plan():
 
 
 def card(**method):
-    recipe = recipe_for(Path("models/base"), {"name": "lora", "r": 8} | method)
-    shards = {split: [Shard(file=f"{split}/00000.parquet", samples=1, tokens=9, sha256="a")] for split in ("train", "heldout")}
-    made = recipe, plan_for(recipe), manifest([{"input_ids": [0] * 9}], shards), training_result(4), metrics()
-    return model_card.render(*made, broken=[])
+    return model_card.render(*run_of(recipe_for(Path("models/base"), {"name": "lora", "r": 8} | method)), broken=[])
 
 
 def test_the_card_tells_vllm_how_the_adapters_of_experts_are_stored():
@@ -290,7 +278,6 @@ def test_the_verdict_on_pairs(low, high, words, better):
 
 def test_report_and_card_show_the_figures_of_the_objective_each_on_its_own_axis():
     recipe = recipe_for(Path("models/base"), "lora", objective="dpo")
-    data = manifest([{"input_ids": [0] * 20}] * 4, {"train": [], "heldout": []})
     training = training_result(steps=4)
     steps = [step.model_copy(update={"reward_accuracy": 0.5, "reward_margin": 0.1}) for step in training.steps]
     figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step]
@@ -300,10 +287,11 @@ def test_report_and_card_show_the_figures_of_the_objective_each_on_its_own_axis(
     assert [chart.title for chart in made] == ["Preference loss", "Reward accuracy", "Reward margin"]
     assert "held-out of the tuned model (0.500)" in made[0].picture
     assert [chart.text.split(";")[0] for chart in made] == ["nats per pair", "share of pairs", "nats"]
-    html = report_page.render(recipe, plan_for(recipe), data, training, found, broken=[])
+    run = run_of(recipe, training=training, measured=found)
+    html = report_page.render(*run, broken=[])
     assert "Preference loss" in html
     assert "perplexity" not in html.lower()
-    card = model_card.render(recipe, plan_for(recipe), data, training, found, broken=[])
+    card = model_card.render(*run, broken=[])
     assert "| preference loss, nats per pair | lower | – | 0.500 (0.400 to 0.600) | – |" in card
     assert "Trained with DPO (sigmoid, beta 0.1) on pairs of answers" in card
 

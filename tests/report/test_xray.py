@@ -46,11 +46,22 @@ def recipe(tokenizer: Path, path: Path, **changes: Any) -> Recipe:
     return recipe_for(tokenizer, "full", **{"data.path": str(path), "data.max_length": 400, "description": EVIL, **changes})
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of 60 chats."""
+    return write_rows(tmp_path / "chats.jsonl", chats(60))
+
+
+def page_of(asked: Recipe, rows: int, path: Path) -> str:
+    """The page of so many rows, as HTML."""
+    return xray.recipe_page(asked, rows, path).path.read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def page(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
     path = write_rows(folder / "chats.jsonl", chats(60))
-    return xray.recipe_page(recipe(tokenizer, path), 50, folder / "deep" / "page.html").path.read_text(encoding="utf-8")
+    return page_of(recipe(tokenizer, path), 50, folder / "deep" / "page.html")
 
 
 def test_is_one_whole_page_without_anything_outside(page):
@@ -102,12 +113,11 @@ def test_all_parts_are_there(page):
     assert "{% for message in messages %}" in text
 
 
-def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_each_of_several_sources_is_limited(tokenizer, path, tmp_path):
     other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
     asked = recipe(tokenizer, path).model_dump(mode="json")
     asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
-    made = xray.recipe_page(Recipe.model_validate(asked), 30, tmp_path / "page.html").path.read_text(encoding="utf-8")
+    made = page_of(Recipe.model_validate(asked), 30, tmp_path / "page.html")
     assert Tags(made).open == []
     text = re.sub(r"\s+", " ", Tags(made).text)
     assert "40 rows were read" in text
@@ -115,18 +125,17 @@ def test_each_of_several_sources_is_limited(tokenizer, tmp_path):
     assert re.search(rf"{other} text 2305\d", text)
 
 
-def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_heldout_rows_are_limited_too(tokenizer, path, tmp_path):
     others = [
         {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"fizz {n}"}]} for n in range(90)
     ]
     heldout = write_rows(tmp_path / "heldout.jsonl", others)
     asked = recipe(tokenizer, path, heldout_path=str(heldout))
-    text = Tags(xray.recipe_page(asked, 20, tmp_path / "page.html").path.read_text(encoding="utf-8")).text
+    text = Tags(page_of(asked, 20, tmp_path / "page.html")).text
     assert "40 rows were read" in text
     assert "20 training samples, 20 held out" in text
     assert re.search(rf"{heldout} messages\s+1\s*20\s*20", text)
-    text = Tags(xray.recipe_page(asked, 90, tmp_path / "page.html").path.read_text(encoding="utf-8")).text
+    text = Tags(page_of(asked, 90, tmp_path / "page.html")).text
     assert "90 held out" in text
     others[7]["messages"] = []
     write_rows(heldout, others)
@@ -141,10 +150,9 @@ def test_heldout_rows_are_limited_too(tokenizer, tmp_path):
     )
 
 
-def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
-    made = xray.recipe_page(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
-    text = Tags(made.path.read_text(encoding="utf-8")).text
+def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, path, tmp_path):
+    made = page_of(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
+    text = Tags(made).text
     assert "cut at 150 tokens" in text
     assert "2 of 21 checks fail and would stop the run" in text
     assert "✗ stop" in text
@@ -152,8 +160,7 @@ def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, tmp_path):
 
 def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
     path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 9} for n in range(300)])
-    made = xray.recipe_page(recipe(tokenizer, path, packing=True, max_length=512), 300, tmp_path / "page.html")
-    page = made.path.read_text(encoding="utf-8")
+    page = page_of(recipe(tokenizer, path, packing=True, max_length=512), 300, tmp_path / "page.html")
     assert "The samples of a block do not see each other" in page
     assert page.count("<line ") > 8
     assert 'class="strips"' in page
@@ -170,14 +177,13 @@ def test_strips_say_how_much_is_padding():
 
 def test_long_samples_are_shown_at_both_ends(tokenizer, tmp_path):
     path = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} " * 400} for n in range(60)])
-    made = xray.recipe_page(recipe(tokenizer, path, max_length=2000), 60, tmp_path / "page.html")
-    assert re.search(r"… [\d,]+ tokens, [\d,]+ of them trained, are not shown …", made.path.read_text(encoding="utf-8"))
+    made = page_of(recipe(tokenizer, path, max_length=2000), 60, tmp_path / "page.html")
+    assert re.search(r"… [\d,]+ tokens, [\d,]+ of them trained, are not shown …", made)
 
 
-def test_the_report_has_the_contract_and_samples(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_the_report_has_the_contract_and_samples(tokenizer, path, tmp_path):
     asked = recipe(tokenizer, path)
-    data.prepare(data_request(asked), tmp_path / "dataset")
+    data.prepare(DataRequest.of(asked, "x"), tmp_path / "dataset")
     section = xray.section(tmp_path / "dataset")
     tags = Tags(section)
     assert tags.open == []
@@ -191,12 +197,7 @@ def test_the_report_has_the_contract_and_samples(tokenizer, tmp_path):
     assert "Contract" in xray.page(tmp_path / "dataset", asked, tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def data_request(asked: Recipe) -> DataRequest:
-    return DataRequest(model=asked.model, data=asked.data, fingerprint="x")
-
-
-def test_the_command_writes_the_page_and_prints_its_path(tokenizer, tmp_path, capsys, monkeypatch):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_the_command_writes_the_page_and_prints_its_path(tokenizer, path, tmp_path, capsys, monkeypatch):
     file = tmp_path / "recipe.yaml"
     file.write_text(recipe(tokenizer, path).to_yaml(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -209,17 +210,15 @@ def test_the_command_writes_the_page_and_prints_its_path(tokenizer, tmp_path, ca
     assert "--rows 0: must be 1 to 1e+12" in capsys.readouterr().err
 
 
-def test_a_folder_without_its_tokenizer_is_told(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_a_folder_without_its_tokenizer_is_told(tokenizer, path, tmp_path):
     asked = recipe(tokenizer, path)
-    data.prepare(data_request(asked), tmp_path / "dataset")
+    data.prepare(DataRequest.of(asked, "x"), tmp_path / "dataset")
     (tmp_path / "dataset" / "tokenizer").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"dataset: no tokenizer/ in the folder; prepare the data again"):
         xray.page(tmp_path / "dataset", asked, tmp_path / "page.html")
 
 
-def test_a_model_that_is_not_there_is_told_without_a_page(tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_a_model_that_is_not_there_is_told_without_a_page(path, tmp_path):
     with pytest.raises(DataError, match=r"model.name_or_path: .*no such folder"):
         xray.recipe_page(recipe(tmp_path / "nothing", path), 20, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
@@ -233,9 +232,7 @@ def test_rows_of_a_split_for_evaluation_are_limited_too(tokenizer, tmp_path, mon
     monkeypatch.setattr("flytune.data.readers.hub_rows", rows)
     asked = recipe(tokenizer, tmp_path / "unread").model_dump(mode="json")
     asked["data"] |= {"path": None, "dataset_name": "owner/chats", "eval_split": "test", "heldout_fraction": 0.02}
-    text = Tags(
-        xray.recipe_page(Recipe.model_validate(asked), 20, tmp_path / "page.html").path.read_text(encoding="utf-8")
-    ).text
+    text = Tags(page_of(Recipe.model_validate(asked), 20, tmp_path / "page.html")).text
     assert "20 training samples, 20 held out" in text
     assert re.search(r"owner/chats\[test\] messages\s+1\s*20\s*20", text)
 
@@ -306,8 +303,7 @@ def test_bad_rows_are_on_the_page_and_their_list_stays(tokenizer, tmp_path):
     assert not (tmp_path / "page.bad_rows.jsonl").exists(), "a list of an earlier page would mislead"
 
 
-def test_bad_rows_of_limited_heldout_data_have_their_places(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_bad_rows_of_limited_heldout_data_have_their_places(tokenizer, path, tmp_path):
     rows: list[Any] = chats(90)
     rows[8]["messages"] = []
     heldout = write_rows(tmp_path / "heldout.jsonl", rows)
@@ -322,8 +318,7 @@ def test_bad_rows_of_limited_heldout_data_have_their_places(tokenizer, tmp_path)
     assert made.rows == 40
 
 
-def test_another_file_is_not_replaced_by_the_list(tokenizer, tmp_path):
-    path = write_rows(tmp_path / "chats.jsonl", chats(60))
+def test_another_file_is_not_replaced_by_the_list(tokenizer, path, tmp_path):
     (tmp_path / "page.bad_rows.jsonl").write_text('{"mine": 1}\n')
     with pytest.raises(DataError, match=r"page.bad_rows.jsonl: exists already, and is not a list of bad rows; move it"):
         xray.recipe_page(recipe(tokenizer, path), 20, tmp_path / "page.html")
@@ -332,8 +327,7 @@ def test_another_file_is_not_replaced_by_the_list(tokenizer, tmp_path):
 @pytest.mark.parametrize("too_long", ["truncate", "drop"])
 def test_what_one_looks_for_is_shown_before_the_first_samples(too_long, tokenizer, tmp_path):
     asked = recipe(tokenizer, faulty(tmp_path), max_bad_fraction=0.1, max_length=150, too_long=too_long)
-    made = xray.recipe_page(asked, 60, tmp_path / "page.html")
-    page = made.path.read_text(encoding="utf-8")
+    page = page_of(asked, 60, tmp_path / "page.html")
     assert Tags(page).open == []
     titles = headings(page)
     kind = "Cut" if too_long == "truncate" else "Dropped, too long"
@@ -350,8 +344,8 @@ def test_what_one_looks_for_is_shown_before_the_first_samples(too_long, tokenize
 def test_flagged_samples_are_shown(tokenizer, tmp_path):
     rows = [{"input_ids": [5, 6, 7, 8 + n], "labels": [-100, 6, 7, 8 + n]} for n in range(60)]
     rows[7] = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
-    made = xray.recipe_page(recipe(tokenizer, write_rows(tmp_path / "rows.jsonl", rows)), 60, tmp_path / "page.html")
-    titles = headings(made.path.read_text(encoding="utf-8"))
+    made = page_of(recipe(tokenizer, write_rows(tmp_path / "rows.jsonl", rows)), 60, tmp_path / "page.html")
+    titles = headings(made)
     assert any("Flagged: end marker" in title for title in titles)
     assert "Flagged" in titles[0]
 

@@ -3,12 +3,14 @@
 from html.parser import HTMLParser
 
 from flytune.evaluation import score
-from flytune.records import Answer, Metrics, Part, Wins
+from flytune.records import Answer, Metrics, Part, Shard, Wins
+from tests.support.stages import manifest, plan_for, training_result
 
 EVIL = "<script>alert('a')</script> & \"quotes\""
 
 
 def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics:
+    part = {"difference": -0.5, "difference_low": -0.7, "difference_high": -0.3}
     return Metrics(
         base=score._score(3.68, 3.6, 3.77),
         tuned=score._score(3.06, 2.99, 3.13),
@@ -20,22 +22,19 @@ def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics
         loaded_as="nf4",
         answers=[Answer(prompt=EVIL, reference=EVIL, base=EVIL, tuned="", tuned_stopped=False)] * answers,
         seconds=74.0,
-        parts=[
-            Part(
-                kind="source",
-                name=EVIL,
-                samples=7,
-                tokens=90,
-                base_loss=3.5,
-                tuned_loss=3.0,
-                difference=-0.5,
-                difference_low=-0.7,
-                difference_high=-0.3,
-            )
-        ],
+        parts=[Part(kind="source", name=EVIL, samples=7, tokens=90, base_loss=3.5, tuned_loss=3.0, **part)],
         sample_wins=Wins(tuned=101, base=30, ties=2),
         answer_wins=Wins(tuned=1, base=0, ties=0),
     )
+
+
+def run_of(recipe, data=None, steps=4, training=None, measured=None):
+    """Return what report and card are rendered from: recipe, plan, manifest, training and metrics of a run."""
+    shards = {
+        split: [Shard(file=f"{split}/00000.parquet", samples=9, tokens=540, sha256="a")] for split in ("train", "heldout")
+    }
+    data = data or manifest([{"input_ids": [0] * 60}] * 18, shards)
+    return recipe, plan_for(recipe), data, training or training_result(steps), measured or metrics()
 
 
 class Tags(HTMLParser):
