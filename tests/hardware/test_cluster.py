@@ -68,11 +68,11 @@ def test_the_same_path_may_be_another_volume_in_other_pods():
     assert [volume and volume.name for volume in found] == ["team", "b", None, "team"]
 
 
-def test_the_old_key_names_what_to_write(tmp_path):
-    (tmp_path / "cluster.yaml").write_text("mounted: [/mnt/models]\n")
-    with pytest.raises(RecipeError, match=r"mounted: replaced by volumes.*write volumes: \[\{name: models, ") as caught:
-        load_cluster(tmp_path / "cluster.yaml")
-    suggested = re.search(r"write (volumes: \[.*\])", str(caught.value))
+@pytest.mark.parametrize("written", [None, ["/mnt/models"]])
+def test_the_old_key_names_what_to_write(written):
+    with pytest.raises(ValueError, match=r"mounted: replaced by volumes.*write volumes: \[\{name: models, ") as caught:
+        Cluster(mounted=written)
+    suggested = re.search(r"write (volumes: \[.*?\])", str(caught.value))
     (volume,) = Cluster.model_validate(yaml.safe_load(suggested[1])).volumes
     assert volume.mount_path == "/mnt/models"
 

@@ -106,9 +106,7 @@ def test_the_picture_is_a_file_of_its_own_with_every_phase_and_component(tmp_pat
     assert {*plan.memory.phases, *(name for name in plan.memory.components)} <= texts
     used = set(re.findall(r"var\((--\w+)\)", content))
     assert used <= set(re.findall(r"(--\w+): #", content))
-
-
-def test_no_two_components_of_a_plan_have_one_colour():
+    # No two components of a plan have one colour.
     components = planned(recipe(method="lora", sharding="fsdp"), "a100-80gb-8").memory.components
     assert len(components) > 8
     assert len({charts.color(number) for number in range(len(components))}) == len(components)

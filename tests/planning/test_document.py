@@ -11,7 +11,7 @@ from flytune.hardware import shape_named
 from flytune.planning import document, planner, solving
 from flytune.planning.calibration import Factor
 from tests.support.paths import ROOT
-from tests.support.plans import GEOMETRY, recipe_of
+from tests.support.plans import GEOMETRY, TRAINING, recipe_of
 
 STORED = (ROOT / "docs/plan.schema.json").read_text()
 KINDS = [
@@ -24,8 +24,7 @@ KINDS = [
 
 
 def made(method, sharding, shape, samples=None, data=None):
-    training = {"learning_rate": 1e-4, "global_batch_size": 64}
-    recipe = recipe_of(method=method, sharding=sharding, training=training, data={"path": "x.jsonl", **(data or {})})
+    recipe = recipe_of(method=method, sharding=sharding, training=TRAINING, data={"path": "x.jsonl", **(data or {})})
     return planner.make(recipe, [shape_named(shape)], GEOMETRY, samples or None)
 
 

@@ -41,9 +41,6 @@ def test_what_leaves_too_little_is_refused_in_its_words():
     with pytest.raises(DoesNotFit, match=r"of GPU memory for hardware.headroom 0\.\d+ missing: needs"):
         made(8192, round(free + 0.01, 4))
     assert made(8192, round(free - 0.01, 4)).memory == usual.memory
-
-
-def test_headroom_stays_with_a_named_shape():
     assert planner.on_shape(recipe_of(hardware={"headroom": 0.2}), "l4-1").hardware.headroom == 0.2
 
 

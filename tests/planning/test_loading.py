@@ -11,10 +11,9 @@ from flytune.planning import base_sizes, loading, planner, requirements, table
 from flytune.planning.candidates import best_fit
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
-from tests.support.plans import GEOMETRY, LLAMA_8B, recipe_of
+from tests.support.plans import GEOMETRY, LLAMA_8B, TRAINING, recipe_of
 
 SIZE = 2.0 * GEOMETRY.parameters
-TRAINING = {"learning_rate": 1e-4, "global_batch_size": 64}
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
 
 

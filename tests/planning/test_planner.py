@@ -321,6 +321,8 @@ def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connec
     assert "owner/unknown: no such folder, and the hub cannot be reached (no answer from https://hub.invalid); name a" in said
     assert "config.json" in said
     assert "HF_HUB_OFFLINE=1" in said
+    assert models_base.commit_of(recipe_of(model={"name_or_path": "owner/unknown"}).model) is None
+    assert len(connections) == 2, "a commit is not waited for either"
 
 
 def test_a_shipped_config_holds_for_its_revision_alone(connections):
@@ -362,11 +364,6 @@ def test_every_known_model_is_counted():
     assert all(config_sizes.geometry(row["config"], row["names"][0]).parameters for row in rows)
     names = [name for row in rows for name in row["names"]]
     assert len(names) == len(set(names))
-
-
-def test_a_commit_is_not_waited_for_either(connections):
-    assert models_base.commit_of(recipe_of(model={"name_or_path": "owner/unknown"}).model) is None
-    assert len(connections) == 1
 
 
 def test_behind_a_proxy_it_is_the_proxy_that_is_tried(connections, monkeypatch):

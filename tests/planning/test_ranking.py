@@ -193,8 +193,7 @@ def test_nothing_that_fits_is_told_of_the_ranking_too():
 
 @pytest.mark.parametrize(("length", "tight"), [(2048, False), (5120, True)])
 def test_a_tight_plan_is_taken_only_where_none_fits_well(length, tight):
-    training = {"learning_rate": 1e-4, "global_batch_size": 64}
-    recipe = recipe_of(sharding="ddp", method="lora", data={"path": "x", "max_length": length}, training=training)
+    recipe = recipe_of(sharding="ddp", method="lora", data={"path": "x", "max_length": length}, training=TRAINING)
     fits = [fit for fit in candidates.each(recipe, shape_named("a10g-8"), GEOMETRY) if isinstance(fit, candidates.Fit)]
     found = candidates.best_fit(recipe, shape_named("a10g-8"), GEOMETRY)
     assert found.is_tight is tight

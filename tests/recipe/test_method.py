@@ -3,7 +3,7 @@
 import pytest
 
 from flytune.errors import RecipeError
-from tests.support.plans import recipe_of
+from tests.support.plans import TRAINING, recipe_of
 
 
 def test_experts_have_no_dropout_unless_it_is_written():
@@ -32,5 +32,4 @@ def test_a_recipe_without_experts_keeps_its_key():
     old = recipe_of(method={"name": "lora"})
     assert recipe_of(method={"name": "lora", "experts": False}).key() == old.key()
     assert recipe_of(method={"name": "lora", "lora_dropout": 0, "experts": True}).key() != old.key()
-    trained = {"learning_rate": 1e-4, "global_batch_size": 64}
-    assert recipe_of(training=trained | {"router_aux_loss_coef": None}).key() == recipe_of(training=trained).key()
+    assert recipe_of(training=TRAINING | {"router_aux_loss_coef": None}).key() == recipe_of(training=TRAINING).key()
