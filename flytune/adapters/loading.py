@@ -113,7 +113,7 @@ def load_adapters(adapters: Mapping[str, Adapter]) -> Any:
     if len(set(bases.values())) > 1:
         lines = [f"  {name}: {base} at revision {revision}, {precision}" for name, (base, revision, precision) in bases.items()]
         raise ExportError("\n".join(["adapters of different bases cannot share one; load them separately:", *lines]))
-    loading.import_libraries()
+    loading.import_libraries("peft")
     model: Any = None
     for name, adapter in adapters.items():
         with as_export_error(f"adapter {name} on base model {adapter.base[0]}: cannot be loaded"):

@@ -79,7 +79,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         raise ExportError(f"{out}: exists already; a merged model is written into a new folder")
     if not (artifact / "adapter_config.json").is_file():
         raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
-    loading.import_libraries()
+    loading.import_libraries("peft")
     recipe = opening.open_artifact(artifact, consent).recipe
     opening.require_language_model(recipe, artifact)
     if consent.base is None:

@@ -54,7 +54,7 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     output.install()
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
-    loading.import_libraries()
+    loading.import_libraries(*(() if recipe.method.name == "full" else ("peft",)))
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
     made = {"samples": len(rows), "loaded_as": _loaded_as(recipe), "answers": []}
     if recipe.method.experts:

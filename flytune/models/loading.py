@@ -1,14 +1,16 @@
 """Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
 
 import importlib
+import inspect
 import logging
 import os
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
-from flytune import garbage_collection
+from flytune import garbage_collection, patches
 from flytune.errors import RecipeError
 from flytune.models import adapted_layers, adapter_targets, adapter_tensors, base, heads, host_memory, tokenizers, vocabulary
 from flytune.models.library_errors import named
@@ -211,6 +213,22 @@ def device_map() -> str | dict[str, str | int]:
     return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import libraries in this block without garbage collection, and without torch's compiler, which few runs ever call."""
+    with garbage_collection.paused():
+        compiled = patches.torch.COMPILE.current()  # torch is imported here
+
+        def at_first_call(function: Any = None, **options: Any) -> Any:
+            if not inspect.isfunction(function):
+                return compiled(function, **options)
+            make = cache(partial(compiled, function, **options))
+            return wraps(function)(lambda *arguments, **named: make()(*arguments, **named))
+
+        with patches.torch.COMPILE.replaced(at_first_call):
+            yield
+
+
 def import_libraries(*names: str) -> None:
     """Import transformers and other libraries that load models, and set up this process for them.
 
@@ -218,7 +236,7 @@ def import_libraries(*names: str) -> None:
     """
     host_memory.return_freed_blocks()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with garbage_collection.paused():
+    with importing():
         for name in ("transformers.modeling_utils", *names):
             importlib.import_module(name)
 

@@ -22,6 +22,14 @@ CHECKPOINT_SAVE = BlockPatch(
     ),
     remove_when="accelerate saves asynchronously",
 )
+COMPILE = BlockPatch(
+    name="torch:compile",
+    version=_VERSION,
+    reason="bitsandbytes asks for compiled functions when it is imported, and torch then imports its compiler: a fifth of all "
+    "time of training's imports",
+    upstream=("bitsandbytes.backends.default.ops:_try_torch_compile", "torch:_TorchCompileInductorWrapper.__init__"),
+    remove_when="bitsandbytes compiles at the first call, or torch imports its compiler then",
+)
 DROPOUT = BlockPatch(
     name="torch.nn.functional:dropout",
     version=_VERSION,

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from multiprocessing import get_context
 
-from flytune import garbage_collection, launch_variables
+from flytune import launch_variables
 from flytune.models import loading
 from flytune.objectives import OBJECTIVES
 
@@ -28,7 +28,7 @@ def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
         warnings.simplefilter("ignore")
         loading.import_libraries(*names)
         if not has_gpu:
-            with garbage_collection.paused():
+            with loading.importing():
                 for name in objectives:
                     OBJECTIVES[name]().trainer_class()
 

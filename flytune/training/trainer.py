@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from flytune import data, garbage_collection, patches
+from flytune import data, patches
 from flytune.console import step_lines
 from flytune.data import Collator, order, row_kind
 from flytune.errors import TrainingError
@@ -40,7 +40,7 @@ from flytune.training.run_state import RunState
 @functools.cache
 def trainer_class(objective: str) -> Any:
     """Return RunTrainer, TRL's trainer of an objective with what Flytune changes in it. TRL is imported here."""
-    with garbage_collection.paused():
+    with loading.importing():
         from transformers import PrinterCallback
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
