@@ -92,6 +92,7 @@ def test_an_artifact_of_an_older_release_opens(artifact):
     opened = opening.open_artifact(artifact)
     assert opened.recipe.name == "release-lora"
     assert {file.file for file in opened.contents.files} == set(FILES)
+    assert reproduction.recipe_of(artifact).name == "release-lora", "without consent, since it has no code"
 
 
 @pytest.mark.parametrize("file", FILES)

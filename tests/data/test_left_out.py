@@ -78,7 +78,8 @@ META = {"id": 7, "source": "web", "language": "en", "created_at": "2024"}
         ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "text": "The fox."}, "tokens", []),
     ],
 )  # fmt: skip
-def test_columns_that_mean_something_are_named_and_others_are_listed(row, form, meant, tokenizer, tmp_path):
+def test_columns_that_mean_something_are_named_and_others_are_listed(row, form, meant, tokenizer, tmp_path, caplog):
+    caplog.set_level("INFO")
     rows = [{**row, **META, "empty": None} for _ in range(20)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     manifest = data.prepare(
@@ -89,6 +90,7 @@ def test_columns_that_mean_something_are_named_and_others_are_listed(row, form, 
     check = checks_of(tmp_path / "a")["left out"]
     assert check.verdict == ("warning" if meant else "ok")
     assert check.found.startswith("columns not used: ")
+    assert caplog.text.count("columns not used: ") == 1, "said once, as a warning or not"
     assert all(name in check.found for name in (*META, *meant))
     assert all(name in check.advice for name in meant)
 

@@ -95,7 +95,7 @@ def test_text_has_its_prompt_in_a_column(row, columns, prompt):
 def test_an_implicit_prompt_of_text_is_that_of_trl():
     from trl.data_utils import extract_prompt
 
-    for chosen, rejected in (("ab cd", "ab ce"), ("ab cd", "ab de"), ("Q A: yes", "Q A: no"), ("x", "y")):
+    for chosen, rejected in (("ab cd", "ab ce"), ("ab cd", "ab de"), ("Q A: yes", "Q A: no"), ("x", "y"), (" a", " b")):
         theirs = extract_prompt({"chosen": chosen, "rejected": rejected})
         found = pair({"chosen": chosen, "rejected": rejected})
         assert (found.chosen.prompt, found.chosen.completion) == (theirs["prompt"], theirs["chosen"])

@@ -116,6 +116,13 @@ def test_pairs_of_openai_and_ms_swift_are_read(row):
     assert samples(row, "pairs") == [PLAIN, Chat([ASK, OTHER])]
 
 
+def test_tools_beside_pairs_of_text_are_refused():
+    answers = {"chosen": "a", "rejected": "b", "tools": [TOOL]}
+    with pytest.raises(DataError, match="^x:1: column tools "):
+        samples({"prompt": "q", **answers}, "pairs")
+    assert samples({"messages": [ASK], **answers}, "pairs") == [Chat([ASK, SAID], [TOOL]), Chat([ASK, OTHER], [TOOL])]
+
+
 CHAT = {"messages": [ASK, SAID]}
 TEXT = {"prompt": "q", "completion": "a"}
 REFUSED = {

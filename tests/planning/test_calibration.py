@@ -91,8 +91,11 @@ def test_a_run_is_compared_with_its_plan():
     assert (found.speed_ratio, found.planned_step_seconds) == (None, None), "a CPU's speed is not planned"
     later = TRAINING.steps[1:]
     assert found.measured_step_seconds == pytest.approx(sum(step.seconds - step.eval_seconds for step in later) / len(later))
-    shorter = compare(recipe_of(), stages.plan_for(recipe), MANIFEST, TRAINING)
-    assert (shorter.full_length, shorter.memory_ratio) == (False, None)
+    # Short samples, whether the longest are trained first or not.
+    for probes in (False, True):
+        training = {"learning_rate": 1e-4, "global_batch_size": 8, "probe_longest": probes}
+        shorter = compare(recipe_of(training=training), stages.plan_for(recipe), MANIFEST, TRAINING)
+        assert (shorter.full_length, shorter.memory_ratio) == (False, None)
 
 
 def test_the_command_line_learns_from_a_folder_of_artifacts(tmp_path, kept, capsys):
