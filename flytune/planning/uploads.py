@@ -80,7 +80,8 @@ def missing(recipe: Recipe) -> list[str]:
         place = _place(_folder(field, path))
         if windows.is_windowed(path) or (field in _OF_DATA and place.is_file() and sources.kind(path)):
             return path
-        if field in _OF_DATA and not place.exists():  # said without the libraries by which data is read
+        # Said without `sources.locate`, which imports the libraries of stores.
+        if field in _OF_DATA and not place.exists():
             problems.append(f"{dotted(loc)}: {path}: no such file or folder{sources.beside(str(place))}")
         elif field != "model.name_or_path" or not place.is_dir():  # a plan needs the config alone, and reads it
             try:
