@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 import images
 from flytune.hardware import load_shapes
 from flytune.records import TrainingResult
-from tests.support import flytectl
+from tests.support import flytectl, fork_server
 from tests.support.execution import Run
 from tests.support.laptop import REST, SECRET, SECRETS, VOLUME, WHERE, pyflyte, submit
 from tests.support.make import lines
@@ -38,7 +38,7 @@ NOT_PYTHON = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    return tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
+    return fork_server.call(tiny_base, folder), write_pairs(folder / "pairs.jsonl", 64)
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,10 @@ import warnings
 import msgpack
 import pytest
 
-from flytune.hardware import shape_named
-from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.selftest import Matrix
-from flytune.training import loop
-from tests.support import ranks
+from tests.support import fork_server, ranks
 from tests.support.execution import Run
 from tests.support.flyteadmin import flyteadmin
 from tests.support.laptop import WHERE, checkout, pyflyte, submit
@@ -25,15 +22,10 @@ def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "steps.jsonl").read_text().splitlines()]
 
 
-def fit(recipe, dataset, out):
-    plan = planner.make(recipe, samples=64)
-    return loop.fit(recipe, plan, shape_named(plan.shape), dataset, out)
-
-
 @pytest.mark.journey
 @pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
 def test_two_pods_are_one_run(sharding, tmp_path):
-    inputs = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)
+    inputs = fork_server.call(tiny_base, tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)
     changes = {"sharding": sharding, "checkpoints": {"save_steps": 2}}
     with flyteadmin(tmp_path / "home") as (admin, storage):
         recipe = tiny_recipe(*inputs, changes | {"hardware.shape": "cpu-1x2"})
@@ -55,7 +47,7 @@ def test_two_pods_are_one_run(sharding, tmp_path):
     assert len(set(attempts)) == len(attempts)
     assert {key.split("/")[2].split("-")[0] for key in checkpoints} >= {"2", "3"}
     alone = Recipe.model_validate(tiny_recipe(*inputs, {"sharding": sharding, "hardware.shape": "cpu-2"}))
-    ranks.run(2, fit, alone, dataset, tmp_path / "one")
+    fork_server.call(ranks.run, 2, ranks.fit, alone, dataset, tmp_path / "one")
     assert losses(two) == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
 
 
@@ -78,7 +70,7 @@ def test_each_retry_survives_a_preemption_of_one_of_two_nodes_and_the_last_failu
     with flyteadmin(tmp_path / "home") as (admin, storage):
         recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
         run = Run(admin, submit(laptop, tmp_path / "home", admin, recipe), tmp_path / "run", storage)
-        run.options["train_cpu_1x2"] = {"strike": drain, "strikes": 99}
+        run.options["train_cpu_1x2"] = {"strike": drain, "strikes": 99, "cold": True}
         with pytest.raises(PodFailed) as failed, warnings.catch_warnings(record=True):
             run.outputs()
     first, second = (tmp_path / "run" / name / "0" / "log" for name in ("train_cpu_1x2", "train_cpu_1x2-1"))

@@ -13,6 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.support.fork_server import Program
+from tests.support.paths import ROOT
 from tests.support.waiting import LIMIT
 
 _NAMESPACE = ["unshare", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child"]
@@ -20,6 +22,8 @@ _NAME = 'echo "$0" > /proc/sys/kernel/hostname && '
 _COMMAND = ["sh", "-c", f'{_NAME} exec "$@"']
 # PID 1 only runs the command and waits for it.
 _PAUSE = ["sh", "-c", f'{_NAME} "$@"; exit $?']
+_EXECUTE = str(ROOT / "images" / "fast_execute.py")
+"""The light image's pyflyte-fast-execute."""
 
 
 @functools.cache
@@ -32,18 +36,31 @@ def has_namespaces():
 
 
 class Pod:
-    """Started pod of one container; `index` is its number in the job."""
+    """Started pod of one container; `index` is its number in the job.
 
-    def __init__(self, command, folder, environment, log, index=0, shares_processes=False, grace=60.0):
+    One that `forks` begins with its libraries (fork_server.py), and executes its task in the process that fetched the code.
+    """
+
+    def __init__(self, command, folder, environment, log, index=0, shares_processes=False, grace=60.0, forks=False):
         self.log, self.grace = log, grace
         # Without namespaces no command is PID 1.
         self._above = has_namespaces() * (1 + shares_processes)
         # A host name that other pods can reach: torchelastic takes nodes with the same name and process id for one.
-        around = has_namespaces() * [*_NAMESPACE, *(_PAUSE if shares_processes else _COMMAND), f"127.0.0.{index + 2}"]
+        host = f"127.0.0.{index + 2}"
+        around = has_namespaces() * [*_NAMESPACE, *(_PAUSE if shares_processes else _COMMAND), host]
         with log.open("a") as out:
-            self._process = subprocess.Popen(
-                [*around, *command], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            if forks:
+                own = host if has_namespaces() else None
+                self._process = Program(_EXECUTE, command, folder, environment, out, own, shares_processes)
+            else:
+                self._process = subprocess.Popen(
+                    [*around, *command],
+                    cwd=folder,
+                    env=environment,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
         self._deleted = None
         self.was_drained = False
 

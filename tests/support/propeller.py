@@ -126,7 +126,20 @@ def run_pods(admin, task, inputs, folder, environment, execution, **options):
     return last.outputs
 
 
-def attempts(admin, task, inputs, folder, environment, execution, node="n0", strike=None, grace=None, images=None, strikes=1):
+def attempts(
+    admin,
+    task,
+    inputs,
+    folder,
+    environment,
+    execution,
+    node="n0",
+    strike=None,
+    grace=None,
+    images=None,
+    strikes=1,
+    cold=False,
+):
     """Run and yield attempts until there are outputs, an error is final, or the task has no retries left.
 
     Args:
@@ -136,6 +149,7 @@ def attempts(admin, task, inputs, folder, environment, execution, node="n0", str
             disturb them.
         grace: seconds from SIGTERM to SIGKILL, instead of the pod's own.
         images: stand-ins of the images by name (image.py); without them, pods have this machine's packages.
+        cold: True to start new interpreters; otherwise pods with this machine's packages that fetch their code are forked.
 
     Raises:
         PodFailed: no registry has the image.
@@ -166,7 +180,9 @@ def attempts(admin, task, inputs, folder, environment, execution, node="n0", str
             # enable-distributed-error-aggregation: one error file for each pod.
             named = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}"}
             own = environment | variables | flyte | rendezvous | (named if count > 1 else {}) | _from_fields(task, index)
-            pods.append(_start(command, where / str(index), own, index, shares, seconds if grace is None else grace, image))
+            life = (index, shares, seconds if grace is None else grace)
+            forks = not cold and command[0] == "pyflyte-fast-execute"
+            pods.append(_start(command, where / str(index), own, life, forks, image))
         try:
             condition = kubelet.run(pods, strike if attempt < strikes else None)
             ended = Attempt(pods, condition, *_outcome(admin, f"{node}/{attempt}", condition))
@@ -205,13 +221,12 @@ def _termination(task):
     return pod.get("shareProcessNamespace", False), pod.get("terminationGracePeriodSeconds", 30)
 
 
-def _start(command, folder, environment, index, shares_processes, grace, image=None):
+def _start(command, folder, environment, life, forks, image=None):
     """Start a pod in `folder`, which gets app (an empty /app), home, tmp, image (sitecustomize.py), log and imported.
 
     With an image, given with its writable paths and working directory, the pod has the image's files, and `folder` gets its log
     and volumes.
     """
-    life = (index, shares_processes, grace)
     if image is not None:
         return _start_in(*image, command, folder, environment, life)
     for name in ("app", "home", "tmp", "image"):
@@ -227,7 +242,7 @@ def _start(command, folder, environment, index, shares_processes, grace, image=N
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
     }
-    return kubelet.Pod(command, folder / "app", own | environment, folder / "log", *life)
+    return kubelet.Pod(command, folder / "app", own | environment, folder / "log", *life, forks=forks)
 
 
 def _start_in(image, volumes, workdir, command, folder, environment, life):
