@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tests.support import interrupted
+from tests.support.faults import planted
 from tests.support.preferences import write_preferences
 from tests.support.pyflyte import pyflyte_run
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -62,12 +63,13 @@ INTERRUPTED = [
 @pytest.mark.journey
 def test_a_run_that_is_interrupted_and_started_again_tells_its_story_and_nothing_else(inputs, tmp_path):
     # The threshold is above any loss: the second evaluation ends the run.
-    ends = {"evaluation.eval_steps": 60, "evaluation.early_stopping_patience": 1, "evaluation.early_stopping_threshold": 100.0}
+    ends = {"evaluation.eval_steps": 12, "evaluation.early_stopping_patience": 1, "evaluation.early_stopping_threshold": 100.0}
     written = recipe(inputs, tmp_path, **ends, **{"training.max_steps": 400})
-    code, said = interrupted.run(written, tmp_path, until="^step 10/")
+    # It is pressed before step 10 ends.
+    code, said = interrupted.run(written, tmp_path, until="^step 9/", seen=planted("wait 0 10"))
     assert code == 130
     (step, address) = told(said, [*beginning(tmp_path), *INTERRUPTED])[-1]
-    assert 10 <= int(step) < 60
+    assert step == "10"
 
     code, said = interrupted.run(written, tmp_path)
     assert code == 0, said
@@ -75,11 +77,11 @@ def test_a_run_that_is_interrupted_and_started_again_tells_its_story_and_nothing
         *beginning(tmp_path),
         re.escape(f"attempt 2: resumes at step {step} from {address}; attempt 1: ended by Ctrl-C, node ") + ".*",
         r"evaluation.early_stopping_patience: 1 evaluation in a row did not lower eval_loss by more than 100 "
-        r"\(lowest: .*\); training ended after step 120",
+        r"\(lowest: .*\); training ended after step 24",
         r"trained \d+ steps in .*; steps 1 to " + step + " are of earlier attempts",
-        r"exports step 120 of 120: eval_loss .*",
+        r"exports step 24 of 24: eval_loss .*",
         r"gate loss .*",
-        r"2 attempts: 120 steps in .*",
+        r"2 attempts: 24 steps in .*",
         r"held-out perplexity  .*",
         r"held-out loss  .*",
         rf"tiny: artifact: ({tmp_path}/store/tiny-[0-9a-f]{{12}})",

@@ -28,21 +28,24 @@ def start(arguments, folder, seen=None):
     return process, log
 
 
-def run(recipe, folder, until=None, times=1, options=()):
-    """Run a recipe, with Ctrl-C when a line matches `until`, pressed `times`; return the exit code and what was printed."""
+def run(recipe, folder, until=None, times=1, options=(), seen=None):
+    """Run a recipe, with Ctrl-C when a line matches `until`, pressed `times`; return the exit code and what was printed.
+
+    `seen` has additional environment variables.
+    """
 
     def press(process):
         for _ in range(times):
             os.killpg(process.pid, signal.SIGINT)
 
-    return signalled(recipe, folder, until, press, options)
+    return signalled(recipe, folder, until, press, options, seen)
 
 
-def signalled(recipe, folder, until, send, options=()):
+def signalled(recipe, folder, until, send, options=(), seen=None):
     """Run a recipe and call `send` with the process when a line matches `until`; return the exit code and what was printed."""
     path = Path(folder, "recipe.yaml")
     path.write_text(yaml.safe_dump(recipe))
-    process, log = start(["run", path, *options], folder)
+    process, log = start(["run", path, *options], folder, seen)
     end = time.monotonic() + SECONDS
     try:
         while until and not re.search(until, log.read_text(), re.MULTILINE):

@@ -32,6 +32,7 @@ if fault := os.environ.get("FAULT"):
         if WHAT == "preempt":
             # Kubernetes sends SIGTERM to the process that started the ranks.
             os.kill(os.getppid() if "RANK" in os.environ else os.getpid(), signal.SIGTERM)
+        if WHAT in ("preempt", "wait"):
             until(lambda: recorder._trainer.run.stopper.is_signalled)
         if WHAT == "hang":
             time.sleep(600)
