@@ -102,7 +102,7 @@ def test_code_of_fast_registration(images, cluster, tmp_path):
         image.takes_code = True
         for file in ("tasks/train.py", "tasks/plan.py"):
             (image.app / file).write_text("raise RuntimeError('the code of the image')\n")
-    run = submitted(tmp_path, images, **{"checkpoints": {"save_steps": 2}, "training.max_steps": 2})
+    run = submitted(tmp_path, images, **{"training.max_steps": 2})
     trained = admin.fetch(run.until("train")["o0"].scalar.blob.uri, tmp_path / "trained")
     assert len(TrainingResult.read(trained / "training.json").steps) == 2
     assert not [pod for pod, text in logs(tmp_path / "run").items() if "Unclosed" in text]

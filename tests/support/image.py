@@ -124,12 +124,12 @@ def _link_packages(venv, lock):
     (venv / "bin" / "python").symlink_to(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
     (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\ninclude-system-site-packages = false\n")
     locked = {_plain(line.split("==")[0]) for line in (ROOT / lock).read_text().split()}
-    for found in metadata.distributions(path=[str(PACKAGES)]):
+    for name, tops in _installed():
         # torch's own requirements, which are in no lock.
-        is_of_torch = _plain(found.name).startswith(("nvidia-", "cuda-", "triton"))
-        if _plain(found.name) not in locked and not (is_of_torch and "torch" in locked):
+        is_of_torch = name.startswith(("nvidia-", "cuda-", "triton"))
+        if name not in locked and not (is_of_torch and "torch" in locked):
             continue
-        for top in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+        for top in tops:
             if not (packages / top).exists():
                 (packages / top).symlink_to(PACKAGES / top)
     assert not [path.name for path in packages.iterdir() if "flytune" in path.name]
@@ -137,6 +137,13 @@ def _link_packages(venv, lock):
         text = (Path(sys.prefix) / "bin" / script).read_text()
         (venv / "bin" / script).write_text(re.sub(r"\A#!.*", f"#!{venv}/bin/python", text))
         (venv / "bin" / script).chmod(0o755)
+
+
+@cache
+def _installed():
+    """Return the name of each installed package, and what it has at the root of PACKAGES."""
+    found = metadata.distributions(path=[str(PACKAGES)])
+    return [(_plain(one.name), {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}) for one in found]
 
 
 def _plain(name):
