@@ -42,7 +42,7 @@ class Program:
         file: what the program runs.
         command: its name and arguments.
         host: name of the host in the program's own namespaces of processes and mounts; None for those of this process.
-        has_parent: True if the program is not process 1 in its namespace, but its child.
+        has_parent: True if the program is no process 1 in its namespace, but its child.
     """
 
     def __init__(self, file, command, folder, environment, out, host=None, has_parent=False):
@@ -148,7 +148,7 @@ def _reaped():
 
 
 def _keep(channel, out, file, command, folder, environment, host, has_parent):
-    """Start the program below this process, tell how it ends, and exit."""
+    """Start the program below this process, send its exit code, and exit."""
     os.setsid()
     channel.send(str(os.getpid()).encode())
     if host is not None:
