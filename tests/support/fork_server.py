@@ -42,7 +42,7 @@ class Program:
         file: what the program runs.
         command: its name and arguments.
         host: name of the host in the program's own namespaces of processes and mounts; None for those of this process.
-        has_parent: True if the program is no process 1 in its namespace, but its child.
+        has_parent: True if the program is not process 1 in its namespace, but its child.
     """
 
     def __init__(self, file, command, folder, environment, out, host=None, has_parent=False):
