@@ -93,6 +93,7 @@ def test_a_label_is_true_or_false_and_nothing_else(label):
         ({"prompt": [ASKED], "completion": [ASKED], "label": True}, "after the prompt, completion has nothing"),
         ({"prompt": [YES], "completion": [ASKED], "label": True}, "completion has a message of 'user'"),
         ({"messages": [ASKED], "label": True}, "the turns end with a message of 'user'; they must end with the answer"),
+        ({"messages": [ASKED, YES, ASKED], "label": True}, "the turns end with a message of 'user'"),
         ({"messages": [ASKED, YES]}, "here: column label is missing"),
         ({"prompt": "q", "completion": "a", "label": True, "image": "x.png"}, "column image has content"),
     ],
