@@ -192,7 +192,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
     with pytest.raises(DataError, match="not a table of measurements: it has no column method, model"):
         measured_runs.read(path)
     path.write_bytes(b"model,method\n\xff\xfe,full\n")
-    with pytest.raises(DataError, match="no UTF-8 text"):
+    with pytest.raises(DataError, match="it is not UTF-8 text"):
         measured_runs.read(path)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         measured_runs.read(tmp_path / "none.csv")
