@@ -25,8 +25,8 @@ CHECKPOINT_SAVE = BlockPatch(
 COMPILE = BlockPatch(
     name="torch:compile",
     version=_VERSION,
-    reason="bitsandbytes asks for compiled functions when it is imported, and torch then imports its compiler: 500 modules, half "
-    "a second of processor time",
+    reason="bitsandbytes asks for compiled functions when it is imported, and torch then imports its compiler: 500 modules, "
+    "half a second of processor time",
     upstream=("bitsandbytes.backends.default.ops:_try_torch_compile", "torch:_TorchCompileInductorWrapper.__init__"),
     remove_when="bitsandbytes compiles at the first call, or torch imports its compiler then",
 )
