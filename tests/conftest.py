@@ -22,14 +22,20 @@ import multiprocessing.util
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import numerical
+from tests.release import KEPT
+
+# Where ATen is limited to fewer instructions, oneDNN is too: torch's attention in bfloat16 asks oneDNN what the CPU has, and
+# then calls kernels that ATen refuses.
+for name, value in numerical.CPUS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), {}).items():
+    if name.startswith("ONEDNN_"):
+        os.environ.setdefault(name, value)
+
 if os.environ["OMP_NUM_THREADS"] != "1":
     import torch
 
     # Processes that are forked from one that has used threads of OpenMP wait for ever for them: only they use several.
     torch.set_num_threads(1)
-
-from tests import numerical
-from tests.release import KEPT
 
 # No verdict depends on the clock or on chance: a drawn example may take as long as the machine needs, and each run has the same
 # examples. `make fuzz` draws others.
