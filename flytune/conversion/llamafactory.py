@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from flytune.conversion import llamafactory_data, sharding, training
-from flytune.conversion.draft import Draft
+from flytune.conversion.draft import Draft, other_objective
 
 _STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
 _REFUSED = (
@@ -52,7 +52,7 @@ def _check_purpose(draft: Draft, stage: Any) -> None:
     if draft.take("do_train") is False or (draft.take("do_predict") and not stage):
         draft.refuse("it trains nothing (do_train: false)")
     if stage not in _STAGES:
-        draft.refuse(f"stage: {stage}: the objectives are sft (stages sft and pt), dpo, kto and reward (rm)")
+        draft.refuse(f"stage: {other_objective(str(stage), 'sft (stages sft and pt), dpo, kto and reward (rm)')}")
 
 
 def _model(draft: Draft) -> None:

@@ -1,4 +1,4 @@
-"""What cluster.yaml may say, and which pods mount its volumes."""
+"""Contents of cluster.yaml, and the pods that mount its volumes."""
 
 import re
 

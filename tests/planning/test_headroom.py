@@ -1,4 +1,4 @@
-"""What a plan leaves free: the share that hardware.headroom asks for, and what a tight plan says would leave a tenth."""
+"""Free shares of a plan: the one that hardware.headroom asks for, and the changes by which a tight plan would leave a tenth."""
 
 import re
 

@@ -152,15 +152,15 @@ def _keep(channel, out, file, command, folder, environment, host, has_parent):
     os.setsid()
     channel.send(str(os.getpid()).encode())
     if host is not None:
-        _call("unshare", _NEW_MOUNTS | _NEW_HOST_NAME | _NEW_PROCESSES)
+        _libc("unshare", _NEW_MOUNTS | _NEW_HOST_NAME | _NEW_PROCESSES)
         socket.sethostname(host)
     if (pid := os.fork()) == 0:
         channel.close()
         if host is not None:
-            _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)
-            _call("mount", b"none", b"/", None, _PRIVATE, None)
-            _call("mount", b"proc", b"/proc", b"proc", _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, None)
-            _call("mount", b"tmpfs", os.environ["HF_HOME"].encode(), b"tmpfs", _NO_SETUID | _NO_DEVICES, None)
+            _libc("prctl", _DEATH_SIGNAL, signal.SIGKILL)
+            _libc("mount", b"none", b"/", None, _PRIVATE, None)
+            _libc("mount", b"proc", b"/proc", b"proc", _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, None)
+            _libc("mount", b"tmpfs", os.environ["HF_HOME"].encode(), b"tmpfs", _NO_SETUID | _NO_DEVICES, None)
         if has_parent and (child := os.fork()):
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             os._exit(code if code >= 0 else 128 - code)
@@ -170,7 +170,7 @@ def _keep(channel, out, file, command, folder, environment, host, has_parent):
     os._exit(0)
 
 
-def _call(name, *arguments):
+def _libc(name, *arguments):
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
