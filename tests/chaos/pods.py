@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,10 +56,7 @@ def fill_command(command: list[str], inputs: str, prefix: str, raw: str | None =
 class Pod:
     """One attempt. `cold` starts a new interpreter, as a container does; otherwise this process is forked with its imports."""
 
-    def __init__(
-        self, task: Any, inputs: Path, folder: Path, number: int, cold: bool, begin: Callable[[], None] = lambda: None
-    ) -> None:
-        """Start it; a forked one calls `begin` in its own environment before the task."""
+    def __init__(self, task: Any, inputs: Path, folder: Path, number: int, cold: bool) -> None:
         self.folder, self.started = folder, time.monotonic()
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
@@ -70,16 +66,14 @@ class Pod:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _run_pod(command, environment, folder / "log", cold, task, begin)
-        self.code: int | None = None
-        """Exit code once `has_ended`, negative for a signal."""
+            _run_pod(command, environment, folder / "log", cold, task)
+        self._is_reaped = False
 
     def has_ended(self) -> bool:
         """Return True if the main process has ended."""
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code is not None
+        if not self._is_reaped:
+            self._is_reaped = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return self._is_reaped
 
     def members(self) -> dict[int, int]:
         """Return the parents of the pod's live processes, by process id."""
@@ -150,9 +144,7 @@ def output(task: Any, folder: Path) -> Path:
     return Path(outputs(task, folder)["o0"].download())
 
 
-def _run_pod(
-    command: list[str], environment: dict[str, str], log: Path, cold: bool, task: Any, begin: Callable[[], None]
-) -> None:
+def _run_pod(command: list[str], environment: dict[str, str], log: Path, cold: bool, task: Any) -> None:
     code = 1
     try:
         os.setsid()
@@ -172,7 +164,6 @@ def _run_pod(
         if hasattr(task.task_config, "start_method"):
             task.task_config.start_method = "fork"
         sys.argv = command
-        begin()
         execute_task_cmd.main(command[1:], command[0])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

@@ -14,7 +14,7 @@ from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from tasks.train import TRAIN
 from tests.support.faults import planted
-from tests.support.pods import PodKilled, forked_pod, pod
+from tests.support.pods import PodKilled, pod
 from tests.support.tiny import tiny_recipe
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ RECOVERABLE = ContainerError.Kind.RECOVERABLE
 @pytest.fixture
 def attempt(inputs, tmp_path, monkeypatch, request):
     """A function that runs attempts of one run, each with a fault ("FAULT RANKS STEP"); those of a journey are forked."""
-    start, done = forked_pod if request.node.get_closest_marker("journey") else pod, []
+    forks, done = request.node.get_closest_marker("journey") is not None, []
 
     def make(fault="", **changes):
         changes = {"checkpoints.folder": str(tmp_path / "checkpoints"), "training.global_batch_size": 8} | changes
@@ -38,7 +38,7 @@ def attempt(inputs, tmp_path, monkeypatch, request):
         dataset = FlyteDirectory(str(inputs / "dataset"))
         folder = tmp_path / f"attempt{len(done)}"
         done.append(None)
-        done[-1] = start(TRAIN[plan.shape], folder, recipe=recipe, plan=plan, dataset=dataset)
+        done[-1] = pod(TRAIN[plan.shape], folder, forks=forks, recipe=recipe, plan=plan, dataset=dataset)
         return getattr(done[-1], "error", None) or TrainingResult.read(Path(done[-1]["o0"].download()) / "training.json")
 
     return make
