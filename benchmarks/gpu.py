@@ -9,6 +9,7 @@ settings, each in a process of its own: memory, tokens a second, seconds to the 
 """
 
 import argparse
+import fcntl
 import gc
 import json
 import os
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ from rich.table import Table
 from flytune.files import ROOT
 from flytune.hardware.shapes import GIB
 from flytune.selftest import tiny_model
+from tests.support import prompts
 
 LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0}
 MODELS = {
@@ -66,11 +68,15 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         """Name for tables and files."""
-        extra = "".join(f"-{key.rpartition('.')[2]}" for key in self.changes)
+        words = (value["name"] if key == "objective" else key.rpartition(".")[2] for key, value in self.changes.items())
+        extra = "".join(f"-{word}" for word in words)
         return f"{self.model}-{self.method}-{self.length}x{self.micro}{extra}"
 
 
 BF16 = {"training.master_dtype": "bfloat16"}
+GRPO = {"objective": prompts.section(group_size=8, max_completion_length=128, eval_answers=0)}
+"""A model of random weights seldom ends an answer before the longest."""
+DPO = {"objective": {"name": "dpo"}}
 CASES = [
     Case("135M", "full", 1024, 8), Case("135M", "lora", 1024, 8), Case("135M", "qlora", 1024, 8),
     Case("1B", "full", 2048, 4), Case("1B", "full", 8192, 1), Case("1B", "full", 2048, 4, BF16), Case("1B", "lora", 2048, 4),
@@ -79,6 +85,8 @@ CASES = [
     Case("1B", "full", 2048, 4, {"training.use_liger_kernel": True}),
     Case("1B", "full", 2048, 4, {"training.torch_compile": True}),
     Case("1B", "full", 2048, 4, {"training.activation_checkpointing": False}),
+    Case("1B", "lora", 1024, 4, DPO), Case("1B", "full", 1024, 4, DPO),
+    Case("1B", "lora", 512, 16, GRPO), Case("8B", "lora", 512, 16, GRPO),
 ]  # fmt: skip
 PEERS = [Case("1B", "full", 2048, 4), Case("1B", "lora", 2048, 4), Case("3B", "qlora", 2048, 4)]
 
@@ -109,6 +117,7 @@ def main() -> None:
     cases, peers = CASES, PEERS
     if given.quick:
         cases = peers = [Case("tiny", method, 128, 2) for method in ("full", "lora", "qlora")]
+        cases = [*cases, Case("tiny", "full", 128, 2, DPO), Case("tiny", "lora", 192, 8, GRPO)]
     with tempfile.TemporaryDirectory(prefix="flytune-gpu-") as folder:
         out = given.out or Path(folder, "out")
         out.mkdir(parents=True, exist_ok=True)
@@ -198,7 +207,7 @@ def _prepare(recipe: Any, dataset: Path) -> None:
     from flytune import data
     from flytune.recipe import DataRequest
 
-    data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), dataset)
+    data.prepare(DataRequest.of(recipe, "benchmark"), dataset)
 
 
 def _base(model: str, folder: Path) -> Path:
@@ -223,21 +232,32 @@ def _draw(config: dict[str, Any], base: Path) -> None:
 
 
 def _rows(case: Case, folder: Path) -> Path:
-    """Write chats of exactly `length` tokens, and return the file. Each digit is a token of the tokenizer."""
-    file = folder / "data" / f"{case.length}x{case.micro}" / "train.jsonl"
+    """Write chats of exactly `length` tokens, and return the file: for dpo, pairs of them; for grpo, prompts that leave room
+    for an answer. Each digit is a token of the tokenizer."""
+    objective = case.changes.get("objective", {"name": "sft"})
+    file = folder / "data" / f"{objective['name']}-{case.length}x{case.micro}" / "train.jsonl"
     if file.exists():
         return file
     file.parent.mkdir(parents=True)
     tokenizer, draw = tiny_model.train_tokenizer(tiny_model.SENTENCES, 512), random.Random(0)
 
-    def chat(digits: int) -> list[dict[str, str]]:
-        answer = "".join(draw.choices("0123456789", k=digits))
-        return [{"role": "user", "content": "Count."}, {"role": "assistant", "content": answer}]
+    def digits(n: int) -> str:
+        return "".join(draw.choices("0123456789", k=n))
+
+    def chat(n: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": digits(8)}, {"role": "assistant", "content": digits(n)}]
+
+    def row(n: int) -> dict[str, Any]:
+        if objective["name"] == "grpo":
+            return {"prompt": [{"role": "user", "content": digits(n - objective["max_completion_length"])}], "answer": "1"}
+        if objective["name"] == "dpo":
+            return {"prompt": chat(n)[:1], "chosen": chat(n)[1:], "rejected": chat(n)[1:]}
+        return {"messages": chat(n)}
 
     around = len(tokenizer.apply_chat_template(chat(0), return_dict=False))
     with file.open("w", encoding="utf-8") as stream:
         for _ in range(2 * STEPS * case.micro):
-            stream.write(json.dumps({"messages": chat(case.length - around)}) + "\n")
+            stream.write(json.dumps(row(case.length - around)) + "\n")
     return file
 
 
@@ -252,12 +272,14 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
     from flytune.planning import planner
     from flytune.training import loop
 
-    began = time.monotonic()
+    began, lock = time.monotonic(), None
     if os.environ.get(LOCK):
-        _train_alone(Path(os.environ[LOCK]))
+        lock = _train_alone(Path(os.environ[LOCK]))
     plan = planner.make(recipe, [shape])
     result = loop.fit(recipe, plan, shape, dataset, out)
     trained = time.monotonic() - began
+    if lock is not None:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # until this process ends: nobody trains meanwhile, and others may check their exports
     gc.collect()
     rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
     place = {"device_map": {"": 0}} if torch.cuda.is_available() else {}
@@ -268,8 +290,11 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
         refused = str(error)
         model = loading.exported_model(recipe, out, **place)
     live = probe.Answers.read(out / probe.PROBE)
-    found = probe.ask(model, live.prompts)
-    heldout = heads.head_of(recipe).loss(model, scoring.sequences_of(rows), 0, recipe)
+    with gate.arithmetic_of_training(recipe, model):
+        found = probe.ask(model, live.prompts)
+        heldout = None
+        if result.heldout_loss is not None and rows:
+            heldout = heads.head_of(recipe).loss(model, scoring.sequences_of(rows), 0, recipe)
     steps = [step.model_dump(mode="json") for step in result.steps]
     seconds = [(step.seconds - step.eval_seconds) / step.tokens for step in result.steps[WARM:] or result.steps]
     return {
@@ -280,17 +305,15 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
         "tokens_per_second": 1 / statistics.median(seconds),
         "distance": float(probe.distance(live.logits, found.logits).max()),
         "loss_difference": float((found.loss - live.loss).mean().abs()),
-        "heldout_difference": abs(float(heldout) - float(result.heldout_loss)) if result.heldout_loss is not None else None,
+        "heldout_difference": abs(float(heldout) - float(result.heldout_loss)) if heldout is not None else None,
         "gate": refused,
         "trained_seconds": trained,
         "seconds": time.monotonic() - began,
     }
 
 
-def _train_alone(file: Path) -> None:
-    """Have the next Trainer of this process hold a lock from its first step to its last one."""
-    import fcntl
-
+def _train_alone(file: Path) -> IO[str]:
+    """Have the next Trainer of this process hold a lock from its first step to its last one; return the lock's file."""
     from transformers import TrainerCallback, trainer
 
     lock = file.open("w")
@@ -303,6 +326,7 @@ def _train_alone(file: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
     trainer.DEFAULT_CALLBACKS.append(Lock())
+    return lock
 
 
 def _planned(plan: Any) -> dict[str, Any]:
@@ -329,7 +353,10 @@ def _compare_all(cases: list[Case], shape: Any, folder: Path, out: Path, ends: f
             [sys.executable, "-m", "benchmarks.trl_command", str(theirs), *_trl_options(recipe, folder / "trl" / case.name)],
         ]
         for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+            with open(os.environ.get(LOCK) or os.devnull) as lock:
+                if os.environ.get(LOCK):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
             if done.returncode:
                 _say(f"{case.name}: {' '.join(command[2:4])} ended with {done.returncode}: {done.stderr[-2000:]}")
         if ours.exists() and theirs.exists():

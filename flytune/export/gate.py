@@ -45,7 +45,7 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
     folder = check_files(recipe, trained, dataset)
     model = load()
     first = rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)]
-    with _arithmetic_of_training(recipe, model):
+    with arithmetic_of_training(recipe, model):
         found = _heldout_loss(recipe, model, first, folder) if first else None
         _check_answers(recipe, trained, model)
     if found is not None:
@@ -53,7 +53,7 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
     return model
 
 
-def _arithmetic_of_training(recipe: Recipe, model: Any) -> Any:
+def arithmetic_of_training(recipe: Recipe, model: Any) -> Any:
     """Return the context in which a reloaded model computes as the live one did: under autocast, if that trained it.
 
     Without it the float32 parts of a quantized model, its head among them, are not rounded as they were in training: 0.04 nats

@@ -29,7 +29,9 @@ class _State:
 
 
 def note_training() -> None:
-    """Note that this process trains from now on."""
+    """Note that this process trains from now on; free a GPU's memory with which it has computed before."""
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        free_memory()
     _State.has_computed = _State.has_trained = True
 
 
@@ -59,7 +61,7 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
     try:
         if _State.pool is not None:
             return _State.pool.submit(function, *arguments).result()
-        _free_gpu_memory()
+        free_memory()
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
@@ -71,10 +73,13 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
         ) from None
 
 
-def _free_gpu_memory() -> None:
-    """Free what this process caches; it is not free for another process."""
+def free_memory() -> None:
+    """Free what this process has computed with, and what torch caches of a GPU's memory, which no other process can use."""
+    # A library that was imported while a trainer existed has had the collector pass over it (flytune/garbage_collection.py).
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     if (torch := sys.modules.get("torch")) is not None:
-        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -14,6 +14,7 @@ from flytune.records.training import LIVE
 from flytune.stages import ranks
 from flytune.stages.orchestrator import Orchestrator
 from flytune.stages.stored import saved_sentence
+from flytune.training import libraries
 
 INTERRUPTED = 130
 """Exit code of a process that a Ctrl-C ends: 128 and the number of SIGINT, as in a shell."""
@@ -93,12 +94,16 @@ class _Unshown:
 def check_devices(shape: Shape) -> None:
     """Compare the node's GPUs with the row, before anything is fetched or a model is loaded.
 
-    In another process: one that has used CUDA cannot be forked, and the self-test forks its ranks.
+    In another process: one that has used CUDA cannot be forked, and the self-test forks its ranks. One that has used it
+    already, as that of a local run that has trained, looks itself.
 
     Raises:
         DeviceError: they are others.
     """
     if shape.is_gpu:
         devices.configure_allocator()
+        if not libraries.can_fork():
+            devices.check(shape)
+            return
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor:
             executor.submit(devices.check, shape).result()

@@ -1,6 +1,7 @@
 """Tests of forked ranks: nothing of the parent's is left in them that would change a run."""
 
 import atexit
+import gc
 import multiprocessing
 import os
 import signal
@@ -9,12 +10,16 @@ import pytest
 import torch
 from flytekit.interfaces.random import random
 
+from flytune import data
 from flytune.errors import ExportError
+from flytune.hardware import devices, shape_named
 from flytune.models import clean_process
 from flytune.planning import planner
-from flytune.recipe import Recipe
+from flytune.recipe import DataRequest, Recipe
+from flytune.stages import calls
 from flytune.training import libraries
 from tasks.runtime import forked_ranks
+from tests.support import ranks
 from tests.support.process_kills import end_at_once
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -110,6 +115,32 @@ def test_the_clean_process_is_the_same_until_it_ends(clean):
     with pytest.raises(ExportError, match="the process that evaluates ended without an error message"):
         clean_process.run(end_at_once)
     assert clean_process.run(os.getpid) not in (first, os.getpid())
+
+
+def test_what_a_run_has_trained_with_is_freed_before_another_process_evaluates(tmp_path):
+    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)))
+    data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
+    assert ranks.run(1, left_over, recipe, tmp_path / "dataset", tmp_path / "out") == 0
+
+
+def left_over(recipe, dataset, out):
+    """Return the bytes of states that are left of the optimizer."""
+    ranks.fit(recipe, dataset, out)
+    # As a library does that is imported while the trainer exists.
+    gc.freeze()
+    clean_process.free_memory()
+    gc.unfreeze()
+    found = [one for one in gc.get_objects() if isinstance(one, torch.optim.Optimizer)]
+    return sum(value.nbytes for one in found for state in one.state.values() for value in state.values())
+
+
+def test_a_process_that_has_used_cuda_looks_at_its_gpus_itself(monkeypatch):
+    monkeypatch.setattr(libraries, "can_fork", lambda: False)
+    monkeypatch.setattr(devices, "configure_allocator", lambda: None)
+    monkeypatch.setattr(devices, "check", lambda shape: looked.append(os.getpid()))
+    looked = []
+    calls.check_devices(shape_named("a100-80gb-1"))
+    assert looked == [os.getpid()]
 
 
 def test_a_forked_process_does_not_wait_for_the_clean_process_of_its_parent(clean):
