@@ -33,10 +33,10 @@ help: ## This list
 
 # uv, in .venv, installs in seconds what takes pip minutes. It does not read pip's configuration: indexes and links are handed over, in
 # its environment, so that no address (it may hold a password) is printed. Where it fails, pip does the same.
-PIP_SETTING = $$($(BIN)/python -m pip config list | sed -nE "s/^(global|install|:env:)\.$(1)='(.*)'$$/\2/p" | tail -1)
+PIP_SETTING = $$(sed -nE "s/^(global|install|:env:)\.$(1)='(.*)'$$/\2/p" <<< "$$settings" | tail -1)
 UV_INSTALL = UV_FIND_LINKS="$(call PIP_SETTING,find-links)" UV_DEFAULT_INDEX="$(call PIP_SETTING,index-url)" UV_INDEX="$(call PIP_SETTING,extra-index-url)" \
   SSL_CERT_FILE="$${SSL_CERT_FILE:-$(call PIP_SETTING,cert)}" UV_INDEX_STRATEGY=unsafe-best-match $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --quiet
-INSTALL = install() { $(UV_INSTALL) "$$@" || $(PIP_INSTALL) "$$@"; }; install
+INSTALL = settings=$$($(BIN)/python -m pip config list); install() { $(UV_INSTALL) "$$@" || $(PIP_INSTALL) "$$@"; }; install
 
 .venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
 	@echo "Installing into .venv, once: torch (1 of 4) ..."
@@ -110,8 +110,8 @@ doctor: .venv/.installed ## Check this machine; `flytune doctor --remote` checks
 check: .venv/.installed ## Lint, format, types, floors
 	@ruff check .
 	@ruff format --check .
-	@mypy
-	@pytest -q -n $(WORKERS) --dist worksteal tests/rules
+# mypy has one thread: the rules run beside it.
+	@mypy & types=$$!; pytest -q -n $(WORKERS) --dist worksteal tests/rules || { wait $$types || true; exit 1; }; wait $$types
 
 # tests/rules is a part of make check.
 TEST = pytest -n $(WORKERS) --dist worksteal --durations 10 --durations-min 3 --ignore tests/rules

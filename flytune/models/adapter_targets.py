@@ -188,6 +188,8 @@ def _experts(method: Method, modules: Modules) -> Iterator[str]:
 
 def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: Modules) -> Iterator[str]:
     """Yield what is wrong with the keys of a pattern; `adapted` are names of the layers that have an adapter."""
+    if not patterns:
+        return  # a refused plan tries hundreds of recipes
     wrong, left = 0, list(adapted)
     ends = {end for one in adapted for end in _ends(one)}
     experts = [one for one in adapted if expert_layers.is_fused_name(one)]

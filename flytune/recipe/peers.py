@@ -2,7 +2,7 @@
 
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class Advice(Mapping[str, str]):
             if (one := names.get(name)) and (one.key is None or one.key.rpartition(".")[2] != name):
                 found.setdefault(one.advice, []).append(tool)
         if not found:
-            places = list(dict.fromkeys(_places(name, self._recipe())))
+            places = list(dict.fromkeys(place for place, fields in _sections(self._recipe()) if place and name in fields))
             if not places:
                 raise KeyError(name)
             return f"it belongs in {' or '.join(places)}"
@@ -103,14 +103,15 @@ class Advice(Mapping[str, str]):
         return len(set(self))
 
 
-def _places(name: str, model: type[BaseModel], place: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the dotted sections of a recipe, and of its rows, that have a field of a name."""
-    if place and name in model.model_fields:
-        yield ".".join(place)
+@cache
+def _sections(model: type[BaseModel]) -> list[tuple[str, Collection[str]]]:
+    """Return the dotted sections of a recipe, and of its rows, with their fields; first the recipe itself."""
+    found: list[tuple[str, Collection[str]]] = [("", model.model_fields)]
     for key, field in model.model_fields.items():
         for kind in alternatives(field.annotation):
             for inner in filter(is_model, (kind, *typing.get_args(kind))):
-                yield from _places(name, inner, (*place, key))
+                found += [(f"{key}.{place}".rstrip("."), fields) for place, fields in _sections(inner)]
+    return found
 
 
 def tool_of(content: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def gpu_use(training: TrainingResult) -> str:
     return ", ".join(form.format(value) for value, form in figures if value is not None)
 
 
+@cache
 def environment(escape: bool) -> Any:
     """Return the Jinja environment of Flytune's templates, with the filters that the report and the model card share."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -22,7 +22,7 @@ from tests.support.store import stored
 @pytest.fixture(scope="module")
 def store(base, tmp_path_factory):
     folder, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
-    for name, method, steps in (("short", "lora", 10), ("long", "lora", 40), ("short4", "qlora", 10), ("long4", "qlora", 40)):
+    for name, method, steps in (("short", "lora", 4), ("long", "lora", 12), ("short4", "qlora", 4), ("long4", "qlora", 12)):
         stored(folder, base, dataset, name, method, steps)
     stored(folder, base, dataset, "whole", "full", steps=2)
     return folder

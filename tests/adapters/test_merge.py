@@ -23,7 +23,7 @@ def artifacts(base, tmp_path_factory):
     made = {}
     for method in ("lora", "qlora", "full"):
         recipe = recipe_for(base, method, **{"model.dtype": "float32"})
-        folder = write_artifact(tmp_path_factory.mktemp(method), recipe, dataset, steps=30)
+        folder = write_artifact(tmp_path_factory.mktemp(method), recipe, dataset, steps=12)
         made[method] = recipe, folder
     return made
 

@@ -36,9 +36,9 @@ from workflows.infer import infer
 @pytest.fixture(scope="module")
 def store(base, tmp_path_factory):
     folder, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
-    stored(folder, base, dataset, "short", steps=20)
-    stored(folder, base, dataset, "long", steps=100)
-    stored(folder, base, dataset, "whole", "full", steps=60)
+    stored(folder, base, dataset, "short", steps=5)
+    stored(folder, base, dataset, "long", steps=30)
+    stored(folder, base, dataset, "whole", "full", steps=20)
     return folder
 
 

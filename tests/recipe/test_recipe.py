@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -222,26 +220,22 @@ def test_the_schema_in_the_repository_is_current():
     assert kept == json_schema(), "run `make schema`"
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_shipped_recipes_agree_with_the_schema_and_say_how_to_run_them(path):
+@pytest.fixture(scope="module")
+def schema():
     import jsonschema
 
+    return jsonschema.Draft202012Validator(json.loads(json_schema()))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_agree_with_the_schema_and_say_how_to_run_them(path, schema):
     text = path.read_text()
     assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
     assert [title for title in ("# Run:", "# Hardware:", "# Measured:") if title not in text] == []
-    schema, recipe = json.loads(json_schema()), yaml.safe_load(text)
+    recipe = yaml.safe_load(text)
     recipe["training"]["learning_rate"] = float(recipe["training"]["learning_rate"])
-    jsonschema.validate(recipe, schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(recipe | {"colour": "blue"}, schema)
-
-
-def test_reading_a_recipe_imports_nothing_heavy():
-    heavy = {"torch", "transformers", "datasets", "flytekit", "pandas", "numpy", "pyarrow", "kubernetes"}
-    code = f"import sys; from flytune.recipe.recipe import Recipe; Recipe.from_yaml({str(RECIPES[0])!r})"
-    code += f"; print(sorted(set(sys.modules) & {heavy!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    schema.validate(recipe)
+    assert not schema.is_valid(recipe | {"colour": "blue"})
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from collections import defaultdict
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.sources import files, name_of, tree_of
 
-FILES = sorted(path for top in ("flytune", "tasks", "workflows", "flyte2") for path in (ROOT / top).rglob("*.py"))
+FILES = files("flytune", "tasks", "workflows", "flyte2")
 DEGREES = ROOT / "flytune/records/degrees.py"
 # Names and attributes that are the number of all processes, upstream's too, and functions that return it.
 NUMBERS = {"world_size", "num_processes"}
@@ -166,14 +167,13 @@ def found_in(source):
 
 @pytest.mark.slow
 def test_only_degrees_divide_by_the_number_of_processes():
-    trees = {ast.parse(path.read_text(encoding="utf-8")): path for path in FILES if path != DEGREES}
-    assert len(trees) > 20
-    where = {node: path for tree, path in trees.items() for node in ast.walk(tree)}
+    trees = {name_of(path): tree_of(path) for path in FILES if path != DEGREES}
+    where = {node: name for name, tree in trees.items() for node in ast.walk(tree)}
     lines = [
-        f"{where[node].relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        f"{where[node]}:{node.lineno}: {ast.unparse(node)}"
         if hasattr(node, "lineno")
-        else f"{where[node].relative_to(ROOT)}: a slice by {ast.unparse(node.step)}"
-        for node in Numbers(list(trees)).divisions()
+        else f"{where[node]}: a slice by {ast.unparse(node.step)}"
+        for node in Numbers(list(trees.values())).divisions()
     ]
     assert lines == [], "ask Degrees, which knows how many processes train samples of their own"
 

@@ -9,9 +9,10 @@ from flytune.models import heads
 from flytune.objectives import OBJECTIVES
 from flytune.recipe import SECTIONS
 from tests.support.paths import ROOT
+from tests.support.sources import files, nodes_of
 
 ROOMS = ("flytune/objectives", "flytune/recipe/objectives", "flytune/data", "flytune/models/heads.py")
-FILES = [path for top in ("flytune", "tasks", "workflows", "flyte2") for path in sorted((ROOT / top).rglob("*.py"))]
+FILES = files("flytune", "tasks", "workflows", "flyte2")
 OUTSIDE = [path for path in FILES if not any(path.is_relative_to(ROOT / room) for room in ROOMS)]
 KINDS = [
     *SECTIONS.values(),
@@ -61,7 +62,7 @@ def test_no_flag_of_a_kind_is_read_outside_its_room():
     found = flags()
     assert found >= {"disable_dropout", "has_template"}
     for path in OUTSIDE:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and node.attr in found:
                 raise AssertionError(f"{path}:{node.lineno}: {ast.unparse(node)}: let the kind answer what follows from it")
 
@@ -73,7 +74,7 @@ def test_no_name_of_an_objective_is_compared():
 
 
 def check_names(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         tested = node.args if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" else []
         for part in [*compared, *tested]:

@@ -1,5 +1,6 @@
 """Names of other libraries are replaced by flytune/patches/ alone, and by no import."""
 
+import ast
 import json
 import os
 import subprocess
@@ -11,8 +12,9 @@ from flytune import patches
 from tests.support import replacements
 from tests.support.patches import RECORDS
 from tests.support.paths import ROOT
+from tests.support.sources import files, tree_of
 
-FILES = [path for top in ("flytune", "tasks", "workflows", "flyte2", "images") for path in sorted((ROOT / top).rglob("*.py"))]
+FILES = files("flytune", "tasks", "workflows", "flyte2", "images")
 # What sets the names that the records have.
 SETTER = ROOT / "flytune/patches/record.py"
 # The first runs before the project's code is there, and so without flytune; the second in a process that only judges answers.
@@ -24,16 +26,15 @@ EXCEPTED = {
 
 @pytest.mark.slow
 def test_no_file_but_the_patches_assigns_to_a_name_of_another_library():
-    sources = {path: path.read_text(encoding="utf-8") for path in FILES}
-    makers = set().union(*map(replacements.makers, sources.values()))
+    makers = set().union(*(replacements.makers(tree_of(path)) for path in FILES))
     assert len(makers) > 5
     found = {
         path: targets
-        for path, source in sources.items()
-        if path != SETTER and (targets := [target for _, target in replacements.found(source, makers)])
+        for path in FILES
+        if path != SETTER and (targets := [target for _, target in replacements.found(tree_of(path), makers)])
     }
     assert found == EXCEPTED
-    assert replacements.found(sources[SETTER])
+    assert replacements.found(tree_of(SETTER))
 
 
 def test_what_the_light_image_replaces_has_a_record():
@@ -230,14 +231,14 @@ def test_every_way_to_replace_a_name_is_found(source):
         for number, line in lines.items()
         if line.strip() and not line.strip().startswith(("import ", "from ", "def ", "return "))
     } - {number for number, line in lines.items() if line.startswith(("renamed:", "again =", "one, other =", "module ="))}
-    assert {lines[line] for line, _ in replacements.found(source)} == {lines[number] for number in expected}
+    assert {lines[line] for line, _ in replacements.found(ast.parse(source))} == {lines[number] for number in expected}
 
 
 def test_use_of_a_library_is_no_replacement():
-    assert replacements.found(USED) == []
+    assert replacements.found(ast.parse(USED)) == []
 
 
 def test_functions_of_other_files_that_make_functions_are_known():
-    source = "import own\ndef f(made): made.execute = wrapped(made.execute)"
-    assert replacements.found(source) == []
-    assert replacements.found(source, {"wrapped"}) == [(2, "made.execute")]
+    tree = ast.parse("import own\ndef f(made): made.execute = wrapped(made.execute)")
+    assert replacements.found(tree) == []
+    assert replacements.found(tree, {"wrapped"}) == [(2, "made.execute")]

@@ -5,8 +5,9 @@ import ast
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.sources import files, name_of, nodes_of
 
-FILES = sorted(path for top in ("flytune", "tasks", "workflows") for path in (ROOT / top).rglob("*.py"))
+FILES = files("flytune", "tasks", "workflows")
 READERS = {"json": {"load", "loads", "JSONDecoder"}, "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load"}}
 EXCEPTIONS = {
     "flytune/json_core.py": "the reader of JSON",
@@ -19,15 +20,8 @@ EXCEPTIONS = {
 }
 
 
-def name_of(path):
-    return path.relative_to(ROOT).as_posix()
-
-
-TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-
-
-def calls(tree):
-    for node in ast.walk(tree):
+def calls(path):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id, node.attr, node.lineno
         elif isinstance(node, ast.Attribute):
@@ -40,9 +34,9 @@ def test_json_and_yaml_are_read_by_one_reader_each():
     """Use flytune.json_core or flytune.yaml_core, or a record's own `parse` instead of pydantic's reader."""
     assert [
         f"{name}:{line}: {module}.{function}"
-        for name, tree in TREES.items()
-        if name not in EXCEPTIONS
-        for module, function, line in calls(tree)
+        for path in FILES
+        if (name := name_of(path)) not in EXCEPTIONS
+        for module, function, line in calls(path)
         if function in READERS.get(module, ()) or function == "model_validate_json"
     ] == []
 
@@ -65,10 +59,9 @@ def test_an_adapters_configuration_is_read_by_one_function():
 def test_names_in_records_are_checked_where_they_are_read():
     """A record's field `file` is a FileName, so that no reader of the record can forget the check."""
     fields = [
-        (name, field)
-        for name, tree in TREES.items()
-        if name.startswith("flytune/records/")
-        for node in ast.walk(tree)
+        (name_of(path), field)
+        for path in files("flytune/records")
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
         for field in node.body
         if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == "file"
@@ -80,11 +73,11 @@ def test_names_in_records_are_checked_where_they_are_read():
 def test_code_from_elsewhere_is_off_unless_named():
     """Without the argument, transformers asks at the keyboard whether code shall run."""
     missing = []
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in nodes_of(path):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained")):
                 continue
             loader = ast.unparse(node.func)
             if loader.startswith("Auto") and "trust_remote_code" not in {keyword.arg for keyword in node.keywords}:
-                missing.append(f"{name}:{node.lineno}: {loader}")
+                missing.append(f"{name_of(path)}:{node.lineno}: {loader}")
     assert missing == []

@@ -8,6 +8,7 @@ import pytest
 
 from flytune.recipe import Sharding
 from tests.support.paths import ROOT
+from tests.support.sources import files, name_of, tree_of
 
 NAMES = set(get_args(Sharding.model_fields["name"].annotation))
 # Prefixes and layouts of the same families.
@@ -18,14 +19,7 @@ OTHER_MEANINGS = {
     "flytune/conversion/sharding.py": {"fsdp", "ddp", "zero", "zero1", "zero2", "zero3"},
     "flytune/dryrun/allocations.py": {"fsdp"},  # the namespace of torch's operators
 }
-TOPS = ("flytune", "images", "tasks", "workflows")
-FILES = sorted(
-    path for top in TOPS for path in (ROOT / top).rglob("*.py") if not path.is_relative_to(ROOT / "flytune" / "sharding")
-)
-
-
-def name_of(path):
-    return path.relative_to(ROOT).as_posix()
+FILES = files("flytune", "images", "tasks", "workflows")
 
 
 def keys_in(tree):
@@ -34,9 +28,8 @@ def keys_in(tree):
         yield from node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
 
 
-def names_in(source):
+def names_in(tree):
     """List the names of shardings among the string literals of a source, and what is compared with "none", with lines."""
-    tree = ast.parse(source)
     keys = set(keys_in(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in WORDS and (node.value != "device_map" or node not in keys):
@@ -46,17 +39,21 @@ def names_in(source):
             yield from ((name, node.lineno) for name in said if name in NAMES)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_file_outside_the_package_names_a_sharding(path):
-    source = path.read_text(encoding="utf-8")
-    allowed = OTHER_MEANINGS.get(name_of(path), set())
-    found = [(word, line) for word, line in names_in(source) if word not in allowed]
-    if name_of(path) == "flytune/recipe/sections.py":
-        # The one line: the values of `sharding:` in a recipe.
-        assert {word for word, _ in found} == NAMES - {"none"}
-        assert len({line for _, line in found}) == 1
-    else:
-        assert found == [], f"{name_of(path)}: say it by an attribute of ShardingBase or Layout"
+def test_no_file_outside_the_package_names_a_sharding():
+    outside = {name: path for path in FILES if not (name := name_of(path)).startswith("flytune/sharding/")}
+    found = [
+        (word, f"{name}:{line}")
+        for name, path in outside.items()
+        for word, line in names_in(tree_of(path))
+        if word not in OTHER_MEANINGS.get(name, ())
+    ]
+    # The one line: the values of `sharding:` in a recipe.
+    places = {place for _, place in found}
+    assert {place.partition(":")[0] for place in places} == {"flytune/recipe/sections.py"}, (
+        f"{places}: say it by an attribute of ShardingBase or Layout"
+    )
+    assert len(places) == 1
+    assert {word for word, _ in found} == NAMES - {"none"}
 
 
 @pytest.mark.parametrize(
@@ -71,13 +68,15 @@ def test_no_file_outside_the_package_names_a_sharding(path):
     ],
 )
 def test_a_name_is_found(source):
-    assert list(names_in(source))
+    assert list(names_in(ast.parse(source)))
 
 
 def test_other_words_are_no_names():
-    assert not list(names_in('load(**{"device_map": "cpu"}); options["device_map"] = 1; offload == "none"; x = "none"'))
+    assert not list(
+        names_in(ast.parse('load(**{"device_map": "cpu"}); options["device_map"] = 1; offload == "none"; x = "none"'))
+    )
 
 
 def test_exceptions_are_used():
     for name, words in OTHER_MEANINGS.items():
-        assert words <= {word for word, _ in names_in((ROOT / name).read_text(encoding="utf-8"))}
+        assert words <= {word for word, _ in names_in(tree_of(ROOT / name))}

@@ -12,23 +12,19 @@ INPUTS = {"os.environ"}
 DYNAMIC = {"sys.modules", "import_module", "__import__", "importlib.reload"}
 
 
-def makers(source: str) -> set[str]:
+def makers(tree: ast.Module) -> set[str]:
     """Return the names of the functions of a file that return a function which they define."""
-    return {
-        node.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and any(_returns_function(node, item) for item in ast.walk(node))
-    }
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _returns_function(node)}
 
 
-def _returns_function(outer: ast.FunctionDef, node: ast.AST) -> bool:
-    if not isinstance(node, ast.Return):
-        return False
-    inner = {item.name for item in ast.walk(outer) if isinstance(item, ast.FunctionDef) and item is not outer}
-    return isinstance(node.value, ast.Lambda) or (isinstance(node.value, ast.Name) and node.value.id in inner)
+def _returns_function(outer: ast.FunctionDef) -> bool:
+    parts = list(ast.walk(outer))
+    returned = [item.value for item in parts if isinstance(item, ast.Return)]
+    inner = {item.name for item in parts if isinstance(item, ast.FunctionDef) and item is not outer}
+    return any(isinstance(one, ast.Lambda) or (isinstance(one, ast.Name) and one.id in inner) for one in returned)
 
 
-def found(source: str, others: Collection[str] = ()) -> list[tuple[int, str]]:
+def found(tree: ast.Module, others: Collection[str] = ()) -> list[tuple[int, str]]:
     """Return the lines and targets of assignments to attributes of other libraries' modules and classes, or of their methods.
 
     Found are: plain, augmented and deleting statements, loops and `with` that bind; setattr and its kind; vars(), __dict__ and
@@ -39,12 +35,12 @@ def found(source: str, others: Collection[str] = ()) -> list[tuple[int, str]]:
     Args:
         others: functions of other files that return functions.
     """
-    return sorted(set(_Finder(ast.parse(source), makers(source) | set(others)).hits()))
+    return sorted(set(_Finder(tree, makers(tree) | set(others)).hits()))
 
 
 class _Finder:
     def __init__(self, tree: ast.Module, makers: set[str]) -> None:
-        self.tree, self.makers = tree, makers
+        self.nodes, self.makers = list(ast.walk(tree)), makers
         self.foreign: set[str] = set()
         self.functions: set[str] = set()
         """Names of functions, and of names that functions were assigned to."""
@@ -56,7 +52,7 @@ class _Finder:
             self._read_aliases()
 
     def _read_imports(self) -> None:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 names = {alias.asname or alias.name.partition(".")[0] for alias in node.names if _top(alias.name) not in OWN}
                 self.foreign |= names
@@ -64,8 +60,8 @@ class _Finder:
                 self.foreign |= {alias.asname or alias.name for alias in node.names}
 
     def _read_functions(self) -> None:
-        methods = {id(item) for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef) for item in node.body}
-        for node in ast.walk(self.tree):
+        methods = {id(item) for node in self.nodes if isinstance(node, ast.ClassDef) for item in node.body}
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if id(node) not in methods:
                     self.functions.add(node.name)
@@ -74,7 +70,7 @@ class _Finder:
 
     def _read_aliases(self) -> None:
         """Note names that stand for something of a library: modules, classes and mappings, but no results of calls."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             pairs: list[tuple[ast.expr, ast.expr]] = []
             if isinstance(node, ast.Assign):
                 pairs = [(target, node.value) for target in node.targets]
@@ -119,7 +115,7 @@ class _Finder:
         return False
 
     def hits(self) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             for target, value in _bindings(node):
                 if self._is_hit(target, value):
                     yield target.lineno, ast.unparse(target)
