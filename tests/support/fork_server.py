@@ -43,14 +43,15 @@ class Program:
         command: its name and arguments.
         host: name of the host in the program's own namespaces of processes and mounts; None for those of this process.
         has_parent: True if the program is not process 1 in its namespace, but its child.
+        err: file for its standard error; that for its output by default.
     """
 
-    def __init__(self, file, command, folder, environment, out, host=None, has_parent=False):
-        asked = {"file": file, "command": command, "folder": str(folder), "environment": environment}
+    def __init__(self, file, command, folder, environment, out, host=None, has_parent=False, err=None):
+        asked = {"file": str(file), "command": command, "folder": str(folder), "environment": environment}
         asked |= {"host": host, "has_parent": has_parent}
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            socket.send_fds(start(), [json.dumps(asked).encode()], [other.fileno(), out.fileno()])
+            socket.send_fds(start(), [json.dumps(asked).encode()], [other.fileno(), out.fileno(), (err or out).fileno()])
         self.pid, self.returncode = int(self._channel.recv(16)), None
 
     def poll(self):
@@ -73,6 +74,15 @@ class Program:
         self._channel.close()
 
 
+def run(command, folder, environment):
+    """Run a program with its arguments until it ends, as subprocess.run does that captures text."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = Program(command[0], [*map(str, command)], folder, environment, out, err=err).wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+
 _CALL = """
 import pickle, sys
 with open(sys.argv[1], "rb") as file:
@@ -90,7 +100,7 @@ def call(function, *arguments):
         asked.write_bytes(pickle.dumps((function, arguments)))
         with log.open("wb") as out:
             environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-            code = Program(str(program), ["call", str(asked), str(answer)], folder, environment, out).wait()
+            code = Program(program, ["call", str(asked), str(answer)], folder, environment, out).wait()
         assert code == 0, log.read_text()
         return pickle.loads(answer.read_bytes())
 
@@ -128,12 +138,12 @@ def _serve(channel):
     gc.freeze()
     gc.enable()
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+        asked, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not asked:
             return
         if os.fork() == 0:
             channel.close()
-            _keep(socket.socket(fileno=descriptors[0]), descriptors[1], **json.loads(asked))
+            _keep(socket.socket(fileno=descriptors[0]), descriptors[1:], **json.loads(asked))
         for one in descriptors:
             os.close(one)
         while _reaped():
@@ -179,22 +189,25 @@ def _libc(name, *arguments):
 def _become(out, file, command, folder, environment):
     """Run the program in this process, and end it."""
     import numpy as np
+    from flytekit.configuration.file import get_config_file
     from flytekit.core.context_manager import FlyteContextManager
     from flytekit.interfaces.random import random
 
     code = 1
     try:
-        for one in (1, 2):
-            os.dup2(out, one)
-        os.close(out)
+        for number, one in enumerate(out, 1):
+            os.dup2(one, number)
+            os.close(one)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
+        tempfile.tempdir = None
         sys.stdout.reconfigure(line_buffering=bool(os.environ.get("PYTHONUNBUFFERED")))
         sys.argv = list(command)
-        # As in a new process: the libraries would give all programs the same numbers, names and folders.
+        # As in a new process: the libraries would give all programs the same numbers, names, folders and configuration.
         random.seed()
         np.random.seed()
+        get_config_file.cache_clear()
         FlyteContextManager.initialize()
         # Not the folder of the file: it is one of this checkout.
         sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
