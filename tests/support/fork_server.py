@@ -63,9 +63,14 @@ class Program:
                 return None
         return self.returncode
 
-    def wait(self):
-        """Return the exit code once the program has ended."""
+    def wait(self, seconds=None):
+        """Return the exit code once the program has ended.
+
+        Raises:
+            TimeoutError: it has not ended after that time.
+        """
         if self.returncode is None:
+            self._channel.settimeout(seconds)
             self._end(self._channel.recv(16))
         return self.returncode
 
@@ -160,6 +165,8 @@ def _reaped():
 def _keep(channel, out, file, command, folder, environment, host, has_parent):
     """Start the program below this process, send its exit code, and exit."""
     os.setsid()
+    # The program's own, which is sent to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel.send(str(os.getpid()).encode())
     if host is not None:
         _libc("unshare", _NEW_MOUNTS | _NEW_HOST_NAME | _NEW_PROCESSES)
@@ -195,6 +202,7 @@ def _become(out, file, command, folder, environment):
 
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, one in enumerate(out, 1):
             os.dup2(one, number)
             os.close(one)

@@ -34,6 +34,13 @@ def pyflyte_run(arguments, folder, seen=None, forks=False):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
 
 
+def finetuned(recipe):
+    """Run a recipe in this process; return the address of its artifact."""
+    from workflows.finetune import finetune
+
+    return str(finetune(recipe=recipe).path)
+
+
 @pytest.fixture
 def local_cache(tmp_path, monkeypatch):
     from flytekit.core import local_cache
