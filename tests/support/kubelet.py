@@ -24,7 +24,7 @@ _COMMAND = ["sh", "-c", f'{_NAME} exec "$@"']
 # PID 1 only runs the command and waits for it.
 _PAUSE = ["sh", "-c", f'{_NAME} "$@"; exit $?']
 _EXECUTE = ROOT / "images" / "fast_execute.py"
-"""The light image's pyflyte-fast-execute."""
+"""The images' pyflyte-fast-execute."""
 
 
 @functools.cache
