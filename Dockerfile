@@ -102,7 +102,8 @@ COPY --from=build /opt/venv /opt/venv
 RUN useradd --create-home --uid 10001 flytune && install --directory --owner flytune /app
 WORKDIR /app
 COPY images/sitecustomize.py /opt/site/
-ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
+COPY --chmod=755 images/fast_execute.py /opt/bin/pyflyte-fast-execute
+ENV PATH=/opt/bin:/opt/venv/bin:${PATH} PYTHONPATH=/app:/opt/site PYTHONUNBUFFERED=1
 COPY --chown=flytune . .
 USER 10001
 RUN python -m compileall -q /app

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""The light image's pyflyte-fast-execute: one process fetches the code and executes the task.
+"""The images' pyflyte-fast-execute: one process fetches the code and executes the task.
 
 flytekit's own starts a second process for the task, because the first may have imported the image's older code. The second
 imports flytekit again, which takes as long as some light tasks. Here nothing of the project is imported before it is fetched.
 """
 
 import gc
-import importlib
+import importlib.util
 import os
 import sys
 
@@ -32,8 +32,9 @@ def execute(command: list[str], environment: dict[str, str]) -> int:
     if task is None or not finds_code or any(name in sys.modules for name in PROJECT):
         return int(start_process(command, environment))
     os.environ.update(environment)
-    # A light task mostly imports, and the objects of libraries are not garbage.
-    gc.set_threshold(100_000)
+    if importlib.util.find_spec("torch") is None:
+        # A light task mostly imports, and the objects of libraries are not garbage; training frees its tensors soon.
+        gc.set_threshold(100_000)
     # The folder of the code was empty when Python first looked into it.
     importlib.invalidate_caches()
     task.main(command[1:], prog_name=command[0])

@@ -25,10 +25,15 @@ CHECKPOINT_SAVE = BlockPatch(
 COMPILE = BlockPatch(
     name="torch:compile",
     version=_VERSION,
-    reason="bitsandbytes asks for compiled functions when it is imported, and torch then imports its compiler: 500 modules, "
-    "half a second of processor time",
-    upstream=("bitsandbytes.backends.default.ops:_try_torch_compile", "torch:_TorchCompileInductorWrapper.__init__"),
-    remove_when="bitsandbytes compiles at the first call, or torch imports its compiler then",
+    reason="bitsandbytes, and Muon of DeepSpeed, ask for compiled functions when they are imported, and torch then imports its "
+    "compiler: 500 modules, half a second of processor time; with Inductor, which Muon asks for, two seconds",
+    upstream=(
+        "bitsandbytes.backends.default.ops:_try_torch_compile",
+        "deepspeed.runtime.compiler:compile",
+        "deepspeed.runtime.zero.utils:is_zero_supported_optimizer",
+        "torch:_TorchCompileInductorWrapper.__init__",
+    ),
+    remove_when="both compile at the first call, or torch imports its compiler then",
 )
 DROPOUT = BlockPatch(
     name="torch.nn.functional:dropout",

@@ -51,6 +51,8 @@ class ShardingBase:
     """Reason why an objective cannot draw answers from the trained model with it; None where it can."""
     traceable: ClassVar[bool] = False
     """True if the dry run can trace it on fake tensors."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Modules that training imports with it, and that ask for compiled functions when they are imported."""
     packed_selftests: ClassVar[tuple[str, ...]] = ()
     """Methods that the selftest also trains on packed rows."""
     mixture_selftests: ClassVar[tuple[tuple[str, str], ...]] = (("chats", "experts"),)

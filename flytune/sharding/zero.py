@@ -34,6 +34,8 @@ class Zero(ShardingBase):
     # It reads its states as one file each.
     loads_whole_states = True
     traceable = True
+    # Its engine imports Muon whatever the optimizer is.
+    libraries = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
     def problems(self) -> list[str]:
         if self.recipe.sharding.config is None:

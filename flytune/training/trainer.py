@@ -142,6 +142,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     resumed = run.saver.resume(sharding.resizes)
     run.attempts.resume(args, run.saver.resumed_step)
     sharding.before_load(args.device.type)
+    loading.import_libraries(*sharding.libraries)
     sliced, dtype = sharding.reads_slices, sharding.load_dtype
 
     def load() -> Any:

@@ -53,7 +53,8 @@ def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_m
     }
     if objective == "dpo":
         changes["objective.precompute_ref_log_probs"] = True
-    done = pyflyte(tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes), tmp_path, LEFT_BEHIND)
+    recipe = tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes)
+    done = pyflyte(recipe, tmp_path, LEFT_BEHIND, forks=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count(f"left out of the environment, because the recipe decides it: {', '.join(LEFT_BEHIND)}") == 1
     assert done.stdout.count("tiny: training.warmup_steps: 20 is 20 steps of warm-up in a run of 3 steps: the rate rises") == 1

@@ -66,9 +66,9 @@ def test_a_run_that_is_interrupted_and_started_again_tells_its_story_and_nothing
     ends = {"evaluation.eval_steps": 12, "evaluation.early_stopping_patience": 1, "evaluation.early_stopping_threshold": 100.0}
     written = recipe(inputs, tmp_path, **ends, **{"training.max_steps": 400})
     # It is pressed before step 10 ends.
-    code, said = interrupted.run(written, tmp_path, until="^step 9/", seen=planted("wait 0 10"))
+    code, said = interrupted.run(written, tmp_path, until="^step 9/", seen=planted("wait 0 10"), forks=True)
     assert code == 130
-    (step, address) = told(said, [*beginning(tmp_path), *INTERRUPTED])[-1]
+    (step, address) = told(said, [*beginning(tmp_path)[1:], *INTERRUPTED])[-1]
     assert step == "10"
 
     code, said = interrupted.run(written, tmp_path)

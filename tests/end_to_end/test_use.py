@@ -4,12 +4,12 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
 from tests.support.paths import ROOT
 from tests.support.stages import write_dataset
 from tests.support.store import stored
@@ -42,7 +42,7 @@ def filled(text, places):
 
 def ran(command, places):
     environment = os.environ | {"HOME": places["HOME"], "TMPDIR": places["HOME"], "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = fork_server.run(command, ROOT, environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout + done.stderr
 
@@ -55,14 +55,11 @@ def test_the_commands(places):
     said = {}
     for line in lines:
         program, *arguments = shlex.split(filled(line, places))
-        start = (
-            [sys.executable, "-m", "flytune.cli"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
-        )
-        said[arguments[0]] = ran([*start, *arguments], places)
+        said[arguments[0]] = ran([Path(sys.executable).with_name(program), *arguments], places)
     assert "short" in said["adapters"]
     assert json.loads((Path(places["NEW"]) / "combination.json").read_text())["how"] == "cat"
     assert (Path(places["MERGED"]) / "model.safetensors").is_file()
-    (answers,) = Path(places["HOME"]).rglob("answers/answers.jsonl")
+    answers = Path(said["run"].splitlines()[-1]) / "answers.jsonl"
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row.get("adapter") for row in rows] == [None, "long", "base"]
     assert all(row["finish_reason"] in ("stop", "length") and row["answer_tokens"] <= 16 for row in rows)
@@ -73,4 +70,5 @@ def test_the_python(places):
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 2
     code = filled("\n".join(blocks), places) + "\nprint(answers.shape[0], model.active_adapters)\n"
-    assert "2 ['long']" in ran([sys.executable, "-c", code], places)
+    (program := Path(places["HOME"]) / "program.py").write_text(code)
+    assert "2 ['long']" in ran([program], places)

@@ -13,8 +13,10 @@ from flytune.files import sha256_of
 from flytune.recipe import Recipe
 from flytune.records import Metrics
 from flytune.stages.ranks import StageFailed
+from tests.support import fork_server
 from tests.support.flyte2 import FIRST, run1, run2
 from tests.support.preferences import write_preferences
+from tests.support.pyflyte import finetuned
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 
@@ -44,7 +46,7 @@ def test_both_faces_make_the_same_weights(changes, home2, monkeypatch):
     monkeypatch.setattr(live, "SECONDS", 0.05)
     monkeypatch.setattr(live, "_show", pages.append)
     other = run2(finetune, recipe=recipe)
-    assert weights(other.path) == weights(run1(recipe))
+    assert weights(other.path) == weights(fork_server.call(finetuned, recipe))
     # Its report is shown while it trains.
     assert "tiny trains" in pages[0]
     assert "<polyline" in pages[0]

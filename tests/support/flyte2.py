@@ -8,6 +8,7 @@ import flyte.storage
 import pytest
 
 from flytune.stages.worker import Worker
+from tests.support.pyflyte import finetuned
 
 os.environ["FLYTE_DISABLE_TELEMETRY"] = "1"
 
@@ -30,14 +31,8 @@ def home2(tmp_path, monkeypatch):
 
 def run1(recipe):
     """Return the address of the artifact that the first face makes of a recipe, in a process of its own without Flyte 2."""
-    return FIRST.call(_finetune, recipe)
+    return FIRST.call(finetuned, recipe)
 
 
 FIRST = Worker()
 atexit.register(FIRST.end)
-
-
-def _finetune(recipe):
-    from workflows.finetune import finetune
-
-    return str(finetune(recipe=recipe).path)

@@ -43,14 +43,15 @@ class Program:
         command: its name and arguments.
         host: name of the host in the program's own namespaces of processes and mounts; None for those of this process.
         has_parent: True if the program is not process 1 in its namespace, but its child.
+        err: file for its standard error; that for its output by default.
     """
 
-    def __init__(self, file, command, folder, environment, out, host=None, has_parent=False):
-        asked = {"file": file, "command": command, "folder": str(folder), "environment": environment}
+    def __init__(self, file, command, folder, environment, out, host=None, has_parent=False, err=None):
+        asked = {"file": str(file), "command": command, "folder": str(folder), "environment": environment}
         asked |= {"host": host, "has_parent": has_parent}
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            socket.send_fds(start(), [json.dumps(asked).encode()], [other.fileno(), out.fileno()])
+            socket.send_fds(start(), [json.dumps(asked).encode()], [other.fileno(), out.fileno(), (err or out).fileno()])
         self.pid, self.returncode = int(self._channel.recv(16)), None
 
     def poll(self):
@@ -62,15 +63,29 @@ class Program:
                 return None
         return self.returncode
 
-    def wait(self):
-        """Return the exit code once the program has ended."""
+    def wait(self, seconds=None):
+        """Return the exit code once the program has ended.
+
+        Raises:
+            TimeoutError: it has not ended after that time.
+        """
         if self.returncode is None:
+            self._channel.settimeout(seconds)
             self._end(self._channel.recv(16))
         return self.returncode
 
     def _end(self, told):
         self.returncode = int(told or -signal.SIGKILL)
         self._channel.close()
+
+
+def run(command, folder, environment):
+    """Run a program with its arguments until it ends, as subprocess.run does that captures text."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = Program(command[0], [*map(str, command)], folder, environment, out, err=err).wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
 _CALL = """
@@ -90,7 +105,7 @@ def call(function, *arguments):
         asked.write_bytes(pickle.dumps((function, arguments)))
         with log.open("wb") as out:
             environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-            code = Program(str(program), ["call", str(asked), str(answer)], folder, environment, out).wait()
+            code = Program(program, ["call", str(asked), str(answer)], folder, environment, out).wait()
         assert code == 0, log.read_text()
         return pickle.loads(answer.read_bytes())
 
@@ -128,12 +143,12 @@ def _serve(channel):
     gc.freeze()
     gc.enable()
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+        asked, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not asked:
             return
         if os.fork() == 0:
             channel.close()
-            _keep(socket.socket(fileno=descriptors[0]), descriptors[1], **json.loads(asked))
+            _keep(socket.socket(fileno=descriptors[0]), descriptors[1:], **json.loads(asked))
         for one in descriptors:
             os.close(one)
         while _reaped():
@@ -150,6 +165,8 @@ def _reaped():
 def _keep(channel, out, file, command, folder, environment, host, has_parent):
     """Start the program below this process, send its exit code, and exit."""
     os.setsid()
+    # The program's own, which is sent to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel.send(str(os.getpid()).encode())
     if host is not None:
         _libc("unshare", _NEW_MOUNTS | _NEW_HOST_NAME | _NEW_PROCESSES)
@@ -179,22 +196,26 @@ def _libc(name, *arguments):
 def _become(out, file, command, folder, environment):
     """Run the program in this process, and end it."""
     import numpy as np
+    from flytekit.configuration.file import get_config_file
     from flytekit.core.context_manager import FlyteContextManager
     from flytekit.interfaces.random import random
 
     code = 1
     try:
-        for one in (1, 2):
-            os.dup2(out, one)
-        os.close(out)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, one in enumerate(out, 1):
+            os.dup2(one, number)
+            os.close(one)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
+        tempfile.tempdir = None
         sys.stdout.reconfigure(line_buffering=bool(os.environ.get("PYTHONUNBUFFERED")))
         sys.argv = list(command)
-        # As in a new process: the libraries would give all programs the same numbers, names and folders.
+        # As in a new process: the libraries would give all programs the same numbers, names, folders and configuration.
         random.seed()
         np.random.seed()
+        get_config_file.cache_clear()
         FlyteContextManager.initialize()
         # Not the folder of the file: it is one of this checkout.
         sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -61,9 +61,8 @@ class Image:
         self.site.mkdir()
         shutil.copy(self.app / "images" / "sitecustomize.py", self.site)
         self.bin.mkdir()
-        if "light" in lock:
-            shutil.copy(self.app / "images" / "fast_execute.py", self.bin / "pyflyte-fast-execute")
-            (self.bin / "pyflyte-fast-execute").chmod(0o755)
+        shutil.copy(self.app / "images" / "fast_execute.py", self.bin / "pyflyte-fast-execute")
+        (self.bin / "pyflyte-fast-execute").chmod(0o755)
         folder.chmod(0o755)
 
     def command(self, command, folder, environment, volumes, where):

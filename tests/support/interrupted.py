@@ -10,42 +10,49 @@ from pathlib import Path
 
 import yaml
 
+from tests.support.fork_server import Program
 from tests.support.paths import ROOT
 
 SECONDS = 600
 
 
-def start(arguments, folder, seen=None):
-    """Start `flytune` in a process group of its own; return it, and the file with what it prints on both streams."""
+def start(arguments, folder, seen=None, forks=False):
+    """Start `flytune`, or pyflyte that `forks`, in a process group of its own; return it, and the file with what it prints."""
     (folder / "tmp").mkdir(exist_ok=True)
     environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), **(seen or {})}
     log = folder / f"log-{len(list(folder.glob('log-*')))}.txt"
     command = [sys.executable, "-m", "flytune.cli", *map(str, arguments)]
     with log.open("wb") as out:
+        if forks:
+            pyflyte = str(Path(sys.executable).with_name("pyflyte"))
+            return Program(pyflyte, [pyflyte, *map(str, arguments)], ROOT, environment, out), log
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
     return process, log
 
 
-def run(recipe, folder, until=None, times=1, options=(), seen=None):
+def run(recipe, folder, until=None, times=1, options=(), seen=None, forks=False):
     """Run a recipe, with Ctrl-C when a line matches `until`, pressed `times`; return the exit code and what was printed.
 
-    `seen` has additional environment variables.
+    Args:
+        seen: additional environment variables.
+        forks: True for pyflyte, not `flytune`, which begins with its libraries (fork_server.py).
     """
 
     def press(process):
         for _ in range(times):
             os.killpg(process.pid, signal.SIGINT)
 
-    return signalled(recipe, folder, until, press, options, seen)
+    return signalled(recipe, folder, until, press, options, seen, forks)
 
 
-def signalled(recipe, folder, until, send, options=(), seen=None):
+def signalled(recipe, folder, until, send, options=(), seen=None, forks=False):
     """Run a recipe and call `send` with the process when a line matches `until`; return the exit code and what was printed."""
     path = Path(folder, "recipe.yaml")
     path.write_text(yaml.safe_dump(recipe))
-    process, log = start(["run", path, *options], folder, seen)
+    arguments = ["run", "workflows/finetune.py", "finetune", "--recipe", path] if forks else ["run", path]
+    process, log = start([*arguments, *options], folder, seen, forks)
     end = time.monotonic() + SECONDS
     try:
         while until and not re.search(until, log.read_text(), re.MULTILINE):

@@ -10,6 +10,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,8 +23,8 @@ _NAME = 'echo "$0" > /proc/sys/kernel/hostname && '
 _COMMAND = ["sh", "-c", f'{_NAME} exec "$@"']
 # PID 1 only runs the command and waits for it.
 _PAUSE = ["sh", "-c", f'{_NAME} "$@"; exit $?']
-_EXECUTE = str(ROOT / "images" / "fast_execute.py")
-"""The light image's pyflyte-fast-execute."""
+_EXECUTE = ROOT / "images" / "fast_execute.py"
+"""The images' pyflyte-fast-execute."""
 
 
 @functools.cache
@@ -51,7 +52,9 @@ class Pod:
         with log.open("a") as out:
             if forks:
                 own = host if has_namespaces() else None
-                self._process = Program(_EXECUTE, command, folder, environment, out, own, shares_processes)
+                fetches = command[0] == "pyflyte-fast-execute"
+                file = _EXECUTE if fetches else Path(sys.executable).with_name(command[0])
+                self._process = Program(file, command, folder, environment, out, own, shares_processes)
             else:
                 self._process = subprocess.Popen(
                     [*around, *command],

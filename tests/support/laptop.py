@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.support import fork_server
 from tests.support.paths import ROOT
 from tests.support.propeller import REGISTRY
 
@@ -41,8 +42,11 @@ def checkout(folder, root=ROOT):
     return folder
 
 
-def pyflyte(laptop, home, *arguments, **variables):
-    """Run pyflyte in the checkout `laptop`, with the configuration below `home`, a registry, and secrets in variables."""
+def pyflyte(laptop, home, *arguments, forks=False, **variables):
+    """Run pyflyte in the checkout `laptop`, with the configuration below `home`, a registry, and secrets in variables.
+
+    One that `forks` begins with its libraries (fork_server.py).
+    """
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(home),
@@ -52,7 +56,9 @@ def pyflyte(laptop, home, *arguments, **variables):
         "AWS_SECRET_ACCESS_KEY": SECRET,
         **REGISTRY,
     }
-    command = ["pyflyte", *arguments]
+    command = [Path(sys.executable).with_name("pyflyte"), *arguments]
+    if forks:
+        return fork_server.run(command, laptop, environment | variables)
     return subprocess.run(command, cwd=laptop, env=environment | variables, capture_output=True, text=True, timeout=900)
 
 
@@ -75,7 +81,7 @@ def start(laptop, home, admin, module, name, variables=None, **inputs):
             value.write_text(yaml.safe_dump(content))
         arguments += [f"--{field}", str(value)]
     command = ["run", "--remote", "--copy", "all", *WHERE, f"workflows/{module}.py", name, *arguments]
-    done = pyflyte(laptop, home, *command, **(variables or {}))
+    done = pyflyte(laptop, home, *command, forks=True, **(variables or {}))
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     (made,) = set(admin.executions) - known
     return made

@@ -138,7 +138,7 @@ def attempts(
     grace=None,
     images=None,
     strikes=1,
-    cold=False,
+    cold=None,
 ):
     """Run and yield attempts until there are outputs, an error is final, or the task has no retries left.
 
@@ -149,7 +149,8 @@ def attempts(
             disturb them.
         grace: seconds from SIGTERM to SIGKILL, instead of the pod's own.
         images: stand-ins of the images by name (image.py); without them, pods have this machine's packages.
-        cold: True to start new interpreters; otherwise pods with this machine's packages that fetch their code are forked.
+        cold: True to start new interpreters, False to fork pods with this machine's packages; by default, those that fetch
+            their code are forked.
 
     Raises:
         PodFailed: no registry has the image.
@@ -181,7 +182,7 @@ def attempts(
             named = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}"}
             own = environment | variables | flyte | rendezvous | (named if count > 1 else {}) | _from_fields(task, index)
             life = (index, shares, seconds if grace is None else grace)
-            forks = not cold and command[0] == "pyflyte-fast-execute"
+            forks = command[0] == "pyflyte-fast-execute" if cold is None else not cold
             pods.append(_start(command, where / str(index), own, life, forks, image))
         try:
             condition = kubelet.run(pods, strike if attempt < strikes else None)

@@ -1,4 +1,4 @@
-"""Tests of the light image's pyflyte-fast-execute, compared with flytekit's own."""
+"""Tests of the images' pyflyte-fast-execute, compared with flytekit's own."""
 
 import os
 import subprocess

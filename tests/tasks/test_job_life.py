@@ -44,7 +44,7 @@ def job(cluster, tmp_path):
     """A function that runs a quick task's attempts; with `holds`, no upload ends before a strike lets it."""
     admin, storage = cluster
 
-    def run(shape, fault="", holds=False, strike=None, grace=GRACE, strikes=1):
+    def run(shape, fault="", holds=False, strike=None, **options):
         task = QUICK[shape]
         template = get_serializable(OrderedDict(), SETTINGS, task).template.to_flyte_idl()
         inputs = {"size": 1000, "steps": 5, "fault": fault}
@@ -58,7 +58,7 @@ def job(cluster, tmp_path):
         given = dict(literals.to_flyte_idl().literals)
         where = tmp_path / "work", environment, f"job{next(NUMBERS)}"
         try:
-            return list(propeller.attempts(admin, template, given, *where, strike=strike, grace=grace, strikes=strikes))
+            return list(propeller.attempts(admin, template, given, *where, strike=strike, **{"grace": GRACE} | options))
         finally:
             admin.uploads_end.set()
 
@@ -100,7 +100,7 @@ def test_pods_without_rank_0_wait_for_a_slow_upload(job, cluster):
         if cluster[0].looks >= 2:
             cluster[0].uploads_end.set()
 
-    (only,) = job("cpu-1x2", holds=True, strike=strike)
+    (only,) = job("cpu-1x2", holds=True, strike=strike, cold=False)
     assert only.condition == "Succeeded"
     assert only.outputs is not None
     first, second = only.pods
