@@ -13,8 +13,8 @@ from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
-from tests.gpu.test_one_gpu import this_machine
 from tests.support import ranks
+from tests.support.gpu import this_machine
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import section, write_prompts
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs

@@ -10,26 +10,18 @@ import torch
 from flytune import data
 from flytune.data import heldout_rows
 from flytune.export import gate
-from flytune.hardware import Shape
 from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import gpu_monitor, loop, step_log
 from tests.support import ranks
+from tests.support.gpu import this_machine
 from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 # Read from the driver's library: a process that has started CUDA cannot be forked.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-
-def this_machine() -> Shape:
-    # Not from torch, which would start CUDA before training does.
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits", "--id=0"]
-    name, mib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().rsplit(", ", 1)
-    row = {"name": "here", "accelerator": name, "processes": 1, "gpu_memory_gib": int(mib) / 1024, "cpu": 4}
-    return Shape(**row, memory_gib=32, shared_memory_gib=2, disk_gib=50, price_per_hour=1.0)
 
 
 def fit(recipe, dataset, out):
