@@ -53,6 +53,8 @@ _MESSAGES = {
     # torch's launcher about a signal, which the run's own lines name.
     "torch.distributed.elastic.agent.server.api": re.compile("Received %s death signal"),
     "torch.distributed.elastic.multiprocessing.api": re.compile("Closing process %s via signal"),
+    # Liger about kernels for other devices; it uses those that it has for this one.
+    "liger_kernel.backends.registry": re.compile("could not be imported"),
 }
 """Loggers of the libraries, and the messages that they do not show."""
 

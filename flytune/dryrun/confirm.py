@@ -26,7 +26,7 @@ from flytune.records import Geometry, Need, Plan
 from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
 from flytune.sharding import sharding_of
 
-_NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation")
+_NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation", "loading")
 _LIBRARIES = ("torch", "transformers", "peft", "trl")
 
 

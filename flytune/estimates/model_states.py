@@ -218,13 +218,23 @@ def of(workload: Workload) -> States:
         units=(UNITS_AT_WORK if workload.framework.prefetches and not reentrant(workload) else 1) * unit,
         unit_gradients=unit if full else 0.0,
         update=update,
-        # bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded.
-        load=(base_bytes(workload) - _unsharded_bytes(workload)) * (1 - 1 / shards)
-        if workload.quantization != "none" and workload.layout.shards_parameters
-        else 0.0,
+        load=_loading(workload, shards) if workload.quantization != "none" else 0.0,
         offloaded=offloaded,
         paged=paged,
     )
+
+
+def _loading(workload: Workload, shards: int) -> float:
+    """Return the bytes beside the resident ones while a base is loaded that is quantized meanwhile.
+
+    bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded. What is not
+    quantized becomes float32, one parameter after another: last a table of words, whose 16-bit values exist meanwhile
+    (docs/measured/gpu.md).
+    """
+    if workload.layout.shards_parameters:
+        return (base_bytes(workload) - _unsharded_bytes(workload)) * (1 - 1 / shards)
+    table = workload.geometry.vocab_size * workload.geometry.hidden_size
+    return float(BYTES[workload.weight_dtype] * table) if workload.kbit_float32 else 0.0
 
 
 def _adapter_bytes(workload: Workload) -> float:

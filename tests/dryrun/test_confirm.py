@@ -82,6 +82,14 @@ def test_the_dry_run_decides_about_a_model_that_the_closed_form_does_not_know(re
     assert f"the closed form does not know {UNKNOWN}" in told
 
 
+def test_what_loading_holds_beside_the_weights_is_kept(known, monkeypatch):
+    recipe = changed(known, method={"name": "qlora"})
+    stand_in(monkeypatch, 0, base=0)
+    made = planner.make(recipe)
+    assert made.memory.phases["load"]["loading"] > 0
+    assert confirm.confirmed(recipe, made).memory.phases["load"]["loading"] == made.memory.phases["load"]["loading"]
+
+
 def test_where_nothing_fits_the_dry_run_says_what_is_missing(recipe, monkeypatch):
     stand_in(monkeypatch, 40 * GIB)
     with pytest.raises(DoesNotFit, match=r"a10g-8: 2\d.\d GiB of GPU memory missing by the dry run, with micro batch 1"):
