@@ -49,10 +49,6 @@ MODELS = {
 STEPS = 8
 WARM = 2
 """First steps that are not timed: kernels are chosen and compiled in them."""
-ACCELERATORS = {"H200": "H200", "H100": "H100", "A100": "A100-80GB", "L40S": "L40S", "L4": "L4", "A10G": "A10G", "T4": "T4"}
-"""Names in accelerators.yaml by a part of the driver's name; the longer one first."""
-
-
 LOCK = "FLYTUNE_BENCHMARK_LOCK"
 
 
@@ -131,18 +127,11 @@ def _named(cases: list[Case], words: str | None) -> list[Case]:
 
 def _shape() -> Any:
     """Return a row for this machine's first GPU; for a CPU without one."""
-    from flytune.hardware import Shape
+    from flytune.hardware import Shape, this_machine
 
-    row = {"name": "here", "processes": 1, "cpu": os.cpu_count() or 1, "memory_gib": 100, "shared_memory_gib": 2}
-    row |= {"disk_gib": 60, "price_per_hour": 1.0}
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return Shape(**row, accelerator="cpu")
-    name, mib = found.rsplit(", ", 1)
-    accelerator = next((own for part, own in ACCELERATORS.items() if part in name), name)
-    return Shape(**row, accelerator=accelerator, gpu_memory_gib=int(mib) / 1024)
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    cpu = {"name": "here", "accelerator": "cpu", "processes": 1, "cpu": os.cpu_count() or 1, "memory_gib": 100}
+    return this_machine.row("here") or Shape(**cpu, shared_memory_gib=2, disk_gib=60, price_per_hour=0.0)
 
 
 def _measure_all(cases: list[Case], shape: Any, folder: Path, out: Path, ends: float) -> Iterator[dict[str, Any]]:

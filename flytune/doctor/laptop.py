@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from sys import version_info
@@ -16,7 +16,7 @@ from sys import version_info
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.errors import RecipeError
 from flytune.files import ROOT
-from flytune.hardware import load_cluster, load_shapes
+from flytune.hardware import Shape, load_cluster, load_shapes, this_machine
 from flytune.hardware.cluster import CLUSTER_FILE
 from flytune.hardware.shapes import GIB, SHAPES_FILE
 from flytune.recipe import read_recipe
@@ -40,6 +40,8 @@ def findings() -> Iterator[Finding]:
     else:
         yield ok("packages", "not compared: the lock files are in a clone, and this is an installed package")
     yield torch() if has_torch else ok("torch", "not installed: this machine plans and submits, and does not train")
+    if here := this_machine.row():
+        yield gpus(here)
     yield free("disk", shutil.disk_usage(Path.cwd()).free, DISK_GIB)
     if memory := _available_memory():
         yield free("memory", memory, MEMORY_GIB)
@@ -90,6 +92,25 @@ def torch() -> Finding:
     except (ImportError, OSError, RuntimeError) as error:
         return fail("torch", f"cannot be used: {_line(error)}", "`make install` installs the locked version")
     return ok("torch", f"{torch.__version__}, on {', '.join(devices) or 'the CPU'}")
+
+
+def gpus(here: Shape) -> Finding:
+    """Check that a row of shapes.yaml has this machine's GPUs."""
+    said = f"{here.processes} x {here.accelerator} with {here.gpu_memory_gib:g} GiB"
+    rows = [shape.name for shape in _shapes() if this_machine.has(here, shape)]
+    if rows:
+        return ok("gpus", f"{said}: hardware.shape: {' or '.join(rows)}")
+    fields = here.model_dump(mode="json", exclude_defaults=True) | {"price_per_hour": 0.0}
+    line = ", ".join(f"{name}: {value if value is not False else 'false'}" for name, value in fields.items())
+    do = f"for runs on this machine add to {SHAPES_FILE.name}, with what an hour of it costs: - {{{line}}}"
+    return warn("gpus", f"{said}: no row of {SHAPES_FILE.name} is such a machine", do)
+
+
+def _shapes() -> Sequence[Shape]:
+    try:
+        return load_shapes()
+    except RecipeError:  # a finding of its own
+        return ()
 
 
 def free(what: str, found: float, enough_gib: float) -> Finding:

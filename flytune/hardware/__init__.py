@@ -19,4 +19,5 @@ __all__ = [
     "pod_memory",
     "shape_named",
     "shapes",
+    "this_machine",
 ]

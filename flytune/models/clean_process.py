@@ -30,8 +30,7 @@ class _State:
 
 def note_training() -> None:
     """Note that this process trains from now on; free a GPU's memory with which it has computed before."""
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-        free_memory()
+    _free_gpu_memory()
     _State.has_computed = _State.has_trained = True
 
 
@@ -57,7 +56,11 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
     """
     if _State.pool is None and not _State.has_trained:
         _State.has_computed = True
-        return function(*arguments)
+        try:
+            return function(*arguments)
+        finally:
+            # The next stage of a local run trains in other processes, or in this one.
+            _free_gpu_memory()
     try:
         if _State.pool is not None:
             return _State.pool.submit(function, *arguments).result()
@@ -71,6 +74,11 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
         raise ExportError(
             "the process that evaluates ended without an error message, usually because host memory ran out; nothing was stored"
         ) from None
+
+
+def _free_gpu_memory() -> None:
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        free_memory()
 
 
 def free_memory() -> None:

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from flytune import data
-from flytune.hardware import shape_named
+from flytune.hardware import shape_named, this_machine
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
 from tests.support import ranks
-from tests.support.gpu import this_machine
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import section, write_prompts
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -27,7 +26,7 @@ CASES = ["full sft", "lora sft", "full sft packed", "full dpo", "lora dpo", "lor
 def steps(recipe, on_gpu, dataset, out):
     if not on_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    shape = this_machine() if on_gpu else shape_named("cpu-1")
+    shape = this_machine.row("here") if on_gpu else shape_named("cpu-1")
     recipe = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"shape": shape.name})})
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
     assert result.memory_kind.startswith("GPU") == on_gpu

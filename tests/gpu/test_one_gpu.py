@@ -10,12 +10,12 @@ import torch
 from flytune import data
 from flytune.data import heldout_rows
 from flytune.export import gate
+from flytune.hardware import this_machine
 from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import gpu_monitor, loop, step_log
 from tests.support import ranks
-from tests.support.gpu import this_machine
 from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def fit(recipe, dataset, out):
     # Imported here and not in the parent: a process that has used CUDA cannot be forked.
-    shape = this_machine()
+    shape = this_machine.row("here")
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
     rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
     model = gate.check(recipe, out, dataset, rows, lambda: loading.exported_model(recipe, out, device_map={"": 0}))

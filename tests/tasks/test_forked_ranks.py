@@ -134,6 +134,15 @@ def left_over(recipe, dataset, out):
     return sum(value.nbytes for one in found for state in one.state.values() for value in state.values())
 
 
+def test_a_gpu_s_memory_is_free_for_the_next_stage(clean, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(clean_process, "free_memory", lambda: freed.append(1))
+    freed = []
+    assert clean_process.run(os.getpid) == os.getpid()
+    clean_process.note_training()
+    assert len(freed) == 2
+
+
 def test_a_process_that_has_used_cuda_looks_at_its_gpus_itself(monkeypatch):
     monkeypatch.setattr(libraries, "can_fork", lambda: False)
     monkeypatch.setattr(devices, "configure_allocator", lambda: None)

@@ -1,0 +1,87 @@
+"""Row of shapes.yaml for this machine, for runs on its own GPUs."""
+
+import os
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+from flytune.hardware.accelerators import load_accelerators
+from flytune.hardware.devices import MEMORY_TOLERANCE
+from flytune.hardware.shapes import GIB, Shape
+
+_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+_AMPERE = 8
+"""Compute capability from which on NVIDIA's GPUs compute in bfloat16."""
+_SECONDS = 20.0
+
+
+def row(name: str | None = None) -> Shape | None:
+    """Return this machine's row, with a price of 0; None if it has no GPU, or several kinds.
+
+    Read from the driver's program, which starts no CUDA: a process that has started CUDA cannot be forked. Of the GPUs that
+    CUDA_VISIBLE_DEVICES names, if it is set.
+
+    Args:
+        name: of the row; by default the accelerator's and the number of GPUs.
+    """
+    gpus = _gpus()
+    if len({one[0] for one in gpus}) != 1:
+        return None
+    kind = accelerator_of(gpus[0][0])
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Shape(
+        name=name or f"{re.sub('[^a-z0-9]+', '-', kind.lower()).strip('-')}-{len(gpus)}",
+        accelerator=kind,
+        processes=len(gpus),
+        gpu_memory_gib=round(min(one[1] for one in gpus), 1),
+        bf16=all(one[2] >= _AMPERE for one in gpus),
+        cpu=os.cpu_count() or 1,
+        memory_gib=max(2, int(memory / GIB)),
+        shared_memory_gib=max(1, min(int(memory / GIB) - 1, int(_size("/dev/shm") / GIB))),
+        disk_gib=max(1, int(shutil.disk_usage(Path.cwd()).free / GIB)),
+        price_per_hour=0.0,
+    )
+
+
+def has(here: Shape, shape: Shape) -> bool:
+    """Return True if this machine, whose row is `here`, has what another row promises: as many such GPUs, and host memory.
+
+    Rows of spot machines, whose prices are others, are left out.
+    """
+    return (
+        shape.nodes == 1
+        and not shape.spot
+        and (shape.accelerator, shape.processes) == (here.accelerator, here.processes)
+        and shape.gpu_memory_gib * (1 - MEMORY_TOLERANCE) <= here.gpu_memory_gib
+        and shape.memory_gib <= here.memory_gib
+        and shape.bf16 <= here.bf16
+    )
+
+
+def accelerator_of(product: str) -> str:
+    """Return the name in accelerators.yaml of a GPU that the driver calls `product`; its own name if there is none."""
+    words = re.split(r"[ -]+", product.upper())
+    words += [first + second for first, second in pairwise(words)]
+    found = [name for name in load_accelerators() if {*name.upper().split("-")} <= {*words}]
+    return max(found, key=len, default=product)
+
+
+def _gpus() -> list[tuple[str, float, int]]:
+    """Return product, GiB and major compute capability of each GPU."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = [*_QUERY, *([f"--id={chosen}"] if chosen else [])]
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
+        lines = [line.rsplit(", ", 2) for line in done.stdout.splitlines()]
+        return [(product, int(mib) / 1024, int(capability.partition(".")[0])) for product, mib, capability in lines]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+def _size(folder: str) -> int:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return 0
