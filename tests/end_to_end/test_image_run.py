@@ -94,15 +94,20 @@ def test_a_row_with_gpus_fails_on_a_node_without_gpus_before_anything_is_loaded(
     assert "Loading weights" not in logs(tmp_path / "run")["train_l4_1/0"]
 
 
-@pytest.mark.journey
-def test_code_of_fast_registration(images, cluster, tmp_path):
-    """The code is unpacked over the image's in /app, and trains."""
-    admin, submitted = cluster
+@pytest.fixture
+def fast_registered(images, cluster, tmp_path):
+    """A run whose images have other code than the laptop that has submitted it."""
+    _, submitted = cluster
     for image in images.values():
         image.takes_code = True
         for file in ("tasks/train.py", "tasks/plan.py"):
             (image.app / file).write_text("raise RuntimeError('the code of the image')\n")
-    run = submitted(tmp_path, images, **{"training.max_steps": 2})
-    trained = admin.fetch(run.until("train")["o0"].scalar.blob.uri, tmp_path / "trained")
+    return submitted(tmp_path, images, **{"training.max_steps": 2})
+
+
+@pytest.mark.journey
+def test_code_of_fast_registration(fast_registered, tmp_path):
+    """The code is unpacked over the image's in /app, and trains."""
+    trained = fast_registered.admin.fetch(fast_registered.until("train")["o0"].scalar.blob.uri, tmp_path / "trained")
     assert len(TrainingResult.read(trained / "training.json").steps) == 2
     assert not [pod for pod, text in logs(tmp_path / "run").items() if "Unclosed" in text]
