@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from sys import version_info
 
+from flytune import yaml_core
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.errors import RecipeError
 from flytune.files import ROOT
@@ -101,8 +102,8 @@ def gpus(here: Shape) -> Finding:
     if rows:
         return ok("gpus", f"{said}: hardware.shape: {' or '.join(rows)}")
     fields = here.model_dump(mode="json", exclude_defaults=True) | {"price_per_hour": 0.0}
-    line = ", ".join(f"{name}: {value if value is not False else 'false'}" for name, value in fields.items())
-    do = f"for runs on this machine add to {SHAPES_FILE.name}, with what an hour of it costs: - {{{line}}}"
+    line = yaml_core.dump(fields, in_one_line=True)
+    do = f"for runs on this machine add to {SHAPES_FILE.name}, with what an hour of it costs: - {line}"
     return warn("gpus", f"{said}: no row of {SHAPES_FILE.name} is such a machine", do)
 
 

@@ -13,6 +13,8 @@ MEMORY_TOLERANCE = 0.05
 marketing figure (24 for an L4, which has 22.0) is 7 % off and more."""
 OLDEST_DRIVER = {12: 525, 13: 580}
 """Oldest driver by CUDA's major version (NVIDIA's table of minor version compatibility)."""
+AMPERE = 8
+"""Major compute capability from which on NVIDIA's GPUs compute in bfloat16."""
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -60,7 +62,7 @@ def _compare(shape: Shape, found: list[Any]) -> None:
     if any(gpu.total_memory < least for gpu in found):
         advice = "gpu_memory_gib of the row, as torch counts it, or the nodes' labels: another kind of GPU, or a part of one"
         raise _error(shape, f"torch sees {seen}", advice)
-    if shape.bf16 and (old := [gpu.name for gpu in found if gpu.major < 8]):
+    if shape.bf16 and (old := [gpu.name for gpu in found if gpu.major < AMPERE]):
         advice = "bf16: false in the row and model.dtype: float16 in the recipe, or nodes with Ampere and newer"
         raise _error(shape, f"{', '.join(sorted(set(old)))} computes in no bfloat16", advice)
 

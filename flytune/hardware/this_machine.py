@@ -8,12 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from flytune.hardware.accelerators import load_accelerators
-from flytune.hardware.devices import MEMORY_TOLERANCE
+from flytune.hardware.devices import AMPERE, MEMORY_TOLERANCE
 from flytune.hardware.shapes import GIB, Shape
 
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
-_AMPERE = 8
-"""Compute capability from which on NVIDIA's GPUs compute in bfloat16."""
 _SECONDS = 20.0
 
 
@@ -30,19 +28,24 @@ def row(name: str | None = None) -> Shape | None:
     if len({one[0] for one in gpus}) != 1:
         return None
     kind = accelerator_of(gpus[0][0])
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_gib()
     return Shape(
         name=name or f"{re.sub('[^a-z0-9]+', '-', kind.lower()).strip('-')}-{len(gpus)}",
         accelerator=kind,
         processes=len(gpus),
         gpu_memory_gib=round(min(one[1] for one in gpus), 1),
-        bf16=all(one[2] >= _AMPERE for one in gpus),
+        bf16=all(one[2] >= AMPERE for one in gpus),
         cpu=os.cpu_count() or 1,
-        memory_gib=max(2, int(memory / GIB)),
-        shared_memory_gib=max(1, min(int(memory / GIB) - 1, int(_size("/dev/shm") / GIB))),
+        memory_gib=memory,
+        shared_memory_gib=max(1, min(memory - 1, int(_size("/dev/shm") / GIB))),
         disk_gib=max(1, int(shutil.disk_usage(Path.cwd()).free / GIB)),
         price_per_hour=0.0,
     )
+
+
+def memory_gib() -> int:
+    """Return the whole GiB of this machine's memory; 2, the least of a row, if it has less."""
+    return int(max(2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // GIB))
 
 
 def has(here: Shape, shape: Shape) -> bool:

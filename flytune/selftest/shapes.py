@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from flytune.hardware import Shape
+from flytune.hardware import Shape, this_machine
 from flytune.hardware.shapes import GIB
 from flytune.recipe import Recipe
 from flytune.selftest import processes as selftest_processes
@@ -30,7 +30,7 @@ def shapes(nodes: int = 1) -> list[Shape]:
         processes=processes,
         gpu_memory_gib=gpu_memory,
         cpu=os.cpu_count() or 1,
-        memory_gib=max(2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // GIB),
+        memory_gib=this_machine.memory_gib(),
         shared_memory_gib=1,
         disk_gib=max(1, shutil.disk_usage(tempfile.gettempdir()).free // GIB),
         nvme=has_async_io and any(Path("/sys/block").glob("nvme*")),

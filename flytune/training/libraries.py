@@ -37,6 +37,8 @@ def can_fork() -> bool:
     """Return True if a process forked from this one can compute: on Linux, where this one has not used CUDA."""
     if sys.platform != "linux":
         return False
+    if "torch" not in sys.modules:
+        return True  # the process that looks would import it
     process = get_context("fork").Process(target=_exit_with_cuda_state)
     process.start()
     process.join()
