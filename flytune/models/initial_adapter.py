@@ -2,8 +2,11 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from flytune import patches
 from flytune.errors import FlytuneError, RecipeError, TrainingError
 from flytune.models import adapter_config
 from flytune.recipe import Method, Recipe
@@ -203,3 +206,22 @@ def _verified(storage: Storage, name: str) -> bytes:
 
 def _storage(address: str, error: type[FlytuneError]) -> Storage:
     return Storage(address, "method.adapter", error=error, retry=False)
+
+
+@contextmanager
+def recorded_first_values(trl_module: str) -> Iterator[dict[str, Any]]:
+    """Record the adapter of a quantized base that the trainer of TRL's module `trl_module` makes within the block.
+
+    Yields: by name, each trained parameter as PEFT makes it, before TRL rounds it to bfloat16; empty for other bases.
+    """
+    patch, recorded = patches.trl.NEW_ADAPTERS[trl_module], dict[str, Any]()
+    make = patch.current()
+
+    def make_and_record(model: Any, *args: Any, **kwargs: Any) -> Any:
+        adapted = make(model, *args, **kwargs)
+        if getattr(model, "hf_quantizer", None) is not None:
+            recorded.update((name, value.data) for name, value in adapted.named_parameters() if value.requires_grad)
+        return adapted
+
+    with patch.replaced(make_and_record):
+        yield recorded

@@ -51,11 +51,15 @@ def add_head(model: Any, trust_remote_code: bool = False, **arguments: Any) -> N
     add_fused_lm_head(model, **arguments)
 
 
+def trl_module(trainer_class: Any) -> str:
+    """Return the name of the module of the trainer of TRL that a class extends."""
+    return next(str(one.__module__) for one in trainer_class.__mro__ if one.__module__.startswith("trl."))
+
+
 @contextmanager
 def chosen(trainer_class: Any, trust_remote_code: bool) -> Iterator[None]:
     """Let a trainer of TRL that is made within the block give its models the head of `add_head`."""
-    module = next(one.__module__ for one in trainer_class.__mro__ if one.__module__.startswith("trl."))
-    patch = patches.trl.FUSED_HEADS.get(module)
+    patch = patches.trl.FUSED_HEADS.get(trl_module(trainer_class))
     if patch is None:  # a reward model has no such head
         yield
         return

@@ -48,6 +48,10 @@ class ObjectiveBase:
     head_outputs: ClassVar[tuple[str, ...]] = ()
     """Results of TRL's chunked loss for each token; none where the model has no head of the vocabulary."""
 
+    def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return what means in TRL's logs are taken over: the trained tokens or rows of a micro batch, by name, int64 ()."""
+        return {}
+
     def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
         """Return the name in TRL's logs of each reward, by its name; none where nothing is drawn."""
         return {}

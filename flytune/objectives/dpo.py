@@ -125,6 +125,9 @@ class DirectPreference(ObjectiveBase):
         found = [f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"]
         return found + self.dropout_reasons(recipe)
 
+    def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys(("entropy", "mean_token_accuracy"), batch["completion_mask"][:, 1:].sum())
+
     def arguments_class(self) -> Any:
         from trl import DPOConfig
 

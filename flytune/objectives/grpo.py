@@ -71,6 +71,9 @@ class GroupPolicy(ObjectiveBase):
         "truncated": "completions/clipped_ratio", "entropy": "entropy", "kl": "kl", "rollout_seconds": "rollout_seconds",
     }  # fmt: skip
 
+    def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys(("entropy", "kl"), batch["completion_mask"].sum())
+
     def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
         return {reward.name: f"rewards/{reward.name}/mean" for reward in self.section(recipe).rewards}
 
@@ -180,9 +183,11 @@ class GroupPolicy(ObjectiveBase):
         section = self.section(recipe)
         same = (
             "max_completion_length", "temperature", "top_p", "top_k", "min_p", "beta", "loss_type", "importance_sampling_level",
-            "scale_rewards", "mask_truncated_completions", "disable_dropout",
+            "scale_rewards", "mask_truncated_completions", "disable_dropout", "use_bias_correction_kl",
         )  # fmt: skip
-        return {name: getattr(section, name) for name in same} | {"num_generations": section.group_size}
+        epsilon, epsilon_high = section.clip_range
+        own = {"num_generations": section.group_size, "epsilon": epsilon, "epsilon_high": epsilon_high}
+        return {name: getattr(section, name) for name in same} | own
 
     def trainer_class(self) -> Any:
         return _trainer_class()

@@ -25,7 +25,6 @@ from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRE
 
 _KL = "KL_"
 
-# Micro batches that have one label alone have no margin.
 _MARGIN = of_labels(MARGIN).model_copy(
     update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{of_labels(MARGIN).meaning}; {REWARD}"}
 )
@@ -109,6 +108,12 @@ class UnpairedPreference(DirectPreference):
             "each row has three more forward passes: of the reference, and of both models with another row's answer, which "
             "estimate the KL divergence"
         )
+
+    def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
+        desirable, rows = batch["label"].sum(), batch["label"].numel()
+        of_labels = {"chosen": desirable, "rejected": rows - desirable}
+        means = {f"{figure}/{label}": count for figure in ("rewards", "logps") for label, count in of_labels.items()}
+        return super().log_counts(batch) | means
 
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
         names = ("beta", "desirable_weight", "undesirable_weight", "disable_dropout")
@@ -209,6 +214,14 @@ def _trainer_class() -> Any:
             total = self.accelerator.reduce(total, reduction="sum")
             for batch in batches:
                 batch[f"{_KL}mean"] = (total[0] / total[1]).float()
+
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            """Log the margin of all rows: TRL averages those of the micro batches that have rows of both labels."""
+            metrics = self._metrics["train"]
+            metrics.pop("rewards/margins", None)
+            if "rewards/chosen" in metrics and "rewards/rejected" in metrics:
+                metrics["rewards/margins"] = [metrics["rewards/chosen"][0] - metrics["rewards/rejected"][0]]
+            super().log(*args, **kwargs)
 
         def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
             """Return the step's mean, and take it out of the batch: TRL passes on to the model what it does not know."""

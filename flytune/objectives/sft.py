@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flytune.models import Row, heldout_loss
+from flytune.models.scoring import IGNORED
 from flytune.objectives.base import ObjectiveBase
 from flytune.recipe import Recipe
 from flytune.records.figures import LOSS, PERPLEXITY, Figure
@@ -17,6 +18,9 @@ class Supervised(ObjectiveBase):
 
     def figures(self, recipe: Recipe) -> list[Figure]:
         return [PERPLEXITY, LOSS]
+
+    def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys(("entropy", "mean_token_accuracy"), (batch["labels"][:, 1:] != IGNORED).sum())
 
     def arguments_class(self) -> Any:
         from trl import SFTConfig

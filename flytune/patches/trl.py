@@ -12,6 +12,24 @@ LOSS_TILE = ProcessPatch(
     upstream=(f"{_KERNELS}:ChunkedLogProbFunction",),
     remove_when="the number of tokens is an argument, or is small where torch's own operations compute the tile",
 )
+_TRAINERS = {
+    "trl.trainer.sft_trainer": "SFTTrainer",
+    "trl.trainer.dpo_trainer": "DPOTrainer",
+    "trl.trainer.kto_trainer": "KTOTrainer",
+    "trl.trainer.grpo_trainer": "GRPOTrainer",
+    "trl.trainer.reward_trainer": "RewardTrainer",
+}
+NEW_ADAPTERS = {
+    module: BlockPatch(
+        name=f"{module}:get_peft_model",
+        version=_VERSION,
+        reason="the first values of a quantized base's adapter are rounded to bfloat16, whatever the recipe's dtype",
+        upstream=("peft:get_peft_model", f"{module}:{trainer}.__init__"),
+        remove_when="a trainer leaves the adapter of a quantized model in the dtype that PEFT made it in",
+    )
+    for module, trainer in _TRAINERS.items()
+}
+"""Patches by the module of the trainer that makes the adapter."""
 FUSED_HEADS = {
     module: BlockPatch(
         name=f"{module}:add_fused_lm_head",
@@ -20,12 +38,8 @@ FUSED_HEADS = {
         upstream=("trl.trainer.utils:add_fused_lm_head", f"{module}:{trainer}.__init__"),
         remove_when="a trainer takes the function that adds the head, or leaves such models their own logits",
     )
-    for module, trainer in {
-        "trl.trainer.sft_trainer": "SFTTrainer",
-        "trl.trainer.dpo_trainer": "DPOTrainer",
-        "trl.trainer.kto_trainer": "KTOTrainer",
-        "trl.trainer.grpo_trainer": "GRPOTrainer",
-    }.items()
+    for module, trainer in _TRAINERS.items()
+    if trainer != "RewardTrainer"
 }
 """Patches by the module of the trainer that adds the head; a reward model has none."""
 OWN_FORWARD = ObjectPatch(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flytune.hardware import Shape
+from flytune.models import loading
 from flytune.planning import planner
 from flytune.recipe import Hardware, Recipe
 from flytune.records import Degrees, TrainingResult
@@ -113,6 +114,13 @@ class Trials:
         self._prepare("packed")
         for rows in OBJECTIVE_ROWS:
             self._prepare(rows)
+        for method in ("lora", "qlora"):
+            recipe, log = self.recipe(Pair(method, "none")), folder / f"{method}.log"
+            selftest_processes.run(1, write_first_adapter, recipe, self._first_adapter(method), log=log)
+
+    def _first_adapter(self, method: str) -> Path:
+        """Return the folder of the adapter that plain training of a method on the dense base starts from."""
+        return self.folder / f"first-{method}"
 
     def base(self, model: Model) -> Path:
         """Return the folder of a base model."""
@@ -199,10 +207,15 @@ class Trials:
         assert self.nodes is not None, "follow() needs several nodes"
         self.nodes.follow(lambda job, share: self._train(job[0], job[1], job[2], share))
 
-    def _train(self, pair: Pair, layout: BatchLayout, shape: Shape, share: Share | None = None) -> FinishedRun:
+    def _train(
+        self, pair: Pair, layout: BatchLayout, shape: Shape, share: Share | None = None, first_adapter: Path | None = None
+    ) -> FinishedRun:
         out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
         shutil.rmtree(out, ignore_errors=True)
         recipe, dataset, log = self.recipe(pair), self.folder / pair.rows, out.with_name(f"{out.name}.log")
+        if first_adapter:
+            method = recipe.method.model_copy(update={"adapter": str(first_adapter)})
+            recipe = recipe.model_copy(update={"method": method})
         known = None
         if reference.is_needed(recipe):
             known = out.with_name(f"{out.name}-reference")
@@ -215,6 +228,9 @@ class Trials:
     def reference(self, pair: Pair, micro_batch: int | None = None) -> FinishedRun:
         """Return plain training of the pair's method, which is trained on the first call, with the global batch in one pass.
 
+        Its adapter is one that PEFT has made without a trainer, where an adapter can be named: what a trainer does to first
+        values would be on both sides otherwise.
+
         Args:
             micro_batch: that of the run to compare; with a balance loss, which is one of each micro batch, it is the plain
                 run's too.
@@ -226,13 +242,26 @@ class Trials:
         if (plain, layout) not in self.references:
             shape = shapes.shape_for(self.recipe(plain), self.shapes)
             assert shape is not None, f"{plain} is one process and runs on any machine"
-            self.references[plain, layout] = self.train(plain, layout, shape)
+            is_given = plain.method != "full" and plain.rows not in OBJECTIVE_ROWS and plain.model == "dense"
+            first_adapter = self._first_adapter(plain.method) if is_given else None
+            self.references[plain, layout] = self._train(plain, layout, shape, first_adapter=first_adapter)
         return self.references[plain, layout]
 
 
 def plain_pair(pair: Pair) -> Pair:
     """Return the pair that a pair is compared with: the same method and rows, in one process, without packing."""
     return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows, model=pair.model)
+
+
+def write_first_adapter(recipe: Recipe, folder: Path) -> None:
+    """Write the adapter that PEFT draws for the base as transformers loads it, with the recipe's seed."""
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM, set_seed
+
+    quantization = loading.quantization(recipe) if recipe.method.name == "qlora" else None
+    base = AutoModelForCausalLM.from_pretrained(recipe.model.name_or_path, dtype="float32", quantization_config=quantization)
+    set_seed(recipe.training.seed)
+    get_peft_model(base, loading.peft_config(recipe, base)).save_pretrained(folder)
 
 
 def _fit(recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:

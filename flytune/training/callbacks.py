@@ -65,7 +65,8 @@ def step_callback(trainer: Any) -> Any:
             is_due = control.should_save or (ends_epoch and run.recipe.checkpoints.save_steps == "epoch")
             control.should_save = (is_due and not stop) or save
             # A step that is saved is logged, so that the log in the checkpoint ends with it.
-            control.should_log = control.should_log or is_scored or control.should_save or stop
+            # So is the last one: the steps since the line before it belong to the run's figures, and the guard looks at them.
+            control.should_log = control.should_log or is_scored or control.should_save or stop or is_last
             control.should_training_stop = control.should_training_stop or stop
             if control.should_log or is_last or step % MOST_ZERO == 0:
                 trainer.learning.check(step)

@@ -33,6 +33,7 @@ from flytune.sharding import sharding_of
 from flytune.training import bitsandbytes_states, callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
 from flytune.training.learning_guard import LearningGuard
+from flytune.training.log_means import LogMeans
 from flytune.training.loss_guard import LossGuard
 from flytune.training.run_state import RunState
 
@@ -57,6 +58,7 @@ def trainer_class(objective: str) -> Any:
         def __init__(self, run: RunState, guard: LossGuard, stream: order.Stream, **arguments: Any) -> None:
             super().__init__(**arguments)
             self.run, self.guard, self.learning = run, guard, LearningGuard()
+            self.log_means = LogMeans(objective_of(run.recipe).log_counts)
             # TRL accepts only its own kinds of data set; from here on the Trainer only reads it.
             self.train_dataset = stream
             # It prints the logs as they are.
@@ -85,9 +87,14 @@ def trainer_class(objective: str) -> Any:
             self.learning.count(norm)
             return norm
 
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.log_means.count(inputs)
             with self.run.recorder.clock.during("forward", then="backward"):
-                return super().compute_loss(*args, **kwargs)
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            self.log_means.weigh(self._metrics["train"], self.accelerator)
+            super().log(*args, **kwargs)
 
         def load_weights(self, checkpoint: Path) -> None:
             """Replace the trained weights by those of a checkpoint, as a resume reads them. Every process calls it."""
@@ -182,7 +189,9 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             step_lines.show(f"{recipe.name}: {note}")
     kind = trainer_class(objective.name)
     head = own_logits.chosen(kind, recipe.model.trust_remote_code)
-    with sharded_loading.real_adapters() if sliced else nullcontext(), vocabulary.collected_rows(), head:
+    first_values = initial_adapter.recorded_first_values(own_logits.trl_module(kind))
+    adapters = sharded_loading.real_adapters() if sliced else nullcontext()
+    with adapters, vocabulary.collected_rows(), head, first_values as first_values_of:
         trainer = kind(
             run,
             LossGuard(recipe.training, stream, notes, run.saver.address, args, can_overflow=recipe.model.dtype == "float16"),
@@ -197,7 +206,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             **objective.trainer_arguments(recipe, load),
         )
     if recipe.method.name != "full":
-        _prepare_adapter(trainer.model, recipe)
+        _prepare_adapter(trainer.model, recipe, first_values_of)
     if sliced and recipe.method.name != "full":
         sharded_loading.load_adapter_values(trainer.model, loading.local_folder(recipe.model))
     if recipe.method.is_pissa and trainer.is_world_process_zero():
@@ -216,11 +225,14 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     return trainer, resumed
 
 
-def _prepare_adapter(model: Any, recipe: Recipe) -> None:
+def _prepare_adapter(model: Any, recipe: Recipe, first_values: dict[str, Any]) -> None:
     """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen tables."""
     vocabulary.allow_loss(model)
-    # TRL makes the adapter of a 4-bit base bfloat16; a resume would load it in float32 and compute otherwise. DeepSpeed has
-    # float32 copies of its own.
+    for name, parameter in model.named_parameters():
+        if name in first_values:
+            # TRL has rounded it to bfloat16; a resume would load it in float32 and compute otherwise.
+            parameter.data = first_values[name].to(parameter.device)
+    # DeepSpeed has float32 copies of its own.
     if recipe.method.name == "qlora" or sharding_of(recipe).precision != "pure":
         loading.train_in_float32(model)
     # Otherwise PEFT stores embedding and head in each checkpoint where the base's vocabulary has grown.

@@ -93,6 +93,23 @@ def test_it_learns_and_logs_its_figures(run):
     assert result.heldout_loss is not None
 
 
+def test_its_figures_are_those_of_all_steps_whatever_the_micro_batch(inputs, tmp_path):
+    objective = objective_runs.SECTIONS.get(name := (inputs / "objective").read_text(), {"name": name})
+    # Some micro batches have no trained token then.
+    objective |= {"mask_truncated_completions": True} if name == "grpo" else {}
+    recipe = recipe_for(inputs, objective=objective, **{"training.max_steps": 5, "training.logging_steps": 2})
+    rows = recipe.training.global_batch_size
+    whole, single = (
+        ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / str(layout[0]), layout) for layout in ((rows, 1), (1, rows))
+    )
+    assert [step.step for step in whole.steps] == [1, 2, 4, 5], "the last one too"
+    figures = [figure.step for figure in objective_of(recipe).figures(recipe) if figure.step]
+    for name in figures:
+        of_whole, of_single = ([getattr(step, name) for step in run.steps] for run in (whole, single))
+        close = [value if value is None else pytest.approx(value, rel=1e-4, abs=1e-6) for value in of_whole]
+        assert of_single == close, name
+
+
 def test_what_is_exported_is_scored_by_its_figures_and_described(run, inputs):
     recipe, out, result = run
     assert isinstance(result, TrainingResult)

@@ -40,6 +40,9 @@ def recipe_of(objective, **changes):
         ({"rewards": ["rewards.py:f"]}, {}, "only a person's own recipe file"),
         ({"loss_type": "bnpo"}, {}, "loss_type"),
         ({"importance_sampling_level": "sequence"}, {}, "as GSPO does"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, {}, "epsilon_high: 0.28: loss_type: cispo cuts"),
+        ({"loss_type": "cispo", "epsilon": 0.2}, {}, "epsilon: loss_type: cispo has no lower bound"),
+        ({"use_bias_correction_kl": False}, {}, "with beta: 0 there is no KL divergence"),
         ({}, {"data.format": "messages"}, "data.format"),
         ({}, {"data.packing": True}, "data.packing"),
         ({}, {"data.too_long": "split"}, "data.too_long"),
@@ -223,6 +226,21 @@ def test_a_run_computes_what_trl_does(inputs, tmp_path, method, objective):
     assert ("kl" in [figure.name for figure in ours.logged]) == ("beta" in objective), "the report draws it"
     assert ours.steps[0].kl == (0 if "beta" in objective else None)
     assert "beta" not in objective or ours.steps[2].kl > 1e-4, "it went away from the reference"
+
+
+def test_cispo_trains_its_whole_loss(inputs, tmp_path):
+    # All importance weights are 1, so that its gradient is that of dapo: both are minus advantage times the gradient of the
+    # log-probability. TRL's default cuts the weights at 0.2.
+    norms = []
+    for loss_type in ("dapo", "cispo"):
+        changes = {
+            "checkpoints.folder": str(tmp_path / f"kept-{loss_type}"),
+            "training.max_steps": 1,
+            "training.warmup_steps": 0,
+        }
+        recipe = objective_runs.recipe_for(inputs, "grpo", objective=section(loss_type=loss_type), **changes)
+        norms.append(ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / loss_type).steps[0].grad_norm)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
 @pytest.mark.slow

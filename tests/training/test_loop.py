@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.numpy import load_file
 
 from flytune import data
 from flytune.data import heldout_rows
@@ -426,3 +427,33 @@ def test_bfloat16_masters_are_trained_and_exported(sharding, inputs, tmp_path):
         sizes[dtype] = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
         shutil.rmtree(tmp_path / "kept")
     assert sizes["bfloat16"] == pytest.approx(sizes["float32"] / 2, rel=0.1)
+
+
+def first_values_of_peft(recipe):
+    """Return the adapter that PEFT makes of a quantized base, without a trainer, by the names of an export."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, set_seed
+
+    base = AutoModelForCausalLM.from_pretrained(
+        recipe.model.name_or_path, dtype="float32", quantization_config=loading.quantization(recipe)
+    )
+    config = LoraConfig(r=recipe.method.r, target_modules="all-linear", task_type="CAUSAL_LM")
+    set_seed(recipe.training.seed)
+    adapted = get_peft_model(base, config)
+    trained = [
+        (name.replace(".default", ""), value.detach()) for name, value in adapted.named_parameters() if value.requires_grad
+    ]
+    return {name: value.float().numpy() for name, value in trained}
+
+
+def test_the_adapter_of_a_quantized_base_begins_as_peft_makes_it_and_is_not_rounded(inputs, tmp_path):
+    # Steps so small that the export has the first values.
+    changes = {"training.learning_rate": 1e-12, "training.weight_decay": 0.0}
+    recipe = recipe_for(inputs, "qlora", "device_map", **changes)
+    ranks.run(1, fit, recipe, inputs, tmp_path / "trained")
+    wanted = ranks.run(1, first_values_of_peft, recipe)
+    exported = load_file(tmp_path / "trained" / "adapter" / "adapter_model.safetensors")
+    assert exported.keys() == wanted.keys()
+    for name, values in exported.items():
+        # bfloat16 has 8 bits: it would be off by up to 4e-3.
+        assert values == pytest.approx(wanted[name], rel=1e-6, abs=1e-9), name

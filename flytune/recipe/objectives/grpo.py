@@ -15,6 +15,14 @@ from flytune.row_names import PROMPTS, RowKindName
 LossType = Literal["grpo", "dr_grpo", "dapo", "cispo"]
 Share = Annotated[float, Field(gt=0, le=1)]
 _MOST_TEMPERATURE = 100.0
+_CLIP_RANGES: dict[str, tuple[float, float]] = {
+    "grpo": (0.2, 0.2),  # Shao et al. 2024, arXiv 2402.03300
+    "dr_grpo": (0.2, 0.2),  # as in PPO (Schulman et al. 2017, arXiv 1707.06347)
+    "dapo": (0.2, 0.28),  # Yu et al. 2025, arXiv 2503.14476
+    "cispo": (0.2, 5.0),  # Khatri et al. 2025 (ScaleRL), arXiv 2510.13786; it has no lower bound, and TRL ignores epsilon
+}
+_GSPO_CLIP_RANGE = (3e-4, 4e-4)
+"""Of ratios of whole answers (Zheng et al. 2025, arXiv 2507.18071)."""
 
 
 class Grpo(ObjectiveSection):
@@ -42,11 +50,18 @@ class Grpo(ObjectiveSection):
     """Draw from tokens of at least this share of the largest probability."""
     beta: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
     """Weight of the KL divergence from the reference model; with 0 there is none."""
+    use_bias_correction_kl: bool = True
+    """Multiply the KL term by the importance weights, so that its gradient is that of the reverse KL divergence (DeepSeek-V3.2,
+    arXiv 2512.02556); false: the gradient of the estimator k3 itself, as in GRPO's paper."""
     loss_type: LossType = "dapo"
     """TRL's losses: the mean over an answer's tokens (grpo), or their sum over the most tokens (dr_grpo) or the step's (dapo,
     cispo)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """Level of the importance weights: of each token, or of the answer as in GSPO."""
+    epsilon: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Distance below 1 at which importance weights are cut; by default that of the loss's paper."""
+    epsilon_high: Annotated[float, Field(gt=0, le=limits.FACTOR)] | None = None
+    """Distance above 1 at which importance weights are cut, and for cispo their largest value; by default that of the paper."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Division of the advantages: by the standard deviation of the prompt's rewards, by that of the step's, or by nothing."""
     mask_truncated_completions: bool = False
@@ -59,6 +74,12 @@ class Grpo(ObjectiveSection):
     """Answers that both models draw to each held-out prompt for pass@1 and pass@k, beside the most probable one."""
     reward_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Longest time that a reward may take for one answer."""
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Return the values of epsilon and epsilon_high: the recipe's, or those of the paper of the loss."""
+        low, high = _GSPO_CLIP_RANGE if self.importance_sampling_level == "sequence" else _CLIP_RANGES[self.loss_type]
+        return self.epsilon or low, self.epsilon_high or self.epsilon or high
 
     @property
     def own_code(self) -> list[str]:
@@ -82,6 +103,15 @@ class Grpo(ObjectiveSection):
                 f"importance_sampling_level: sequence with loss_type: {self.loss_type}, which adds up tokens, would weigh "
                 "answers by their lengths; write loss_type: grpo, as GSPO does"
             )
+        if self.loss_type == "cispo" and self.epsilon is not None:
+            raise ValueError("epsilon: loss_type: cispo has no lower bound of importance weights; remove it")
+        if self.loss_type == "cispo" and self.epsilon_high is not None and self.epsilon_high < 1:
+            raise ValueError(
+                f"epsilon_high: {self.epsilon_high:g}: loss_type: cispo cuts importance weights at epsilon_high itself, and "
+                "they are all 1, since each answer is trained once: the whole loss would be scaled down; write 1 or more"
+            )
+        if not self.use_bias_correction_kl and not self.beta:
+            raise ValueError("use_bias_correction_kl: with beta: 0 there is no KL divergence; remove it, or set beta")
         return self
 
     def problems(self, data: Data, training: Training) -> list[str]:
